@@ -1,0 +1,45 @@
+# RAGBoost: `make demo` shows it, `make test` checks it. Both set up their own .venv first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# The CPU build is enough for the demo and the tests. Where pip would fetch a CUDA build, point pip at
+# PyTorch's CPU wheels first (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL), or set TORCH to the build you want.
+TORCH  ?= torch==2.13.0
+STAMP  := $(VENV)/.installed
+
+.PHONY: help install demo test lint format typecheck pytest clean
+
+help:                ## list the targets
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
+
+install: $(STAMP)    ## create .venv and install RAGBoost with everything the demo and the tests need
+
+$(STAMP): pyproject.toml requirements-dev.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit("RAGBoost needs Python 3.11 or later, got %d.%d: run make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@echo "Installing into $(VENV) (some minutes the first time) ..."
+	@$(BIN)/python -m pip install -q '$(TORCH)'
+	@$(BIN)/python -m pip install -q -c requirements-dev.txt -e '.[dev]'
+	@touch $@
+
+demo: install        ## replay a RAG workload through the embedded engine, plain and boosted, and show what was saved
+	@$(BIN)/ragboost demo $(ARGS)
+
+test: lint typecheck pytest   ## lint, types and tests
+
+lint: install        ## ruff: style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: install      ## ruff: rewrite in place
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+typecheck: install   ## mypy --strict
+	@$(BIN)/mypy
+
+pytest: install      ## the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+clean:               ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,57 @@
+"""RAGBoost: make the prompts of a RAG application share prefixes, without losing accuracy.
+
+Names are imported on first use, so that `import ragboost` loads no web framework, torch or zmq.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ragboost.booster import Booster as Booster
+    from ragboost.config import Settings as Settings
+    from ragboost.errors import RagBoostError as RagBoostError
+    from ragboost.proxy.app import create_app as create_app
+    from ragboost.session import Session as Session
+    from ragboost.types import Context as Context
+    from ragboost.types import Document as Document
+    from ragboost.types import Hint as Hint
+    from ragboost.types import Plan as Plan
+    from ragboost.types import Request as Request
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Booster": "booster",
+    "Context": "types",
+    "Document": "types",
+    "Hint": "types",
+    "Plan": "types",
+    "RagBoostError": "errors",
+    "Request": "types",
+    "Session": "session",
+    "Settings": "config",
+    "create_app": "proxy.app",
+}
+__all__ = [  # sorted and complete, checked by tests/test_exported_members.py
+    "Booster",
+    "Context",
+    "Document",
+    "Hint",
+    "Plan",
+    "RagBoostError",
+    "Request",
+    "Session",
+    "Settings",
+    "__version__",
+    "create_app",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ragboost' has no attribute {name!r}")
+    return getattr(import_module(f"ragboost.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,39 @@
+"""The command line: `ragboost serve | engine | batch | demo | doctor | bench`.
+
+Parses, calls, prints. Logic lives in the packages.
+"""
+
+import sys
+
+import typer
+
+from ragboost import __version__
+from ragboost.errors import RagBoostError
+
+app = typer.Typer(
+    name="ragboost",
+    help="Make the prompts of a RAG application share prefixes, in front of SGLang and vLLM.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a RagBoostError becomes one sentence and exit code 2."""
+    try:
+        app()
+    except RagBoostError as error:
+        typer.echo(f"ragboost: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""Settings of every package: flags beat environment beat `ragboost.toml` beat defaults.
+
+A section per package, named after it. Knows no command line and no package.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from ragboost.errors import ConfigError
+
+ENV_PREFIX = "RAGBOOST_"
+TOML_NAME = "ragboost.toml"
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class IndexSettings(Section):
+    """The context index (paper section 4)."""
+
+    capacity_tokens: int | None = Field(
+        None, ge=1, description="Tokens that the engine's prefix cache holds; None: unbounded."
+    )
+    max_nodes: int = Field(
+        200_000, ge=1, description="Nodes kept; the least recently used go first."
+    )
+    max_visits: int = Field(64, ge=1, description="Nodes that one search may look at.")
+
+
+class OrderingSettings(Section):
+    """The order of documents inside a request (paper section 5.1)."""
+
+    enabled: bool = Field(True, description="Reorder documents to extend a cached prefix.")
+    tail: Literal["relevance", "popularity"] = Field(
+        "relevance", description="Order of the documents behind the cached prefix."
+    )
+    min_saved_tokens: int = Field(
+        0, ge=0, description="Reorder only when at least this many tokens are saved."
+    )
+    keep_last: int = Field(
+        0,
+        ge=0,
+        description="Keep this many of the most relevant documents next to the question.",
+    )
+    linkage: Literal["savings", "distance"] = Field(
+        "savings",
+        description="Batch clustering: most saved tokens, or the paper's distance (Eq. 1).",
+    )
+    alpha: float = Field(
+        0.001, ge=0.0, le=0.01, description="Weight of positions in the paper's distance (Eq. 1)."
+    )
+
+
+class DedupSettings(Section):
+    """De-duplication across the turns of a session and inside a request (paper section 6)."""
+
+    enabled: bool = Field(
+        True, description="Send a document once per session and once per request."
+    )
+
+
+class HintSettings(Section):
+    """Order hints (paper section 5.3) and location hints (section 6)."""
+
+    order: bool = Field(
+        True, description="Tell the model the relevance order of reordered documents."
+    )
+    location: bool = Field(
+        True, description="Tell the model where a de-duplicated document stands."
+    )
+    position: Literal["before_question", "after_question"] = Field(
+        "before_question", description="Where the hints stand."
+    )
+    order_template: str = Field(
+        "Please read the context in the following priority order: {order} and answer the question.",
+        description="Order hint; {order} becomes the labels, most relevant first.",
+    )
+    label_template: str = Field(
+        "[Doc_{label}]", description="A document's name in prompt and hints."
+    )
+    location_template: str = Field(
+        "Please refer to {document} in the previous conversation.",
+        description="Location hint; {document} becomes the document's name.",
+    )
+
+
+class SessionSettings(Section):
+    """What is remembered of conversations."""
+
+    max_sessions: int = Field(
+        10_000, ge=1, description="Sessions kept; the least recently used go first."
+    )
+    ttl_s: float = Field(
+        86_400.0, gt=0, description="Seconds after which an unused session is forgotten."
+    )
+
+
+class BackendSettings(Section):
+    """The upstream OpenAI-compatible server."""
+
+    url: str = Field("http://127.0.0.1:8000", description="Base URL of the backend, without /v1.")
+    connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to wait for a connection.")
+    read_timeout_s: float = Field(600.0, gt=0, description="Seconds to wait between two bytes.")
+
+
+class ProxySettings(Section):
+    """The OpenAI-compatible server in front."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    max_body_bytes: int = Field(
+        32 * 1024 * 1024, ge=1024, description="Larger request bodies get a 413."
+    )
+
+
+class EngineSettings(Section):
+    """The embedded engine."""
+
+    model: Path | None = Field(
+        None, description="Directory of a Hugging Face causal LM; None: a small built-in model."
+    )
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    capacity_tokens: int = Field(
+        65_536, ge=16, description="Tokens of KV that the prefix cache holds."
+    )
+    block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
+
+
+class Settings(BaseSettings):
+    """All settings. `Settings()` in code holds defaults and what is passed; `load_settings` also
+    reads the environment and `ragboost.toml`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    index: IndexSettings = IndexSettings()
+    ordering: OrderingSettings = OrderingSettings()
+    dedup: DedupSettings = DedupSettings()
+    hints: HintSettings = HintSettings()
+    session: SessionSettings = SessionSettings()
+    backend: BackendSettings = BackendSettings()
+    proxy: ProxySettings = ProxySettings()
+    engine: EngineSettings = EngineSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take what the caller passes and nothing else."""
+        return (init_settings,)
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None = None) -> Settings:
+    """Merge flags, environment, TOML file and defaults, in this order of precedence.
+
+    Args:
+        flags: values by dotted path, such as `{"proxy.port": 8080}`; None values are left out.
+        toml: the file; None: `ragboost.toml` of the working directory where it exists. Environment
+            names look like `RAGBOOST_PROXY__PORT`.
+
+    Raises:
+        ConfigError: a file that is not there, bad TOML, an unknown key (with the nearest name), a
+            value out of range; the message names the source.
+    """
+    toml = toml or (Path(TOML_NAME) if Path(TOML_NAME).is_file() else None)
+    given = {path: value for path, value in (flags or {}).items() if value is not None}
+    origin = {**_toml_paths(toml), **_environ_paths(), **dict.fromkeys(given, "command line")}
+    for path, source in origin.items():
+        _check_known(path, source)
+
+    class Loaded(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            file = (TomlConfigSettingsSource(settings_cls, toml),) if toml else ()
+            return (init_settings, env_settings, *file)
+
+    try:
+        return Loaded(**_nested(given))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, origin)) from None
+    except SettingsError as error:
+        raise ConfigError(f"environment: {error}") from None
+
+
+def field_paths() -> dict[str, str]:
+    """Dotted path of every setting, with its description."""
+    sections = {name: type(holder.default) for name, holder in Settings.model_fields.items()}
+    return {
+        f"{section}.{name}": info.description or ""
+        for section, holder in sections.items()
+        for name, info in holder.model_fields.items()
+    }
+
+
+def _toml_paths(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return {
+        f"{section}.{name}" if name else section: str(path)
+        for section, values in data.items()
+        for name in (values if isinstance(values, dict) else [""])
+    }
+
+
+def _environ_paths() -> dict[str, str]:
+    return {
+        name.removeprefix(ENV_PREFIX).lower().replace("__", "."): name
+        for name in os.environ
+        if name.startswith(ENV_PREFIX)
+    }
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        section, _, name = path.partition(".")
+        tree.setdefault(section, {})[name] = value
+    return tree
+
+
+def _check_known(path: str, source: str) -> None:
+    known = field_paths()
+    if path in known:
+        return
+    near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
+    advice = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+    raise ConfigError(f"unknown setting {path!r} (from {source}){advice}")
+
+
+def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
+    lines = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"][:2])
+        source = f" (from {origin[path]})" if path in origin else ""
+        lines.append(f"{path}: {problem['msg']}, got {problem['input']!r}{source}")
+    return "; ".join(lines)
