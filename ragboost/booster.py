@@ -4,21 +4,21 @@ Mirrors one prefix cache: one backend, model and cache salt. Knows documents and
 not know HTTP, engines or request bodies.
 """
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from threading import RLock
 from typing import NamedTuple
 
+from ragboost.compose import Composed, History, Retrieved, compose
 from ragboost.config import Settings
-from ragboost.dedup import split_carried, unique_documents
+from ragboost.dedup import distinct_elements, split_carried, unique_documents
 from ragboost.errors import RequestError
-from ragboost.hints import label_documents, location_hints, order_hint
-from ragboost.index import ContextIndex, Node
-from ragboost.invariants import check_context
-from ragboost.ordering import order_documents, plan_batch
+from ragboost.index import ContextIndex
+from ragboost.index.record import Recorded, record_front, record_turn
+from ragboost.ordering import RecentContexts, order_documents, plan_batch
 from ragboost.ordering.turns import group_turns
 from ragboost.session import MemorySessions, SentDocument, Session, SessionState, SessionStore, Turn
 from ragboost.tokens import TokenCounter
-from ragboost.types import Context, Document, DocumentLike, Hint, Plan, Request, as_documents
+from ragboost.types import Context, DocumentLike, Plan, Request, as_documents
 
 
 class Usage(NamedTuple):
@@ -28,25 +28,6 @@ class Usage(NamedTuple):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     predicted_cached_tokens: int = 0
-
-
-class _Retrieved(NamedTuple):
-    """A request before it is placed: duplicates told apart, lengths counted."""
-
-    query: str
-    documents: tuple[Document, ...]  # as given
-    unique: tuple[Document, ...]
-    slots: tuple[int, ...]  # for each of `documents`, its index in `unique`
-    elements: tuple[Hashable, ...]  # for each of `unique`, its name in the index
-    tokens: list[int]
-
-
-class _Choice(NamedTuple):
-    """What the payload gets of a request's unique documents, all by index."""
-
-    sent: tuple[int, ...]  # in prompt order
-    carried: tuple[int, ...]  # an earlier turn carries them; most relevant first
-    is_leading: bool  # no earlier turn stands before them
 
 
 class Booster:
@@ -69,14 +50,17 @@ class Booster:
     ) -> None:
         self.settings = settings or Settings()
         self.tokens = TokenCounter(count_tokens)
-        self.sessions: SessionStore = sessions or MemorySessions(
-            max_sessions=self.settings.session.max_sessions, ttl_s=self.settings.session.ttl_s
-        )
+        if sessions is None:
+            sessions = MemorySessions(
+                max_sessions=self.settings.session.max_sessions, ttl_s=self.settings.session.ttl_s
+            )
+        self.sessions: SessionStore = sessions
         self.index = ContextIndex(
             capacity_tokens=self.settings.index.capacity_tokens,
             max_nodes=self.settings.index.max_nodes,
             max_visits=self.settings.index.max_visits,
         )
+        self._recent = RecentContexts() if self.settings.ordering.tail == "popularity" else None
         self.usage = Usage()
         self._lock = RLock()  # guards index, sessions and usage
 
@@ -137,7 +121,7 @@ class Booster:
         contexts = []
         for i in order:
             with self._lock:
-                contexts.append(self._boost(retrieved[i], sessions[i], permutation=planned.get(i)))
+                contexts.append(self._boost(retrieved[i], sessions[i], planned=planned.get(i)))
         return Plan(tuple(contexts), order)
 
     def session(self, session_id: str) -> Session:
@@ -193,19 +177,19 @@ class Booster:
                 self.usage.predicted_cached_tokens + context.predicted_cached_tokens,
             )
 
-    def _retrieve(self, request: Request) -> _Retrieved:
+    def _retrieve(self, request: Request) -> Retrieved:
         documents = request.documents
         if self.settings.dedup.enabled:
             unique, slots = unique_documents(documents)
             elements: tuple[Hashable, ...] = tuple(document.key for document in unique)
         else:
             unique, slots = documents, tuple(range(len(documents)))
-            elements = _distinct([document.key for document in documents])
+            elements = distinct_elements([document.key for document in documents])
         tokens = self.tokens.count_documents(unique)
-        return _Retrieved(request.query, documents, unique, slots, elements, tokens)
+        return Retrieved(request.query, documents, unique, slots, elements, tokens)
 
     def _plan(
-        self, leading: Sequence[_Retrieved]
+        self, leading: Sequence[Retrieved]
     ) -> tuple[Sequence[tuple[int, ...]], Sequence[int]]:
         """Prompt order of each context, and the release order of them all."""
         ordering = self.settings.ordering
@@ -224,179 +208,108 @@ class Booster:
 
     def _boost(
         self,
-        retrieved: _Retrieved,
+        retrieved: Retrieved,
         session: str | None,
         *,
         history: Collection[str] | None = None,
-        permutation: Sequence[int] | None = None,
+        planned: Sequence[int] | None = None,
     ) -> Context:
         """Place one request. Index and session are changed last, when all checks have passed."""
         state = (self.sessions.get(session) or SessionState(session)) if session else None
-        known = state.labels() if state else {}
-        carried = self._carried(known, history)
-        has_history = bool(history) if history is not None else bool(state and state.turns)
-        choice = self._choose(retrieved, carried, is_leading=not has_history, plan=permutation)
-        documents = tuple(retrieved.unique[i] for i in choice.sent)
-        labels = label_documents(
-            documents, template=self.settings.hints.label_template, known=known
-        )
-        hints = self._hints(retrieved, choice, labels=labels, carried=carried)
-        places = {i: place for place, i in enumerate(choice.sent)}
-        positions = tuple(places.get(slot, -1) for slot in retrieved.slots)
-        check_context(
-            retrieved.documents,
-            documents,
-            positions=positions,
-            labels=labels,
-            hints=hints,
-            known=known,
-            history=carried,
-            allow_copies=not self.settings.dedup.enabled,
-        )
-        turn = self._turn(retrieved, choice, labels=labels, number=state.next_turn if state else 0)
-        search_path, cached_tokens = self._record(turn, state, retrieved, choice)
+        past = self._history(state, history)
+        sent = self._order(retrieved, past, planned=planned)
+        composed = compose(retrieved, sent, history=past, settings=self.settings)
+        tokens = [retrieved.tokens[i] for i in sent]
+        if past.is_empty:
+            recorded = self._record_front([retrieved.elements[i] for i in sent], tokens)
+        else:
+            recorded = self._record_turn(state, retrieved.query, tokens)
+        turn = 0
+        if state is not None:
+            turn = self._commit(state, retrieved.query, composed, tokens, is_leading=past.is_empty)
         return Context(
             query=retrieved.query,
-            documents=documents,
+            documents=composed.documents,
             retrieved=retrieved.documents,
-            positions=positions,
-            labels=labels,
-            hints=hints,
+            positions=composed.positions,
+            labels=composed.labels,
+            hints=composed.hints,
             hint_position=self.settings.hints.position,
-            search_path=search_path,
-            predicted_cached_tokens=cached_tokens,
+            search_path=recorded.search_path,
+            predicted_cached_tokens=recorded.cached_tokens,
             session=session,
-            turn=turn.number,
+            turn=turn,
         )
 
-    def _carried(
-        self, known: Mapping[str, str], history: Collection[str] | None
-    ) -> Mapping[str, str]:
-        """Label by key of the documents that may be referred to instead of being sent again."""
+    def _history(self, state: SessionState | None, keys: Collection[str] | None) -> History:
+        known = state.labels() if state else {}
+        if keys is None:
+            carried, is_empty = known, not (state and state.turns)
+        else:
+            carried, is_empty = {key: known[key] for key in keys if key in known}, not keys
         if not (self.settings.dedup.enabled and self.settings.hints.location):
-            return {}
-        if history is None:
-            return known
-        return {key: known[key] for key in history if key in known}
+            carried = {}
+        return History(known, carried, is_empty)
 
-    def _choose(
+    def _order(
+        self, retrieved: Retrieved, history: History, *, planned: Sequence[int] | None
+    ) -> Sequence[int]:
+        """Indices of the unique documents to send, in prompt order."""
+        if not history.is_empty:
+            return split_carried(retrieved.unique, history.carried).new
+        if not self.settings.ordering.enabled:
+            return range(len(retrieved.unique))
+        if planned is not None:
+            return planned
+        order = order_documents(
+            self.index,
+            retrieved.elements,
+            retrieved.tokens,
+            settings=self.settings.ordering,
+            recent=self._recent,
+        )
+        return order.permutation
+
+    def _record_front(self, elements: Sequence[Hashable], tokens: Sequence[int]) -> Recorded:
+        if self._recent is not None:
+            self._recent.add(elements)
+        return record_front(self.index, elements, tokens)
+
+    def _record_turn(
+        self, state: SessionState | None, query: str, tokens: Sequence[int]
+    ) -> Recorded:
+        front = state.front() if state else ()
+        return record_turn(
+            self.index,
+            distinct_elements([sent.key for sent in front]),
+            [sent.num_tokens for sent in front],
+            history_tokens=state.tail_tokens() if state else 0,
+            turn_tokens=sum(tokens) + self.tokens.count(query),
+        )
+
+    def _commit(
         self,
-        retrieved: _Retrieved,
-        carried: Mapping[str, str],
+        state: SessionState,
+        query: str,
+        composed: Composed,
+        tokens: Sequence[int],
         *,
         is_leading: bool,
-        plan: Sequence[int] | None,
-    ) -> _Choice:
-        if not is_leading:
-            new, old = split_carried(retrieved.unique, carried)
-            return _Choice(new, old, False)
-        if not self.settings.ordering.enabled:
-            plan = range(len(retrieved.unique))
-        if plan is None:
-            plan = order_documents(
-                self.index,
-                retrieved.elements,
-                retrieved.tokens,
-                settings=self.settings.ordering,
-            ).permutation
-        return _Choice(tuple(plan), (), True)
-
-    def _hints(
-        self,
-        retrieved: _Retrieved,
-        choice: _Choice,
-        *,
-        labels: Sequence[str],
-        carried: Mapping[str, str],
-    ) -> tuple[Hint, ...]:
-        settings = self.settings.hints
-        hints = location_hints(
-            [carried[retrieved.unique[i].key] for i in choice.carried],
-            template=settings.location_template,
+    ) -> int:
+        """Add the turn to its session; its number."""
+        sent = zip(composed.documents, composed.labels, tokens, strict=True)
+        turn = Turn(
+            number=state.next_turn,
+            is_leading=is_leading,
+            documents=tuple(SentDocument(d.key, label, length) for d, label, length in sent),
+            num_tokens=sum(tokens) + self.tokens.count(query),
         )
-        by_relevance = sorted(range(len(choice.sent)), key=choice.sent.__getitem__)
-        if settings.order and by_relevance != list(range(len(choice.sent))):
-            relevance = [labels[place] for place in by_relevance]
-            hints += (order_hint(relevance, template=settings.order_template),)
-        return hints
-
-    def _turn(
-        self, retrieved: _Retrieved, choice: _Choice, *, labels: Sequence[str], number: int
-    ) -> Turn:
-        sent = tuple(
-            SentDocument(retrieved.unique[i].key, label, retrieved.tokens[i])
-            for i, label in zip(choice.sent, labels, strict=True)
-        )
-        num_tokens = sum(document.num_tokens for document in sent)
-        return Turn(
-            number, choice.is_leading, sent, num_tokens + self.tokens.count(retrieved.query)
-        )
-
-    def _record(
-        self, turn: Turn, state: SessionState | None, retrieved: _Retrieved, choice: _Choice
-    ) -> tuple[tuple[int, ...], int]:
-        """Tell index and session what is sent; the search path and the tokens cached before."""
-        if turn.is_leading:
-            elements = [retrieved.elements[i] for i in choice.sent]
-            cached_tokens, _ = resident_prefix(self.index, elements)
-            node = self.index.insert(elements, [retrieved.tokens[i] for i in choice.sent])
-        else:
-            node, cached_tokens = self._extend(turn, state)
-        if state is not None:
-            state.add(turn, max_documents=self.settings.session.max_documents)
-            self.sessions.put(state)
-        return node.search_path, cached_tokens
-
-    def _extend(self, turn: Turn, state: SessionState | None) -> tuple[Node, int]:
-        """Lengthen the node of the conversation's first documents by a later turn (paper 4.1).
-
-        The turn's own documents are no child of that node: answers stand between, so no other
-        request could reuse them.
-        """
-        front = state.front() if state else ()
-        if not front:
-            return self.index.root, 0
-        history_tokens = state.tail_tokens() if state else 0
-        elements = _distinct([sent.key for sent in front])
-        cached_tokens, end = resident_prefix(self.index, elements)
-        cached_history = min(end.generated_tokens, history_tokens) if end else 0
-        node = self.index.insert(elements, [sent.num_tokens for sent in front], multi_turn=True)
-        self.index.extend(node, history_tokens - cached_history + turn.num_tokens)
-        return node, cached_tokens + cached_history
-
-
-def resident_prefix(index: ContextIndex, documents: Sequence[Hashable]) -> tuple[int, Node | None]:
-    """Resident tokens of a sequence's longest cached prefix, and the node where all of it ends.
-
-    The node is None if not the whole sequence is resident or it ends inside a node.
-    """
-    node, at, total = index.root, 0, 0
-    while at < len(documents):
-        child = node.children.get(documents[at])
-        if child is None:
-            return total, None
-        run = child.documents
-        end = next(
-            (i for i, d in enumerate(run) if at + i == len(documents) or d != documents[at + i]),
-            len(run),
-        )
-        total += child.resident_prefix(end)
-        if end < len(run) or child.num_tokens < sum(child.tokens):
-            return total, None
-        node, at = child, at + end
-    return total, node
-
-
-def _distinct(keys: Sequence[str]) -> tuple[Hashable, ...]:
-    """Name the copies of a document apart: the index wants distinct elements."""
-    seen: dict[str, int] = {}
-    elements: list[Hashable] = []
-    for key in keys:
-        copy = seen[key] = seen.get(key, -1) + 1
-        elements.append((key, copy) if copy else key)
-    return tuple(elements)
+        state.add(turn, max_documents=self.settings.session.max_documents)
+        self.sessions.put(state)
+        return turn.number
 
 
 def _with_last(permutation: Sequence[int], num_last: int) -> tuple[int, ...]:
-    """Put the `num_last` most relevant documents behind a permutation of the others."""
-    return (*(i + num_last for i in permutation), *range(num_last))
+    """Put the `num_last` most relevant documents behind a permutation of the others, the best last,
+    as `order_documents` does."""
+    return (*(i + num_last for i in permutation), *range(num_last - 1, -1, -1))

@@ -3,7 +3,7 @@
 Documents are the same if their keys are. Does not know sessions: the caller says what stands where.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Hashable, Sequence
 from typing import NamedTuple
 
 from ragboost.types import Document
@@ -58,3 +58,18 @@ def split_carried(documents: Sequence[Document], carried: Container[str]) -> Spl
     for i, document in enumerate(documents):
         (old if document.key in carried else new).append(i)
     return Split(tuple(new), tuple(old))
+
+
+def distinct_elements(keys: Sequence[str]) -> tuple[Hashable, ...]:
+    """Name the copies of a document apart, for the context index wants distinct elements.
+
+    The first copy is named by its key.
+    """
+    if len(set(keys)) == len(keys):
+        return tuple(keys)
+    seen: dict[str, int] = {}
+    elements: list[Hashable] = []
+    for key in keys:
+        copy = seen[key] = seen.get(key, -1) + 1
+        elements.append((key, copy) if copy else key)
+    return tuple(elements)
