@@ -247,9 +247,13 @@ def test_client_that_leaves_frees_the_engine(fresh: Served, is_stream: bool) -> 
         "stream": is_stream,
     }
     before = metric(fresh, "ragboost_engine_generation_tokens_total")
-    with httpx.Client(timeout=0.3) as client, contextlib.suppress(httpx.ReadTimeout):
-        with client.stream("POST", f"{fresh.url}/v1/completions", json=body) as reply:
-            next(reply.iter_raw())
+    url = f"{fresh.url}/v1/completions"
+    with (
+        httpx.Client(timeout=0.3) as client,
+        contextlib.suppress(httpx.ReadTimeout),
+        client.stream("POST", url, json=body) as reply,
+    ):
+        next(reply.iter_raw())
     wait_until_idle(fresh)
     assert metric(fresh, "ragboost_engine_generation_tokens_total") - before < 1500
     cache = fresh.engine.store.cache
