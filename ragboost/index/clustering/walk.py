@@ -29,8 +29,8 @@ def walk(rows: Rows, merges: Merges, *, rank: Ints) -> ClusterTree:
     paths: list[tuple[int, ...]] = [()] * count
     # Entries: a node, the prefix above it, its search path.
     roots = np.flatnonzero(~is_child)
-    stack: list[tuple[int, tuple[int, ...], tuple[int, ...]]]
-    stack = [(int(node), (), (at,)) for at, node in enumerate(roots)][::-1]
+    stack: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+    stack.extend((node, (), (at,)) for at, node in reversed(list(enumerate(roots.tolist()))))
     while stack:
         node, prefix, path = stack.pop()
         if node < count:
