@@ -134,6 +134,7 @@ class Node:
 
     def detach(self) -> None:
         """Leave the parent."""
-        if self.parent is not None:
-            del self.parent.children[self.documents[0]], self.parent._by_slot[self.slot]
-            self.parent = None
+        parent = self.parent
+        assert parent is not None and parent._by_slot is not None, "nothing to leave"
+        del parent.children[self.documents[0]], parent._by_slot[self.slot]
+        self.parent = None
