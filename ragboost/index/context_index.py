@@ -31,7 +31,7 @@ class ContextIndex:
         *,
         capacity_tokens: int | None = None,
         max_nodes: int = 200_000,
-        max_visits: int = 64,
+        max_visits: int = 32,
     ) -> None:
         self.capacity_tokens = capacity_tokens
         self.max_nodes = max_nodes
