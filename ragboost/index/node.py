@@ -135,6 +135,7 @@ class Node:
     def detach(self) -> None:
         """Leave the parent."""
         parent = self.parent
-        assert parent is not None and parent._by_slot is not None, "nothing to leave"
+        assert parent is not None, "nothing to leave"
+        assert parent._by_slot is not None, "a parent without children"
         del parent.children[self.documents[0]], parent._by_slot[self.slot]
         self.parent = None

@@ -99,6 +99,8 @@ class IndexMachine(RuleBasedStateMachine):
         super().__init__()
         self.nodes: list[Node] = []
 
+    index: ContextIndex
+
     @initialize(capacity=st.none() | st.integers(0, 40))
     def start(self, capacity: int | None) -> None:
         self.index = ContextIndex(capacity_tokens=capacity)
@@ -106,7 +108,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def node(self, choice: int) -> Node:
         """A node of the tree, or one that an earlier step inserted and that may be gone."""
-        known = [*self.index, *self.nodes]
+        known: list[Node] = [*self.index, *self.nodes]
         return known[choice % len(known)]
 
     @rule(documents=DOCUMENTS, multi_turn=st.booleans())
