@@ -1,6 +1,7 @@
 """The engine thread and its scheduler, without HTTP."""
 
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,19 +176,23 @@ def test_stopping_fails_what_is_running(loaded: LoadedModel) -> None:
 
 
 def test_a_failing_step_fails_all_requests_and_the_engines_health(loaded: LoadedModel) -> None:
+    is_submitted = threading.Event()
+
     class Broken:
-        """The real runner, with a forward that fails."""
+        """The real runner, with a forward that fails once both requests are there."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(loaded.runner, name)
 
         def forward(self, segments: object) -> None:
+            assert is_submitted.wait(10)
             raise RuntimeError("out of memory")
 
     engine = make_engine(loaded, SETTINGS)
     engine.scheduler._runner = Broken()  # type: ignore[assignment]
     engine.start()
     requests = [Request(engine, prompt(64)) for _ in range(2)]
+    is_submitted.set()
     assert [request.finish()[-1] for request in requests] == [Output(None, "error", 0)] * 2
     assert not engine.is_healthy
     assert not Request(engine, prompt(10)).is_accepted

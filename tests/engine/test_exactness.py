@@ -67,7 +67,7 @@ MODELS = {
         ),
     ),
 }
-TOLERANCE = 2e-4  # fp32, logits of size 1 to 30
+TOLERANCE = 2e-5  # fp32, logits of size 1 to 30
 
 
 def build(name: str) -> tuple[Any, ModelRunner]:
