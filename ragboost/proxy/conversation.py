@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from msgspec import Raw
 
-from ragboost.types import Context
-
 Link = bytes
 """Hash of an original history; the next message's link is made from it."""
 
@@ -37,11 +35,13 @@ class Sent(NamedTuple):
 
     Attributes:
         message: its bytes as the engine got them.
-        context: the documents that it carries, and those that it refers to.
+        retrieved: keys of the documents that were given with it, in relevance order.
+        documents: keys of the documents that the request carried in full, in prompt order.
     """
 
     message: bytes
-    context: Context
+    retrieved: tuple[str, ...]
+    documents: tuple[str, ...]
 
 
 @dataclass(slots=True)
