@@ -54,6 +54,10 @@ class Payload:
 
     def encode(self, body: Mapping[str, Any]) -> bytes:
         """Write `body`: what is identical to `self.body` with its old bytes, the rest anew."""
+        if len(body) == len(self.body) and all(
+            name in body and value is body[name] for name, value in self.body.items()
+        ):
+            return self.raw
         fields: dict[str, Any] = {}
         for name, value in body.items():
             if name in self._fields and value is self.body[name]:
@@ -65,7 +69,9 @@ class Payload:
         return _ENCODER.encode(fields)
 
     def _encode_messages(self, messages: list[Any]) -> list[msgspec.Raw]:
-        known = {id(old): raw for old, raw in zip(self.body["messages"], self.messages, strict=True)}
+        known = {
+            id(old): raw for old, raw in zip(self.body["messages"], self.messages, strict=True)
+        }
         return [known.get(id(m)) or msgspec.Raw(encode(m)) for m in messages]
 
 
