@@ -4,7 +4,7 @@ Knows HTTP. Does not know what a request means, and never looks into a body.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import aiohttp
 from aiohttp.abc import AbstractCookieJar
@@ -49,7 +49,7 @@ class Backend:
 
     async def open(self) -> None:
         """Create the connection pools."""
-        trace = aiohttp.TraceConfig(trace_config_ctx_factory=_use_attempt)
+        trace = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_note_reuse)
         self._pooled = self._session(
             aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S), traces=[trace]
@@ -96,7 +96,7 @@ class Backend:
             raise self._explain(error) from error
 
     async def is_ready(self) -> bool:
-        """Tell whether the backend answers at all; hosted ones have no `/health`, so 404 is fine."""
+        """Tell whether the backend answers; hosted ones have no `/health`, so 404 is fine."""
         timeout = aiohttp.ClientTimeout(total=_READY_TIMEOUT_S)
         try:
             async with self._fresh.get(f"{self.url}/health", timeout=timeout) as response:
@@ -174,11 +174,9 @@ class Backends:
         return False
 
 
-def _use_attempt(trace_request_ctx: Any = None) -> Any:
-    return trace_request_ctx
-
-
 async def _note_reuse(
-    _session: aiohttp.ClientSession, attempt: Any, _params: aiohttp.TraceConnectionReuseconnParams
+    _session: aiohttp.ClientSession,
+    trace: SimpleNamespace,
+    _params: aiohttp.TraceConnectionReuseconnParams,
 ) -> None:
-    attempt.is_reused = True
+    trace.trace_request_ctx.is_reused = True

@@ -1,4 +1,4 @@
-"""Our own errors in OpenAI's shape. Upstream errors never come through here: they pass unchanged."""
+"""Our own errors, in OpenAI's shape. Upstream errors never come here: they pass unchanged."""
 
 from collections.abc import Mapping
 

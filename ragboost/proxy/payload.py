@@ -98,7 +98,7 @@ def encode(value: Any) -> bytes:
 
 
 def _elements(raw: msgspec.Raw | None) -> tuple[msgspec.Raw, ...]:
-    if raw is None or not bytes(raw[:1] if isinstance(raw, bytes) else memoryview(raw)[:1]) == b"[":
+    if raw is None or bytes(memoryview(raw)[:1]) != b"[":
         return ()
     return tuple(_ELEMENTS.decode(raw))
 

@@ -86,8 +86,8 @@ def limited_protocol(settings: ProxySettings) -> type[HttpToolsProtocol]:
                 b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
                 b"content-length: %d\r\n\r\n%s" % (status, _REASONS[status], len(body), body)
             )
-            # Closing at once would reset the connection while the client still sends, and the answer
-            # would be lost.
+            # Closing at once would reset the connection while the client still sends, and it would
+            # lose the answer.
             self.transport.write_eof()
             self.loop.call_later(_LINGER_S, self.transport.close)
 

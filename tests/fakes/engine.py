@@ -305,8 +305,10 @@ def render_prompt(fields: dict[str, Any]) -> str:
     for position, document in enumerate(documents if isinstance(documents, list) else []):
         parts.append(f"<|document {position}|>\n{_document_text(document)}\n")
     messages = fields["messages"]
-    for message in messages if isinstance(messages, list) else []:
-        parts.append(f"<|{message['role']}|>\n{_content_text(message.get('content'))}<|end|>\n")
+    parts.extend(
+        f"<|{message['role']}|>\n{_content_text(message.get('content'))}<|end|>\n"
+        for message in (messages if isinstance(messages, list) else [])
+    )
     return "".join([*parts, "<|assistant|>\n"])
 
 
