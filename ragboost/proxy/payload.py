@@ -100,17 +100,21 @@ def encode(value: Any) -> bytes:
 def _elements(raw: msgspec.Raw | None) -> tuple[msgspec.Raw, ...]:
     if raw is None or bytes(memoryview(raw)[:1]) != b"[":
         return ()
-    return tuple(_ELEMENTS.decode(raw))
+    try:
+        return tuple(_ELEMENTS.decode(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return tuple(_raw(value) for value in _lenient_decode(bytes(raw)))
 
 
 def _lenient_fields(raw: bytes) -> dict[str, msgspec.Raw]:
     body = _lenient_decode(raw)
     if not isinstance(body, dict):
         raise MalformedBodyError(f"the body is a JSON {type(body).__name__}, not an object")
-    return {
-        name: msgspec.Raw(json.dumps(value, separators=(",", ":")).encode())
-        for name, value in body.items()
-    }
+    return {name: _raw(value) for name, value in body.items()}
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value, separators=(",", ":")).encode())
 
 
 def _lenient_decode(raw: bytes) -> Any:

@@ -1,5 +1,6 @@
 """The proxy as a real server in front of a FakeEngine."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -53,6 +54,15 @@ def engine() -> Iterator[FakeEngine]:
 def proxy(engine: FakeEngine) -> Iterator[ProxyServer]:
     with ProxyServer(proxy_settings(engine.url)) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 @pytest.fixture
