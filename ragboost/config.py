@@ -193,8 +193,8 @@ class ProxySettings(Section):
     )
     stream_usage: bool = Field(
         True,
-        description="Ask the backend for usage in boosted streams whose caller did not, and take it "
-        "out again.",
+        description="Ask the backend for usage in boosted streams whose caller did not, and take "
+        "it out again.",
     )
     max_tenants: int = Field(
         64, ge=1, description="Context indexes kept, one per model and cache salt, by last use."

@@ -1,12 +1,11 @@
 """A JSON request body of which only what changes is written again.
 
-Fields and messages that nobody replaced keep the client's bytes: unknown fields, big integers, odd
-spacing. Knows JSON, does not know what the fields mean, except that `messages` is a list.
+Fields, messages and documents that nobody replaced keep the client's bytes: unknown fields, big
+integers, odd spacing. Knows JSON, does not know what the fields mean.
 """
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -15,6 +14,8 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder()
+# Lists whose elements are moved or replaced one by one.
+_LISTS = ("messages", "documents")
 
 
 class MalformedBodyError(Exception):
@@ -28,17 +29,23 @@ class Payload:
         raw: the bytes as received.
         body: the fields, decoded. Values must not be changed in place: `encode` recognises what is
             unchanged by identity.
-        messages: the bytes of each message, or () where `messages` is no list.
+        messages: the bytes of each message; empty where `messages` is no list.
     """
 
-    def __init__(self, raw: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
+    def __init__(self, raw: bytes) -> None:
         self.raw = raw
-        self._fields = fields
-        self.messages = _elements(fields.get("messages"))
+        # Python's own parser takes what engines take, too: lone surrogates and NaN.
+        self._is_lenient = False
+        self._fields = self._split_fields()
+        self._elements = {name: self._split_list(name) for name in _LISTS if name in self._fields}
+        self.messages: Sequence[msgspec.Raw] = self._elements.get("messages") or ()
         self.body: dict[str, Any] = {}
-        for name, value in fields.items():
-            is_list = name == "messages" and self.messages
-            self.body[name] = [decode(m) for m in self.messages] if is_list else decode(value)
+        for name, field in self._fields.items():
+            elements = self._elements.get(name)
+            if elements is None:
+                self.body[name] = self._decode(field)
+            else:
+                self.body[name] = [self._decode(element) for element in elements]
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
@@ -47,10 +54,7 @@ class Payload:
         Raises:
             MalformedBodyError: not UTF-8, not JSON, or no object.
         """
-        try:
-            return cls(raw, _FIELDS.decode(raw))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return cls(raw, _lenient_fields(raw))
+        return cls(raw)
 
     def encode(self, body: Mapping[str, Any]) -> bytes:
         """Write `body`: what is identical to `self.body` with its old bytes, the rest anew."""
@@ -60,78 +64,56 @@ class Payload:
             return self.raw
         fields: dict[str, Any] = {}
         for name, value in body.items():
-            if name in self._fields and value is self.body[name]:
+            if name in self.body and value is self.body[name]:
                 fields[name] = self._fields[name]
-            elif name == "messages" and self.messages:
-                fields[name] = self._encode_messages(value)
+            elif self._elements.get(name) and isinstance(value, list):
+                fields[name] = self._encode_list(name, value)
             else:
-                fields[name] = msgspec.Raw(encode(value))
+                fields[name] = self.encode_value(value)
         return _ENCODER.encode(fields)
 
-    def _encode_messages(self, messages: list[Any]) -> list[msgspec.Raw]:
-        known = {
-            id(old): raw for old, raw in zip(self.body["messages"], self.messages, strict=True)
-        }
-        return [known.get(id(m)) or msgspec.Raw(encode(m)) for m in messages]
+    def encode_value(self, value: Any) -> msgspec.Raw:
+        """Write one value; lone surrogates, which UTF-8 cannot carry, become escapes."""
+        if isinstance(value, msgspec.Raw):
+            return value
+        return _dump(value) if self._is_lenient else msgspec.Raw(_ENCODER.encode(value))
+
+    def _encode_list(self, name: str, values: list[Any]) -> list[msgspec.Raw]:
+        old = zip(self.body[name], self._elements[name] or (), strict=True)
+        known = {id(value): raw for value, raw in old}
+        return [known.get(id(value)) or self.encode_value(value) for value in values]
+
+    def _split_fields(self) -> Mapping[str, msgspec.Raw]:
+        try:
+            return _FIELDS.decode(self.raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            body = self._decode_leniently(self.raw)
+        if not isinstance(body, dict):
+            raise MalformedBodyError(f"the body is a JSON {type(body).__name__}, not an object")
+        return {name: _dump(value) for name, value in body.items()}
+
+    def _split_list(self, name: str) -> list[msgspec.Raw] | None:
+        raw = self._fields[name]
+        if bytes(memoryview(raw)[:1]) != b"[":
+            return None
+        try:
+            return _ELEMENTS.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return [_dump(value) for value in self._decode_leniently(bytes(raw))]
+
+    def _decode(self, raw: msgspec.Raw) -> Any:
+        try:
+            return _DECODER.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return self._decode_leniently(bytes(raw))
+
+    def _decode_leniently(self, raw: bytes) -> Any:
+        self._is_lenient = True
+        try:
+            return json.loads(raw.decode())
+        except (ValueError, RecursionError) as error:
+            raise MalformedBodyError(str(error)) from None
 
 
-def decode(raw: bytes | msgspec.Raw) -> Any:
-    """Decode one value.
-
-    Raises:
-        MalformedBodyError: not UTF-8 or not JSON.
-    """
-    try:
-        return _DECODER.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return _lenient_decode(bytes(raw))
-
-
-def encode(value: Any) -> bytes:
-    """Encode one value; lone surrogates, which UTF-8 cannot carry, become escapes."""
-    if isinstance(value, msgspec.Raw):
-        return bytes(value)
-    try:
-        return _ENCODER.encode(value)
-    except UnicodeEncodeError:
-        return json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
-
-
-def _elements(raw: msgspec.Raw | None) -> tuple[msgspec.Raw, ...]:
-    if raw is None or bytes(memoryview(raw)[:1]) != b"[":
-        return ()
-    try:
-        return tuple(_ELEMENTS.decode(raw))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return tuple(_raw(value) for value in _lenient_decode(bytes(raw)))
-
-
-def _lenient_fields(raw: bytes) -> dict[str, msgspec.Raw]:
-    body = _lenient_decode(raw)
-    if not isinstance(body, dict):
-        raise MalformedBodyError(f"the body is a JSON {type(body).__name__}, not an object")
-    return {name: _raw(value) for name, value in body.items()}
-
-
-def _raw(value: Any) -> msgspec.Raw:
+def _dump(value: Any) -> msgspec.Raw:
     return msgspec.Raw(json.dumps(value, separators=(",", ":")).encode())
-
-
-def _lenient_decode(raw: bytes) -> Any:
-    # The standard library accepts lone surrogates, which engines accept too; we refuse its other
-    # liberties.
-    try:
-        return json.loads(raw.decode(), parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise MalformedBodyError(str(error)) from None
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits} is out of range")
-    return number

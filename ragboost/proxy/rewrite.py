@@ -16,7 +16,7 @@ from ragboost.formats import Format, Found, UnknownShapeError, find_format, make
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
 from ragboost.hints import label_documents
 from ragboost.proxy.conversation import Conversation, Link, Sent, chain
-from ragboost.proxy.payload import Payload, encode
+from ragboost.proxy.payload import Payload
 from ragboost.types import Context
 
 _REASONS: Mapping[type[RagBoostError], str] = {
@@ -114,7 +114,7 @@ class Rewriter:
         context = result if isinstance(result, Context) else self._plain(found)
         body = shape.replace(body, found, context)
         if conversation is not None and history.link is not None and found.message is not None:
-            body = _remember(body, found.message, conversation, history.link, context)
+            body = _remember(payload, body, found.message, conversation, history.link, context)
         if isinstance(result, Context):
             return _boosted(body, context)
         return rewritten._replace(body=body, num_documents=len(context.documents))
@@ -141,7 +141,7 @@ class Rewriter:
             return result._replace(body=body)
         body = shape.replace(body, found, result)
         if conversation is not None and history.link is not None and found.message is not None:
-            body = _remember(body, found.message, conversation, history.link, result)
+            body = _remember(payload, body, found.message, conversation, history.link, result)
         return _boosted(body, result)
 
     def _boost(
@@ -212,15 +212,20 @@ def _read(
 
 
 def _remember(
-    body: dict[str, Any], message: int, conversation: Conversation, link: Link, context: Context
+    payload: Payload,
+    body: dict[str, Any],
+    message: int,
+    conversation: Conversation,
+    link: Link,
+    context: Context,
 ) -> dict[str, Any]:
     """Keep the question's message; what is kept is the very object that is sent."""
-    raw = encode(body["messages"][message])
+    raw = payload.encode_value(body["messages"][message])
     retrieved = tuple(document.key for document in context.retrieved)
     documents = tuple(document.key for document in context.documents)
-    conversation.remember(link, Sent(raw, retrieved, documents))
+    conversation.remember(link, Sent(bytes(raw), retrieved, documents))
     messages = list(body["messages"])
-    messages[message] = Raw(raw)
+    messages[message] = raw
     return {**body, "messages": messages}
 
 
