@@ -33,11 +33,11 @@ class Backend:
     """One upstream server. `open` and `close` belong to the event loop that uses it.
 
     Attributes:
-        url: base URL, without /v1 and without a slash at the end.
+        url: base URL, without `/v1` and without a slash at the end.
     """
 
     def __init__(self, settings: BackendSettings) -> None:
-        self.url = settings.url.rstrip("/")
+        self.url = settings.url.rstrip("/").removesuffix("/v1")
         self._timeout = aiohttp.ClientTimeout(
             total=None,
             sock_connect=settings.connect_timeout_s,

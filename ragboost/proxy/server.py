@@ -1,14 +1,43 @@
-"""Run an app on a socket: uvicorn with uvloop and httptools, limits, and a drain at shutdown."""
+"""Run the proxy on a socket: uvicorn with uvloop and httptools, limits, and a drain at shutdown."""
 
+import logging
+import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 
 import uvicorn
 from fastapi import FastAPI
 
-from ragboost.config import ProxySettings
+from ragboost.config import ProxySettings, Settings
 from ragboost.errors import ConfigError
+from ragboost.proxy.app import create_app
 from ragboost.proxy.protocol import limited_protocol
+
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+
+
+def serve(settings: Settings) -> None:
+    """Serve the proxy until SIGTERM or SIGINT, then drain; returns when all is closed.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    listener = bind(settings.proxy)
+    host, port = listener.getsockname()[:2]
+    if not is_loopback(settings.proxy.host):
+        logger.warning(
+            "proxy.host is %s: whoever reaches it can use the backend; there are no API keys",
+            settings.proxy.host,
+        )
+    shown = f"[{host}]" if ":" in host else host
+    logger.info("listening on http://%s:%d, backend %s", shown, port, settings.backend.url)
+    with _signals_only_stop():
+        make_server(create_app(settings), settings.proxy).run(sockets=[listener])
 
 
 def bind(settings: ProxySettings) -> socket.socket:
@@ -22,6 +51,7 @@ def bind(settings: ProxySettings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(
@@ -59,6 +89,19 @@ def make_server(app: FastAPI, settings: ProxySettings) -> uvicorn.Server:
             proxy_headers=False,
             timeout_keep_alive=settings.keep_alive_s,
             timeout_graceful_shutdown=settings.drain_s,
-            backlog=4096,
+            backlog=_BACKLOG,
         )
     )
+
+
+@contextmanager
+def _signals_only_stop() -> Iterator[None]:
+    """Keep uvicorn from raising the signal again when it has drained, which would kill the process
+    before the caller has closed what is behind the proxy."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    old = [signal.signal(number, lambda *_: None) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, old, strict=True):
+            signal.signal(number, handler)
