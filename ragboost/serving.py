@@ -3,6 +3,7 @@
 Knows sockets and uvicorn. Does not know what the application does.
 """
 
+import logging
 import socket
 import threading
 import time
@@ -13,6 +14,8 @@ from typing import Any
 import uvicorn
 
 from ragboost.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0
 _KEEP_ALIVE_S = 75  # longer than the idle time of common clients, so that they close first
@@ -55,7 +58,10 @@ def serve(app: Any, *, host: str, port: int) -> None:
         ConfigError: the address cannot be bound.
     """
     listening = _bind(host, port)
-    config = uvicorn.Config(app, log_level="info", timeout_keep_alive=_KEEP_ALIVE_S)
+    config = uvicorn.Config(
+        app, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=30
+    )
+    logger.info("listening on http://%s:%d", host, listening.getsockname()[1])
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:

@@ -75,7 +75,7 @@ class Generator:
         """Yield pieces, the first one with the first token. Closing the generator early aborts.
 
         Raises:
-            ApiError: the engine has no room (503), is stopping or has failed (500).
+            ApiError: the engine has no room or has stopped (503), or fails meanwhile (500).
         """
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[Output] = asyncio.Queue()
@@ -94,7 +94,7 @@ class Generator:
         begin = time.perf_counter()
         if not self._engine.submit(sequence):
             self._metrics.finished("rejected")
-            raise ApiError("the engine is full; try again", status=503, code="engine_overloaded")
+            raise self._refusal()
         reason: str | None = None
         try:
             async for piece in self._pieces(outputs, request):
@@ -103,9 +103,19 @@ class Generator:
                     self._metrics.first_token(time.perf_counter() - begin)
                 self._metrics.generated_tokens.inc()
                 yield piece
+        except ApiError:
+            reason = "error"
+            raise
         finally:
             self._engine.abort(sequence)  # no effect where it has ended by itself
             self._metrics.finished(reason or "abort")
+
+    def _refusal(self) -> ApiError:
+        if self._engine.is_healthy:
+            return ApiError("the engine is full; try again", status=503, code="engine_overloaded")
+        return ApiError(
+            "the engine has stopped; its log says why", status=503, code="engine_stopped"
+        )
 
     async def _pieces(
         self, outputs: "asyncio.Queue[Output]", request: GenerationRequest

@@ -94,6 +94,7 @@ class KVPool:
         """Copy blocks into `kv`, one after the other from position `start` on."""
         index = torch.tensor(slots, device=self.layers[0][0].device)
         end = start + len(slots) * self.block_size
+        kv.reserve(end)
         for pool, sequence in zip(self.layers, kv.layers, strict=True):
             for source, target in zip(pool, sequence, strict=True):
                 blocks = source.index_select(0, index).transpose(0, 1)  # (heads, n, block, dim)

@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _REPLAY_BATCHES = 10_000
-_MAX_QUEUED = 10_000
 _MAX_UNSENT = 100_000  # batches per slow subscriber
 _POLL_MS = 20
 
@@ -110,12 +109,18 @@ class EventPublisher:
     """
 
     def __init__(
-        self, endpoint: str, *, block_size: int, replay_endpoint: str | None = None, topic: str = ""
+        self,
+        endpoint: str,
+        *,
+        block_size: int,
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        max_queued: int = 10_000,
     ) -> None:
         self.topic = topic
         self.num_dropped = 0
         self._block_size = block_size
-        self._queue: queue.Queue[tuple[int, Batch]] = queue.Queue(_MAX_QUEUED)
+        self._queue: queue.Queue[tuple[int, Batch]] = queue.Queue(max_queued)
         self._next_seq = 0
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=_REPLAY_BATCHES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -46,7 +46,7 @@ class EngineMetrics:
         )
         self._requests = Counter(
             f"{_PREFIX}requests",
-            "Requests by how they ended: stop, length, abort or rejected.",
+            "Requests by how they ended: stop, length, abort, error or rejected.",
             ["finished_reason"],
             registry=self._registry,
         )

@@ -42,7 +42,7 @@ class Block:
         parent: the block in front; None at the root.
         num_children: cached blocks that continue this one; only leaves are evicted.
         num_users: running requests that hold it; a held block is never evicted.
-        last_used: tick of the cache's clock; a parent's is never older than its children's.
+        last_used: tick of the cache's clock; once a block is free, its parent's is not older.
     """
 
     key: bytes
@@ -221,7 +221,8 @@ class PrefixCache:
                 assert self.holds(block.parent), f"slot {block.slot} outlived its parent"
                 key = block.parent.key
                 children[key] = children.get(key, 0) + 1
-                assert block.parent.last_used >= block.last_used, "parent is older than its child"
+                is_older = block.parent.last_used < block.last_used
+                assert block.num_users or not is_older, "parent is older than its free child"
                 assert block.parent.num_users >= block.num_users, "child held, parent free"
         offered = {(used, block.slot) for used, _, block in self._leaves if self.holds(block)}
         for block in blocks:
