@@ -11,10 +11,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from ragboost.config import ProxySettings, Settings
-from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.protocol import limited_protocol
-
+from ragboost.serving import bind
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ def serve(settings: Settings) -> None:
     Raises:
         ConfigError: the address cannot be bound.
     """
-    listener = bind(settings.proxy)
+    listener = listen(settings.proxy)
     host, port = listener.getsockname()[:2]
     if not is_loopback(settings.proxy.host):
         logger.warning(
@@ -40,24 +39,14 @@ def serve(settings: Settings) -> None:
         make_server(create_app(settings), settings.proxy).run(sockets=[listener])
 
 
-def bind(settings: ProxySettings) -> socket.socket:
+def listen(settings: ProxySettings) -> socket.socket:
     """Listen on the configured address; port 0 picks a free one.
 
     Raises:
         ConfigError: the address is taken or not ours.
     """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {settings.host}:{settings.port} (proxy.host, proxy.port): "
-            f"{error.strerror}"
-        ) from None
+    listener = bind(settings.host, settings.port)
+    listener.listen(_BACKLOG)
     return listener
 
 
@@ -70,7 +59,7 @@ def is_loopback(host: str) -> bool:
 
 
 def make_server(app: FastAPI, settings: ProxySettings) -> uvicorn.Server:
-    """Make a server; `server.run(sockets=[bind(settings)])` serves until SIGTERM or SIGINT.
+    """Make a server; `server.run(sockets=[listen(settings)])` serves until SIGTERM or SIGINT.
 
     It then stops to listen, lets running requests finish within `drain_s`, and closes the app.
     """

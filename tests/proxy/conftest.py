@@ -9,7 +9,7 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
-from ragboost.proxy.server import bind, make_server
+from ragboost.proxy.server import listen, make_server
 from tests.fakes import FakeEngine
 
 
@@ -20,7 +20,7 @@ class ProxyServer:
         self.settings = settings
         self.app = create_app(settings)
         self.server = make_server(self.app, settings.proxy)
-        listener = bind(settings.proxy)
+        listener = listen(settings.proxy)
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)

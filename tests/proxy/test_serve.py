@@ -76,7 +76,7 @@ def test_a_taken_port_is_one_sentence_and_exit_code_2(engine: FakeEngine) -> Non
         timeout=30,
     )
     assert done.returncode == 2
-    assert "proxy.port" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -97,10 +97,11 @@ def test_embedded_serves_proxy_and_engine_and_reuses_their_prefix(
     monkeypatch.setenv("RAGBOOST_ENGINE__BUILTIN_SIZE", "tiny")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     process, url = start("--embedded")
+    model = httpx.get(f"{url}/v1/models", timeout=60).json()["data"][0]["id"]
     documents = [{"id": i, "text": f"Document {i} says that {i} is a number. " * 6} for i in (1, 2)]
     cached = []
     for order in (documents, documents[::-1]):
-        body = {**CHAT, "max_tokens": 2, "ragboost": {"documents": order}}
+        body = {**CHAT, "model": model, "max_tokens": 2, "ragboost": {"documents": order}}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
         cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
