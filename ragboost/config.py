@@ -6,11 +6,19 @@ A section per package, named after it. Knows no command line and no package.
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -25,7 +33,24 @@ ENV_PREFIX = "RAGBOOST_"
 TOML_NAME = "ragboost.toml"
 
 
-class Section(BaseModel):
+_PLACEHOLDERS = {
+    "order_template": "{order}",
+    "label_template": "{label}",
+    "location_template": "{document}",
+}
+
+
+class _Changed:
+    """Shows only the fields that differ from their defaults, as in the constructor's call."""
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        fields: Mapping[str, FieldInfo] = type(self).model_fields  # type: ignore[attr-defined]
+        for name, info in fields.items():
+            if (value := getattr(self, name)) != info.default:
+                yield name, value
+
+
+class Section(_Changed, BaseModel):
     """Base of all sections: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -71,7 +96,9 @@ class DedupSettings(Section):
     """De-duplication across the turns of a session and inside a request (paper section 6)."""
 
     enabled: bool = Field(
-        True, description="Send a document once per session and once per request."
+        True,
+        description="Send a document once per request, and once per session where location hints "
+        "are on.",
     )
 
 
@@ -82,7 +109,9 @@ class HintSettings(Section):
         True, description="Tell the model the relevance order of reordered documents."
     )
     location: bool = Field(
-        True, description="Tell the model where a de-duplicated document stands."
+        True,
+        description="Tell the model where a document of an earlier turn stands; off: it is sent "
+        "again.",
     )
     position: Literal["before_question", "after_question"] = Field(
         "before_question", description="Where the hints stand."
@@ -92,12 +121,21 @@ class HintSettings(Section):
         description="Order hint; {order} becomes the labels, most relevant first.",
     )
     label_template: str = Field(
-        "[Doc_{label}]", description="A document's name in prompt and hints."
+        "[Doc_{label}]",
+        description="A document's label in prompt and hints; {label} becomes its id.",
     )
     location_template: str = Field(
         "Please refer to {document} in the previous conversation.",
-        description="Location hint; {document} becomes the document's name.",
+        description="Location hint; {document} becomes the document's label.",
     )
+
+    @field_validator("order_template", "label_template", "location_template")
+    @classmethod
+    def _has_placeholder(cls, template: str, info: ValidationInfo) -> str:
+        placeholder = _PLACEHOLDERS[str(info.field_name)]
+        if placeholder not in template:
+            raise ValueError(f"must contain {placeholder}")
+        return template
 
 
 class SessionSettings(Section):
@@ -108,6 +146,12 @@ class SessionSettings(Section):
     )
     ttl_s: float = Field(
         86_400.0, gt=0, description="Seconds after which an unused session is forgotten."
+    )
+    max_documents: int = Field(
+        10_000,
+        ge=1,
+        description="Documents remembered per session; beyond it the oldest turns are forgotten, "
+        "and their documents sent again.",
     )
 
 
@@ -143,7 +187,7 @@ class EngineSettings(Section):
     block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
 
 
-class Settings(BaseSettings):
+class Settings(_Changed, BaseSettings):
     """All settings. `Settings()` in code holds defaults and what is passed; `load_settings` also
     reads the environment and `ragboost.toml`."""
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ragboost.errors import InvalidDocumentError
+from ragboost.errors import InvalidDocumentError, RequestError
 
 DocumentId = str | int | float | bool | None
 """A document's id as the caller gave it: any JSON scalar. None: the content is the id."""
 
+_MAX_ID_BITS = 1024  # Python refuses to print integers of more than some thousand digits
 _PLAIN_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:\-]{0,39}")
 
 
@@ -29,56 +30,70 @@ class Document:
         title: shown above the text where given.
         score: the retriever's score, finite; higher is more relevant. Not part of the identity.
         metadata: kept as it is, never shown to the model. Not part of the identity.
-        key: identity inside RAGBoost, 32 hex digits of id, title and text together. Documents
-            are the same only if the model would read the same bytes: an id with a new text is
-            another document.
+        key: identity inside RAGBoost, 32 hex digits of id, title and text together; equality and
+            hash are the key's. Documents are the same only if the model would read the same bytes:
+            an id with a new text is another document, and so are the ids 1, 1.0, True and "1".
 
     Raises:
         InvalidDocumentError: empty or non-string text, an id that is no JSON scalar, a NaN score.
     """
 
-    text: str
-    id: DocumentId = None
-    title: str | None = None
+    text: str = field(compare=False)
+    id: DocumentId = field(default=None, compare=False)
+    title: str | None = field(default=None, compare=False)
     score: float | None = field(default=None, compare=False)
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    key: str = field(init=False, repr=False, compare=False)
+    key: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
             raise InvalidDocumentError(
                 f"text must be a non-empty string, got {_show(self.text)}", param="text"
             )
-        if self.id is not None and not isinstance(self.id, str | int | float | bool):
-            raise InvalidDocumentError(
-                f"id must be a JSON scalar, got {_show(self.id)}", param="id"
-            )
-        for name in ("id", "score"):
-            value = getattr(self, name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InvalidDocumentError(f"{name} must be finite, got {value}", param=name)
-        if self.score is not None and (
-            isinstance(self.score, bool) or not isinstance(self.score, int | float)
-        ):
-            raise InvalidDocumentError(
-                f"score must be a number, got {_show(self.score)}", param="score"
-            )
         if self.title is not None and not isinstance(self.title, str):
             raise InvalidDocumentError(
                 f"title must be a string, got {_show(self.title)}", param="title"
+            )
+        if not isinstance(self.id, str):
+            _check_id(self.id)
+        if self.score is not None:
+            _check_score(self.score)
+        if not isinstance(self.metadata, Mapping):
+            raise InvalidDocumentError(
+                f"metadata must be an object, got {_show(self.metadata)}", param="metadata"
             )
         object.__setattr__(self, "key", document_key(self.text, id=self.id, title=self.title))
 
     @property
     def label(self) -> str:
-        """Name of the document in the prompt and in hints: its id where that is short and plain,
-        else the first 8 digits of its key. Never depends on the position, so that a reordered
-        document keeps its bytes."""
+        """Name of the document: its id where that is short and plain, else the first 8 digits of
+        its key. Never depends on the position, so that a reordered document keeps its bytes.
+        `Context.labels` tells how prompt and hints show it."""
         if self.id is not None:
             name = self.id if isinstance(self.id, str) else json.dumps(self.id)
             if _PLAIN_LABEL.fullmatch(name):
                 return name
         return self.key[:8]
+
+
+def _check_id(value: object) -> None:
+    if value is None or isinstance(value, bool):
+        return
+    if not isinstance(value, int | float):
+        raise InvalidDocumentError(f"id must be a JSON scalar, got {_show(value)}", param="id")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidDocumentError(f"id must be finite, got {value}", param="id")
+    if isinstance(value, int) and value.bit_length() > _MAX_ID_BITS:
+        raise InvalidDocumentError(
+            f"id must fit in {_MAX_ID_BITS} bits, got {value.bit_length()}", param="id"
+        )
+
+
+def _check_score(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidDocumentError(f"score must be a number, got {_show(value)}", param="score")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidDocumentError(f"score must be finite, got {value}", param="score")
 
 
 def document_key(text: str, *, id: DocumentId = None, title: str | None = None) -> str:  # noqa: A002
@@ -93,9 +108,11 @@ def document_key(text: str, *, id: DocumentId = None, title: str | None = None) 
     return digest.hexdigest()[:32]
 
 
-def as_document(
-    value: "Document | Mapping[str, Any] | str", *, where: str = "document"
-) -> Document:
+DocumentLike = Document | Mapping[str, Any] | str
+"""What callers may pass for a document; see `as_document`."""
+
+
+def as_document(value: DocumentLike, *, where: str = "document") -> Document:
     """Turn what a caller passed into a Document.
 
     Args:
@@ -123,16 +140,14 @@ def as_document(
             id=value.get("id", value.get("doc_id")),
             title=value.get("title"),
             score=value.get("score"),
-            metadata=value.get("metadata") or {},
+            metadata={} if value.get("metadata") is None else value["metadata"],
         )
     except InvalidDocumentError as error:
         param = f"{where}.{error.param}" if error.param else where
         raise InvalidDocumentError(f"{param}: {error}", param=param) from None
 
 
-def as_documents(
-    values: Sequence["Document | Mapping[str, Any] | str"], *, where: str = "documents"
-) -> list[Document]:
+def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") -> list[Document]:
     """Turn a list of what callers pass into Documents; see `as_document`.
 
     Raises:
@@ -149,15 +164,28 @@ class Request:
 
     Attributes:
         query: the user's question.
-        documents: in relevance order.
+        documents: in relevance order; texts and mappings become Documents, see `as_document`.
         id: the caller's name for the request (`custom_id` in batch files).
         session: the conversation it belongs to; None if it stands alone.
+
+    Raises:
+        RequestError: the question is no string, the session's name no non-empty string.
+        InvalidDocumentError: a document is bad.
     """
 
     query: str
     documents: tuple[Document, ...]
     id: str | None = None
     session: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.query, str):
+            raise RequestError(f"query must be a string, got {_show(self.query)}", param="query")
+        if self.session is not None and (not isinstance(self.session, str) or not self.session):
+            raise RequestError(
+                f"session must be a non-empty string, got {_show(self.session)}", param="session"
+            )
+        object.__setattr__(self, "documents", tuple(as_documents(self.documents)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +195,7 @@ class Hint:
     Attributes:
         kind: `order` (relevance order, paper 5.3) or `location` (where a document stands, 6).
         text: the rendered sentence.
-        labels: the labels of the documents it speaks of.
+        labels: the labels of the documents it speaks of, as the prompt shows them.
     """
 
     kind: Literal["order", "location"]
@@ -187,18 +215,39 @@ class Context:
         retrieved: what the caller gave, in relevance order.
         positions: for each of `retrieved`, its index in `documents`; -1 where a location hint
             stands for it because an earlier turn carries it.
+        labels: for each of `documents`, its label as prompt and hints show it, such as `[Doc_7]`.
         hints: location hints, then the order hint; empty if nothing moved and nothing was dropped.
+        hint_position: where the hints stand.
         search_path: child positions from the root of the context index (paper 4.1).
-        predicted_cached_tokens: tokens of the leading documents that the prefix cache should hold.
+        predicted_cached_tokens: tokens of the documents at the front of the payload, and of the
+            earlier turns, that the prefix cache should hold.
+        session: the conversation; None if the request stands alone.
+        turn: number of the request in its session, from 1; 0 if it stands alone.
     """
 
     query: str
     documents: tuple[Document, ...]
     retrieved: tuple[Document, ...]
     positions: tuple[int, ...]
+    labels: tuple[str, ...]
     hints: tuple[Hint, ...] = ()
+    hint_position: Literal["before_question", "after_question"] = "before_question"
     search_path: tuple[int, ...] = ()
     predicted_cached_tokens: int = 0
+    session: str | None = None
+    turn: int = 0
+
+    def render(self) -> str:
+        """The prompt: documents, hints and question; see `ragboost.render`."""
+        from ragboost.render import render_prompt
+
+        return render_prompt(self)
+
+    def messages(self, *, system: str | None = None) -> list[dict[str, str]]:
+        """Chat messages: the system prompt where given, then documents, hints and question."""
+        from ragboost.render import render_messages
+
+        return render_messages(self, system=system)
 
 
 @dataclass(frozen=True, slots=True)
