@@ -249,11 +249,12 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None =
             return (init_settings, env_settings, *file)
 
     try:
-        return Loaded(**_nested(given))
+        loaded = Loaded(**_nested(given))
     except ValidationError as error:
         raise ConfigError(_explain(error, origin)) from None
     except SettingsError as error:
         raise ConfigError(f"environment: {error}") from None
+    return Settings(**{name: getattr(loaded, name) for name in Settings.model_fields})
 
 
 def field_paths() -> dict[str, str]:
@@ -278,7 +279,7 @@ def _toml_paths(path: Path | None) -> dict[str, str]:
     return {
         f"{section}.{name}" if name else section: str(path)
         for section, values in data.items()
-        for name in (values if isinstance(values, dict) else [""])
+        for name in ((values if isinstance(values, dict) else None) or [""])
     }
 
 
@@ -300,7 +301,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_known(path: str, source: str) -> None:
     known = field_paths()
-    if path in known:
+    if path in known or path in Settings.model_fields:
         return
     near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
     advice = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"

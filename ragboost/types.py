@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal
 
 from ragboost.errors import InvalidDocumentError, RequestError
@@ -16,7 +17,7 @@ from ragboost.errors import InvalidDocumentError, RequestError
 DocumentId = str | int | float | bool | None
 """A document's id as the caller gave it: any JSON scalar. None: the content is the id."""
 
-_MAX_ID_BITS = 1024  # Python refuses to print integers of more than some thousand digits
+_MAX_BITS = 1024  # Python refuses to print integers of more than some thousand digits
 _PLAIN_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:\-]{0,39}")
 
 
@@ -47,21 +48,15 @@ class Document:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
-            raise InvalidDocumentError(
-                f"text must be a non-empty string, got {_show(self.text)}", param="text"
-            )
+            raise _invalid("text", "must be a non-empty string", self.text)
         if self.title is not None and not isinstance(self.title, str):
-            raise InvalidDocumentError(
-                f"title must be a string, got {_show(self.title)}", param="title"
-            )
-        if not isinstance(self.id, str):
-            _check_id(self.id)
-        if self.score is not None:
-            _check_score(self.score)
+            raise _invalid("title", "must be a string", self.title)
+        if not (self.id is None or isinstance(self.id, str | bool) or _is_finite(self.id, float)):
+            raise _invalid("id", "must be a JSON scalar, finite and not huge", self.id)
+        if self.score is not None and not _is_finite(self.score, Real):
+            raise _invalid("score", "must be a finite number", self.score)
         if not isinstance(self.metadata, Mapping):
-            raise InvalidDocumentError(
-                f"metadata must be an object, got {_show(self.metadata)}", param="metadata"
-            )
+            raise _invalid("metadata", "must be an object", self.metadata)
         object.__setattr__(self, "key", document_key(self.text, id=self.id, title=self.title))
 
     @property
@@ -74,26 +69,6 @@ class Document:
             if _PLAIN_LABEL.fullmatch(name):
                 return name
         return self.key[:8]
-
-
-def _check_id(value: object) -> None:
-    if value is None or isinstance(value, bool):
-        return
-    if not isinstance(value, int | float):
-        raise InvalidDocumentError(f"id must be a JSON scalar, got {_show(value)}", param="id")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidDocumentError(f"id must be finite, got {value}", param="id")
-    if isinstance(value, int) and value.bit_length() > _MAX_ID_BITS:
-        raise InvalidDocumentError(
-            f"id must fit in {_MAX_ID_BITS} bits, got {value.bit_length()}", param="id"
-        )
-
-
-def _check_score(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidDocumentError(f"score must be a number, got {_show(value)}", param="score")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidDocumentError(f"score must be finite, got {value}", param="score")
 
 
 def document_key(text: str, *, id: DocumentId = None, title: str | None = None) -> str:  # noqa: A002
@@ -112,7 +87,7 @@ DocumentLike = Document | Mapping[str, Any] | str
 """What callers may pass for a document; see `as_document`."""
 
 
-def as_document(value: DocumentLike, *, where: str = "document") -> Document:
+def as_document(value: DocumentLike | object, *, where: str = "document") -> Document:
     """Turn what a caller passed into a Document.
 
     Args:
@@ -129,14 +104,11 @@ def as_document(value: DocumentLike, *, where: str = "document") -> Document:
         if isinstance(value, str):
             return Document(value)
         if not isinstance(value, Mapping):
-            raise InvalidDocumentError(
-                f"must be a string or an object with 'text', got {_show(value)}"
-            )
-        text = next(
-            (value[name] for name in ("text", "content", "page_content") if name in value), None
-        )
+            problem = f"must be a string or an object with 'text', got {_show(value)}"
+            raise InvalidDocumentError(problem)
+        names = (name for name in ("text", "content", "page_content") if name in value)
         return Document(
-            text=text,  # type: ignore[arg-type]  # checked by Document, with the field's name
+            text=value.get(next(names, "text")),  # type: ignore[arg-type]  # Document checks it
             id=value.get("id", value.get("doc_id")),
             title=value.get("title"),
             score=value.get("score"),
@@ -207,7 +179,7 @@ class Hint:
 class Context:
     """The ordered documents of one request, ready to be rendered.
 
-    Every retrieved document either stands in `documents` or is named by a location hint.
+    Every retrieved document stands in `documents` or is named by a location hint.
 
     Attributes:
         query: the user's question.
@@ -263,6 +235,20 @@ class Plan:
     order: tuple[int, ...]
 
 
+def _is_finite(value: object, kind: type[float] | type[Real]) -> bool:
+    """Whether a value is a finite number of that kind, or an integer that Python can print."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and value.bit_length() <= _MAX_BITS
+    return isinstance(value, kind) and math.isfinite(float(value))
+
+
+def _invalid(param: str, problem: str, value: object) -> InvalidDocumentError:
+    return InvalidDocumentError(f"{param} {problem}, got {_show(value)}", param=param)
+
+
 def _show(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = "too long to print"
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
