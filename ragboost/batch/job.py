@@ -4,6 +4,7 @@ Two passes over the input. The first keeps numbers only (see `catalog`), the sec
 again where it stands. Knows no wire shapes; see `lines`.
 """
 
+import codecs
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -146,7 +147,7 @@ class _Job:
                 raise RequestError(f"line {entry.line} changed while the job ran: start it again")
             context = self._context(line, planned.permutations[position])
             value = line.write(context)
-            output.write(raw.rstrip(b"\r\n") if value == line.value else encode_json(value))
+            output.write(_verbatim(raw) if value == line.value else encode_json(value))
             output.write(b"\n")
             where = {
                 "input_line": entry.line,
@@ -187,6 +188,11 @@ def _as_they_are(settings: Settings) -> Settings:
             "hints": settings.hints.model_copy(update={"order": False}),
         }
     )
+
+
+def _verbatim(raw: bytes) -> bytes:
+    """A line as it was, without what belongs to the file: its line end, a byte order mark."""
+    return raw.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8)
 
 
 def _rejected(number: int, raw: bytes, error: RagBoostError) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ragboost.config import HintSettings
 from ragboost.errors import RequestError
-from ragboost.formats import find_format, make_formats
+from ragboost.formats import Format, Found, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
 from ragboost.retrieval.corpus import Corpus
 from ragboost.types import Context, Document, DocumentId, as_documents
@@ -97,7 +97,7 @@ class LineParser:
             id=value["custom_id"],
             query=match[1].query if match else "",
             documents=match[1].documents if match else (),
-            head=_head(body, match[1].message) if match else "",
+            head=_head(body, *match) if match else "",
             is_boost_wanted=boost,
             write=write,
         )
@@ -165,7 +165,7 @@ def parse_json(raw: bytes) -> Any:
         RequestError: not UTF-8 or not JSON; or a number is not finite, named by its path.
     """
     try:
-        value = json.loads(raw.decode("utf-8"))
+        value = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise RequestError(f"not UTF-8 at byte {error.start + 1}") from None
     except RecursionError:
@@ -224,9 +224,9 @@ def _write_plain(value: dict[str, Any], field: str, context: Context | None) -> 
     return moved
 
 
-def _head(body: Mapping[str, Any], message: int | None) -> str:
-    before = body["messages"][:message] if message is not None else []
-    parts = [body.get("model"), body.get("tools"), before]
+def _head(body: Mapping[str, Any], shape: Format, found: Found) -> str:
+    before = None if found.message is None else body["messages"][: found.message]
+    parts = [body.get("model"), body.get("tools"), shape.name, before]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

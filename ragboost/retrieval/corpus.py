@@ -91,7 +91,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _document(line: bytes, *, where: str) -> Document:
     try:
-        return as_document(json.loads(line), where=where)
+        return as_document(json.loads(line.decode("utf-8-sig")), where=where)
     except UnicodeDecodeError as error:
         raise RequestError(f"{where}: not UTF-8 at byte {error.start + 1}") from None
     except RecursionError:

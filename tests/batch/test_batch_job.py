@@ -305,6 +305,12 @@ def test_strict_job_writes_rejects_only(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.rejects.jsonl"]
 
 
+def test_byte_order_mark_of_the_file_is_dropped(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, [b"\xef\xbb\xbf" + json.dumps(plain("a")).encode(), plain("b")])
+
+    assert sorted(map(ids, lines)) == ["a", "b"]
+
+
 def test_lone_surrogates_and_line_ends_of_windows_come_through(tmp_path: Path) -> None:
     odd = plain("ab", question="\ud800?")
     encoded = json.dumps(odd).encode() + b"\r"
