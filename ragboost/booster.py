@@ -245,11 +245,13 @@ class Booster:
         known = state.labels() if state else {}
         if keys is None:
             carried, is_empty = known, not (state and state.turns)
+            is_complete = not (state and state.has_forgotten)
         else:
             carried, is_empty = {key: known[key] for key in keys if key in known}, not keys
+            is_complete = len(carried) == len(set(keys))
         if not (self.settings.dedup.enabled and self.settings.hints.location):
             carried = {}
-        return History(known, carried, is_empty)
+        return History(known, carried, is_empty, is_complete)
 
     def _order(
         self, retrieved: Retrieved, history: History, *, planned: Sequence[int] | None

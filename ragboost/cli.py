@@ -4,13 +4,15 @@ Parses, calls, prints. Logic lives in the packages.
 """
 
 import json
+import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from ragboost import __version__
-from ragboost.config import load_settings
+from ragboost.config import field_paths, load_settings
 from ragboost.errors import RagBoostError
 
 app = typer.Typer(
@@ -29,22 +31,53 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
         raise typer.Exit
 
 
+def _setting(path: str) -> Any:
+    """An option that overrides a setting; its help is the setting's description."""
+    return typer.Option(None, help=field_paths()[path], show_default=False)
+
+
+@app.command()
+def engine(
+    model: Path | None = _setting("engine.model"),
+    host: str | None = _setting("engine.host"),
+    port: int | None = _setting("engine.port"),
+    served_model_name: str | None = _setting("engine.served_model_name"),
+    capacity_tokens: int | None = _setting("engine.capacity_tokens"),
+    block_size: int | None = _setting("engine.block_size"),
+    max_model_len: int | None = _setting("engine.max_model_len"),
+    device: str | None = _setting("engine.device"),
+    dtype: str | None = _setting("engine.dtype"),
+    num_threads: int | None = _setting("engine.num_threads"),
+    kv_events_endpoint: str | None = _setting("engine.kv_events_endpoint"),
+    kv_events_replay_endpoint: str | None = _setting("engine.kv_events_replay_endpoint"),
+) -> None:
+    """Serve a Hugging Face model, or a small built-in one, with an exact prefix cache."""
+    flags = {f"engine.{name}": value for name, value in locals().items()}
+    settings = load_settings(flags).engine
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+    from ragboost.engine import create_engine_app
+    from ragboost.serving import serve
+
+    serve(create_engine_app(settings), host=settings.host, port=settings.port)
+
+
 @app.command()
 def batch(
     source: Path = typer.Argument(..., metavar="IN.jsonl", help="Requests, one a line."),
     output: Path = typer.Option(
         ..., "--output", "-o", metavar="OUT.jsonl", help="The requests in release order."
     ),
-    corpus: Path = typer.Option(None, help="JSONL of documents that `doc_ids` name."),
-    cache_tokens: int = typer.Option(
+    corpus: Path | None = typer.Option(None, help="JSONL of documents that `doc_ids` name."),
+    cache_tokens: int | None = typer.Option(
         None, min=0, help="Tokens that the prefix cache holds, for the prediction."
     ),
-    block_size: int = typer.Option(
+    block_size: int | None = typer.Option(
         None, min=1, help="Tokens per block of that cache; without it, whole documents."
     ),
     strict: bool = typer.Option(False, help="Fail on malformed lines."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
-    progress: bool = typer.Option(
+    progress: bool | None = typer.Option(
         None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
     ),
 ) -> None:

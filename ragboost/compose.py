@@ -39,11 +39,13 @@ class History(NamedTuple):
         known: everything that is remembered of the session.
         carried: the part that stands in this payload and may be referred to.
         is_empty: no earlier turn stands in this payload.
+        is_complete: no document stands in this payload that has been forgotten.
     """
 
     known: Mapping[str, str]
     carried: Mapping[str, str]
     is_empty: bool
+    is_complete: bool
 
 
 class Composed(NamedTuple):
@@ -70,7 +72,12 @@ def compose(
         ContextIndexError: an invariant does not hold.
     """
     documents = tuple(retrieved.unique[i] for i in sent)
-    labels = label_documents(documents, template=settings.hints.label_template, known=history.known)
+    labels = label_documents(
+        documents,
+        template=settings.hints.label_template,
+        known=history.known,
+        is_complete=history.is_complete,
+    )
     places = {i: place for place, i in enumerate(sent)}
     positions = tuple(places.get(slot, -1) for slot in retrieved.slots)
     referred = (

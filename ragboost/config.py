@@ -185,6 +185,47 @@ class EngineSettings(Section):
         65_536, ge=16, description="Tokens of KV that the prefix cache holds."
     )
     block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
+    served_model_name: str | None = Field(
+        None, description="Name of the model in the API; None: its directory's."
+    )
+    builtin_size: Literal["small", "tiny"] = Field(
+        "small", description="Which built-in model: small, or tiny for tests."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the built-in model's weights.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where to compute; auto: a GPU for a given model where there is one."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Weights and KV; auto: float32 on a CPU, as stored on a GPU."
+    )
+    num_threads: int | None = Field(
+        None, ge=1, description="Threads of the process that compute; None: torch's default."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest prompt and answer together, in tokens; None: the model's."
+    )
+    default_max_tokens: int = Field(
+        256, ge=1, description="Tokens generated where a chat request does not say."
+    )
+    max_running: int = Field(16, ge=1, description="Requests computed in one batch.")
+    max_waiting: int = Field(
+        1024, ge=0, description="Requests that may wait; more get a 503 at once."
+    )
+    max_step_tokens: int = Field(
+        512, ge=1, description="Tokens computed in one step; long prompts are cut into chunks."
+    )
+    max_body_bytes: int = Field(
+        32 * 1024 * 1024, ge=1024, description="Larger request bodies get a 413."
+    )
+    kv_events_endpoint: str | None = Field(
+        None,
+        description="ZeroMQ address to publish cache events on, such as tcp://127.0.0.1:5557; "
+        "always bound; None: no events.",
+    )
+    kv_events_replay_endpoint: str | None = Field(
+        None, description="ZeroMQ address that replays past events; None: no replay."
+    )
+    kv_events_topic: str = Field("", description="Topic of the event messages.")
 
 
 class Settings(_Changed, BaseSettings):

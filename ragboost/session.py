@@ -47,11 +47,13 @@ class SessionState:
         id: the caller's name for it.
         turns: those remembered; the oldest may have been forgotten.
         next_turn: number of the next turn.
+        has_forgotten: turns were forgotten, so that not all labels given are known.
     """
 
     id: str
     turns: list[Turn] = field(default_factory=list)
     next_turn: int = 1
+    has_forgotten: bool = False
 
     def labels(self) -> dict[str, str]:
         """Label by key of every document that the remembered turns carry."""
@@ -83,6 +85,7 @@ class SessionState:
         total = sum(len(turn.documents) for turn in self.turns)
         while total > max_documents and len(self.turns) > 1:
             total -= len(self.turns.pop(0).documents)
+            self.has_forgotten = True
 
     def rollback(self, number: int) -> None:
         """Forget turn `number` and all after it, which may refer to it."""

@@ -4,9 +4,7 @@ import ragboost
 def test_all_is_sorted_and_complete() -> None:
     public = set(ragboost._HOME) | {"__version__"}
 
-    assert ragboost.__all__ == sorted(ragboost.__all__, key=str.lower) or (
-        ragboost.__all__ == sorted(ragboost.__all__)
-    )
+    assert ragboost.__all__ == sorted(ragboost.__all__)
     assert set(ragboost.__all__) == public
 
 

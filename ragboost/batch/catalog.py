@@ -11,9 +11,6 @@ from ragboost.batch.lines import BatchLine
 from ragboost.tokens import TokenCounter
 from ragboost.types import Document
 
-Element = tuple[int, int]
-"""A document's number, and how many of the same stand before it in its request."""
-
 
 class Entry(NamedTuple):
     """A request.
@@ -55,15 +52,9 @@ class Catalog:
         documents = array("q", [self._number(document) for document in line.documents])
         self.entries.append(Entry(number, offset, head, documents))
 
-    def elements(self, entry: Entry) -> tuple[Element, ...]:
-        """The documents to send, in relevance order; all differ."""
-        seen: dict[int, int] = {}
-        elements = []
-        for document in entry.documents:
-            copy = seen[document] = seen.get(document, -1) + 1
-            if copy == 0 or not self._dedup:
-                elements.append((document, copy))
-        return tuple(elements)
+    def sent(self, entry: Entry) -> Sequence[int]:
+        """The documents to send, in relevance order: each once, if the job de-duplicates."""
+        return tuple(dict.fromkeys(entry.documents)) if self._dedup else entry.documents
 
     def groups(self) -> Sequence[Sequence[int]]:
         """Positions of the requests that can share prefixes: one list for each head, in order of

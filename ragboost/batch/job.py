@@ -27,7 +27,7 @@ from ragboost.types import Context
 Progress = Callable[[str, int, int], None]
 """Called with the stage, what is done of it, and the whole."""
 
-_NO_HISTORY = History({}, {}, True)
+_NO_HISTORY = History(known={}, carried={}, is_empty=True, is_complete=True)
 _EVERY = 64  # lines between two reports of progress
 
 

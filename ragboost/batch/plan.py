@@ -16,7 +16,7 @@ class FilePlan(NamedTuple):
     """An order for everything.
 
     Attributes:
-        permutations: for each request of the file, which of its `elements` stands where.
+        permutations: for each request of the file, which of the documents to send stands where.
         release: positions of the requests, first to send first.
     """
 
@@ -28,18 +28,19 @@ def plan_file(catalog: Catalog, settings: OrderingSettings) -> FilePlan:
     """Plan each group of requests with the same head; what cannot be planned comes last."""
     permutations: list[Sequence[int]] = [range(len(entry.documents)) for entry in catalog.entries]
     release: list[int] = []
+    tokens = dict[Hashable, int](enumerate(catalog.tokens))
     *groups, fixed = catalog.groups()
     for group in groups:
-        elements = [catalog.elements(catalog.entries[i]) for i in group]
-        for i, names in zip(group, elements, strict=True):
-            permutations[i] = range(len(names))
+        contexts = [catalog.sent(catalog.entries[i]) for i in group]
+        for i, context in zip(group, contexts, strict=True):
+            permutations[i] = range(len(context))
         if not settings.enabled or len(group) == 1:
             release.extend(group)
             continue
         last = settings.keep_last
         plan = plan_batch(
-            [names[last:] for names in elements],
-            [[catalog.tokens[name[0]] for name in names[last:]] for names in elements],
+            [context[last:] for context in contexts],
+            tokens,
             linkage=settings.linkage,
             alpha=settings.alpha,
         )
@@ -62,12 +63,12 @@ def predict(
         entry = catalog.entries[position]
         if plan is None or entry.head < 0:
             return [f"head {entry.head}", *entry.documents]
-        names = catalog.elements(entry)
-        return [f"head {entry.head}", *(names[i][0] for i in plan.permutations[position])]
+        documents = catalog.sent(entry)
+        return [f"head {entry.head}", *(documents[i] for i in plan.permutations[position])]
 
     return simulate(
         map(sequence, plan.release if plan else range(len(catalog.entries))),
-        lambda name: 0 if isinstance(name, str) else catalog.tokens[name],
+        lambda item: 0 if isinstance(item, str) else catalog.tokens[item],
         capacity_tokens=cache_tokens,
         block_size=block_size,
     )

@@ -48,7 +48,7 @@ def test_gzipped_corpus_is_read(tmp_path: Path) -> None:
         (b'{"id": "b", "text": " "}', "text must be a non-empty string"),
         (b'{"id": "b"}', "text must be a non-empty string"),
         (b'{"id": ["b"], "text": "x"}', "id must be a JSON scalar"),
-        (b'{"id": "b", "text": "x", "score": NaN}', "score must be finite"),
+        (b'{"id": "b", "text": "x", "score": NaN}', "score must be a finite number"),
         (b'{"id": "b", "text": "\xff"}', "not UTF-8 at byte 22"),
         (b'{"id": "b", "text": "x"', "not JSON"),
         (b"[" * 100_000, "nested too deeply"),
