@@ -13,7 +13,7 @@ import typer
 
 from ragboost import __version__
 from ragboost.config import field_paths, load_settings
-from ragboost.errors import RagBoostError
+from ragboost.errors import ConfigError, RagBoostError
 
 app = typer.Typer(
     name="ragboost",
@@ -34,6 +34,37 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def _setting(path: str) -> Any:
     """An option that overrides a setting; its help is the setting's description."""
     return typer.Option(None, help=field_paths()[path], show_default=False)
+
+
+@app.command()
+def serve(
+    backend: str | None = _setting("backend.url"),
+    embedded: bool = typer.Option(
+        False, "--embedded", help="Start the embedded engine, too, and use it as the backend."
+    ),
+    host: str | None = _setting("proxy.host"),
+    port: int | None = _setting("proxy.port"),
+    model: Path | None = _setting("engine.model"),
+) -> None:
+    """Serve the OpenAI-compatible proxy in front of a backend."""
+    if embedded and backend is not None:
+        raise ConfigError("--embedded starts its own backend; leave --backend away")
+    flags = {"backend.url": backend, "proxy.host": host, "proxy.port": port, "engine.model": model}
+    settings = load_settings(flags)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+    from ragboost.proxy.server import serve as serve_proxy
+
+    if not embedded:
+        serve_proxy(settings)
+        return
+
+    from ragboost.engine import create_engine_app
+    from ragboost.serving import serve_in_thread
+
+    with serve_in_thread(create_engine_app(settings.engine)) as url:
+        behind = settings.backend.model_copy(update={"url": url})
+        serve_proxy(settings.model_copy(update={"backend": behind}))
 
 
 @app.command()
