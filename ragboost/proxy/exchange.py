@@ -5,7 +5,7 @@ import time
 from starlette.types import Receive, Scope, Send
 
 from ragboost.proxy.errors import error_response
-from ragboost.proxy.headers import get_header, new_request_id
+from ragboost.proxy.headers import decode_value, get_header, new_request_id
 
 REQUEST_ID = b"x-request-id"
 
@@ -48,7 +48,9 @@ class Exchange:
         """Path and query, encoded as the client sent them."""
         path: bytes = self.scope.get("raw_path") or self.scope["path"].encode()
         query: bytes = self.scope["query_string"]
-        return (path + b"?" + query if query else path).decode("latin-1")
+        if not path.startswith(b"/"):  # anything else could become part of the backend's address
+            path = b"/" + path
+        return decode_value(path + b"?" + query if query else path)
 
     async def send_error(self, status: int, message: str, *, param: str | None = None) -> None:
         """Answer with an error of our own."""

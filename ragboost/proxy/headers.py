@@ -35,6 +35,14 @@ def get_header(headers: RawHeaders, name: bytes) -> str | None:
     return None
 
 
+def decode_value(value: bytes) -> str:
+    """Decode bytes that the HTTP client shall write again: it writes UTF-8, so UTF-8 stays."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 def request_headers(headers: RawHeaders, *, is_boosted: bool = False) -> CIMultiDict[str]:
     """Copy a client's headers for the backend.
 
@@ -47,7 +55,7 @@ def request_headers(headers: RawHeaders, *, is_boosted: bool = False) -> CIMulti
     passed: CIMultiDict[str] = CIMultiDict()
     for name, value in headers:
         if name not in dropped:
-            passed.add(name.decode("latin-1"), _text(value))
+            passed.add(name.decode("latin-1"), decode_value(value))
     if is_boosted and "accept-encoding" in passed:
         passed["accept-encoding"] = "identity"
     return passed
@@ -71,10 +79,3 @@ def _nominated(headers: RawHeaders) -> frozenset[bytes]:
         if name == b"connection":
             names.update(token.strip().lower() for token in value.split(b","))
     return frozenset(names - {b"close", b"content-length", b"content-type"})
-
-
-def _text(value: bytes) -> str:
-    try:  # the HTTP client writes UTF-8, so UTF-8 comes out as it went in
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return value.decode("latin-1")

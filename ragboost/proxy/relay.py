@@ -107,7 +107,10 @@ async def _send_body(
     except (aiohttp.ClientError, TimeoutError) as error:
         exchange.outcome = "truncated"
         logger.warning("%s: the backend's answer ended early: %r", exchange.scope["path"], error)
-        await _send_cut(exchange, watch, response, last + (tap.finish() if tap else b""))
+        if held := tap.finish() if tap else b"":
+            last = held
+            await send({"type": "http.response.body", "body": held, "more_body": True})
+        await _send_cut(exchange, watch, response, last)
         return None
     rest = tap.finish() if tap else b""
     watch.finish()

@@ -5,6 +5,7 @@ import http.client
 import json
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -263,12 +264,18 @@ def test_a_stream_that_dies_between_events_ends_with_an_error_event(
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "502"
 
 
-def test_a_stream_that_dies_inside_an_event_is_cut(
-    client: httpx.Client, engine: FakeEngine
+@pytest.mark.parametrize("body", [CHAT, BOOSTED])
+def test_a_stream_that_dies_inside_an_event_is_cut_after_all_that_came(
+    client: httpx.Client, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
     engine.misbehave(die_after_chunks=3, cut_bytes=50, chunk_delay_s=0.05)
-    with pytest.raises(httpx.RemoteProtocolError):
-        client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    received: list[bytes] = []
+    with (
+        client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer,
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        received.extend(answer.iter_raw())
+    assert b"".join(received) == b"".join(engine.stream_pieces(engine.requests[-1])[:3])
 
 
 def test_three_hundred_requests_are_upstream_at_the_same_time(

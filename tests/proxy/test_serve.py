@@ -3,12 +3,15 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.fakes import FakeEngine
@@ -58,6 +61,18 @@ def test_a_stream_is_finished_before_the_proxy_stops(start: Start, engine: FakeE
         whole = first + b"".join(chunks)
     assert whole.endswith(b"data: [DONE]\n\n")
     assert process.wait(10) == 0
+
+
+def test_a_client_that_does_not_read_costs_no_memory(start: Start, engine: FakeEngine) -> None:
+    process, url = start("--backend", engine.url)
+    engine.misbehave(status=200, body=b"x" * 100_000_000)
+    address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    before = psutil.Process(process.pid).memory_info().rss
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"GET /v1/files/large HTTP/1.1\r\nhost: x\r\n\r\n")
+        engine.wait_until(lambda: len(engine.requests) == 1)
+        time.sleep(0.5)
+        assert psutil.Process(process.pid).memory_info().rss - before < 30_000_000
 
 
 def test_a_trailing_v1_of_the_backend_is_not_sent_twice(start: Start, engine: FakeEngine) -> None:
