@@ -176,9 +176,7 @@ class ProxySettings(Section):
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="Larger request bodies get a 413."
     )
-    max_header_bytes: int = Field(
-        64 * 1024, ge=1024, description="Larger request heads get a 431."
-    )
+    max_header_bytes: int = Field(64 * 1024, ge=1024, description="Larger request heads get a 431.")
     header_timeout_s: float = Field(
         15.0, gt=0, description="Seconds that a client may take to send a request's head."
     )
@@ -197,7 +195,7 @@ class ProxySettings(Section):
         "it out again.",
     )
     max_tenants: int = Field(
-        64, ge=1, description="Context indexes kept, one per model and cache salt, by last use."
+        1024, ge=1, description="Context indexes kept, one per model and cache salt, by last use."
     )
 
 
