@@ -130,7 +130,9 @@ class Rewriter:
         """Documents of this request only. The same ones keep their order over a conversation."""
         keys = tuple(document.key for document in found.documents)
         history = _read(payload, conversation, found=found, seed="\n".join(keys).encode())
-        body = self._with_history(without_object(payload.body), history.sent)
+        inside = _read(payload, conversation, found=found)  # earlier turns of the other kind
+        body = without_object(payload.body)
+        body = self._with_history(body, {**inside.sent, **history.sent})
         before = [*history.sent.values(), *([history.repeated] if history.repeated else [])]
         result: Context | Rewritten
         if before:

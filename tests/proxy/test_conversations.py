@@ -234,9 +234,20 @@ def test_the_same_documents_field_keeps_its_order_and_hints_in_a_conversation(
     assert '"T50" >> "T51" >> "T52"' in contents(second)[-1]
 
 
+def test_a_turn_with_the_documents_field_resends_turns_of_the_ragboost_object(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "mixed")
+    first = chat.ask("one?", [document(1)])
+    chat.messages = [*chat.messages, {"role": "user", "content": "two?"}]
+    second = _with_field(chat, {"documents": [text_of(2)]})
+    assert second.json["messages"][:1] == first.json["messages"]
+
+
 def _with_field(chat: Chat, fields: dict[str, Any]) -> Received:
     body = {"model": "m", "messages": chat.messages, "ragboost": {"session_id": chat.session}}
-    response = chat.client.post(URL, json={**body, **fields})
+    headers = {"authorization": f"Bearer {chat.user}"}
+    response = chat.client.post(URL, json={**body, **fields}, headers=headers)
     chat.answer = response.json()["choices"][0]["message"]["content"]
     return chat.engine.requests[-1]
 
