@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from ragboost import __version__
-from ragboost.config import field_paths, load_settings
+from ragboost.config import Settings, field_paths, load_settings
 from ragboost.errors import ConfigError, RagBoostError
 
 app = typer.Typer(
@@ -64,8 +64,18 @@ def serve(
     from ragboost.serving import serve_in_thread
 
     with serve_in_thread(create_engine_app(settings.engine)) as url:
-        behind = settings.backend.model_copy(update={"url": url})
-        serve_proxy(settings.model_copy(update={"backend": behind}))
+        serve_proxy(_in_front_of_engine(settings, url))
+
+
+def _in_front_of_engine(settings: Settings, url: str) -> Settings:
+    """Point the proxy at the embedded engine; its index is as large as the engine's cache."""
+    capacity = settings.index.capacity_tokens or settings.engine.capacity_tokens
+    return settings.model_copy(
+        update={
+            "backend": settings.backend.model_copy(update={"url": url}),
+            "index": settings.index.model_copy(update={"capacity_tokens": capacity}),
+        }
+    )
 
 
 @app.command()
@@ -149,7 +159,7 @@ def demo(
     conversations: int = typer.Option(10, min=1, help="Users who go on asking."),
     turns: int = typer.Option(4, min=1, help="Questions of a conversation."),
     k: int = typer.Option(6, "--k", min=1, help="Documents retrieved for a question."),
-    capacity_tokens: int = typer.Option(16_384, min=1024, help="Size of the prefix cache."),
+    capacity_tokens: int = typer.Option(65_536, min=1024, help="Size of the prefix cache."),
     seed: int = typer.Option(1, help="Of the questions drawn."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:

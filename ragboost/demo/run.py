@@ -26,7 +26,7 @@ def run_demo(
     conversations: int = 10,
     turns: int = 4,
     k: int = 6,
-    capacity_tokens: int = 16_384,
+    capacity_tokens: int = 65_536,
     seed: int = 1,
     engine: EngineSettings | None = None,
     console: Console | None = None,
