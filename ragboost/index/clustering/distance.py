@@ -64,6 +64,8 @@ def merge(rows: Rows, *, alpha: float, rank: Ints) -> Merges:
             "use linkage 'savings'",
             param="linkage",
         )
+    if not count:
+        return Merges(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), rows.documents)
     contexts = np.full((2 * count, width), -1, dtype=np.int32)
     contexts[:count] = rows.documents
     holders = _holders(rows)
