@@ -23,7 +23,7 @@ class ContextIndex:
         capacity_tokens: the cache's size; inserting beyond it evicts. None: unbounded, and only
             `evict` and `remove` shrink the tree.
         max_nodes: bound on memory; beyond it the least recently used leaves go.
-        max_visits: nodes that one search may look at; 1 is the greedy descent.
+        max_visits: nodes that one search may go on from, the root included.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class ContextIndex:
     def search(self, documents: Sequence[Hashable], tokens: Tokens) -> Match:
         """Find the cached prefix of greatest length whose documents all belong to the request.
 
-        Exact as long as at most `max_visits` nodes can hold it; beyond that the best among the
-        nodes visited, deepest match first, which includes the greedy descent (paper section 4.2).
+        Exact as long as it may go on from at most `max_visits` nodes; beyond that the best of what
+        was visited, longest match first, which begins with the greedy descent (paper section 4.2).
         Changes nothing. Ties go to the prefix found first: of those that leave a node, the one that
         goes on with the more relevant document.
 
