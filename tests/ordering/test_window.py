@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ragboost.index import ContextIndex
 from ragboost.ordering import RecentContexts, plan_window
 
-TOKENS = {document: 100 for document in "abcdefghij"}
+TOKENS = dict.fromkeys("abcdefghij", 100)
 
 contexts = st.lists(st.sampled_from(sorted(TOKENS)), unique=True, max_size=6)
 
