@@ -6,6 +6,7 @@ Knows parents, children and token ids. Does not know events, media or requests.
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 from ragboost.engine_hooks.events import BlockHash
 
@@ -106,7 +107,7 @@ def root_key(lora_name: str | None, parts: Iterable[str]) -> bytes:
     return hashlib.blake2b(repr((lora_name, *parts)).encode(), digest_size=16).digest()
 
 
-def block_key(parent_key: bytes, tokens: memoryview, extra: list[object] | None) -> bytes:
+def block_key(parent_key: bytes, tokens: memoryview, extra: list[Any] | None) -> bytes:
     """Identity of a block: its parent's, its tokens (8 bytes each) and its multimodal ids."""
     digest = hashlib.blake2b(parent_key, digest_size=16)
     digest.update(tokens)
@@ -117,10 +118,11 @@ def block_key(parent_key: bytes, tokens: memoryview, extra: list[object] | None)
     return digest.digest()
 
 
-def token_bytes(token_ids: Sequence[int | tuple[int, ...]]) -> memoryview:
+def token_bytes(token_ids: Sequence[int] | Sequence[int | tuple[int, ...]]) -> memoryview:
     """Token ids as 8 bytes each; of a bigram the first token, which stands at that position."""
+    ids: array[int]
     try:
-        ids = array("q", token_ids)  # type: ignore[arg-type]
+        ids = array("q", cast(Sequence[int], token_ids))
     except TypeError:
         ids = array("q", [t if isinstance(t, int) else t[0] for t in token_ids])
     return memoryview(ids).cast("B")

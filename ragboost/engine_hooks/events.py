@@ -151,7 +151,8 @@ def _decode_event(raw: msgspec.Raw) -> Event | str:
     first = memoryview(raw)[0]
     try:
         if first in _MAP_TYPES:
-            return _decode_map(raw)
+            event: Event = _decode_map(raw)
+            return event
         if first in _ARRAY_TYPES:
             return _from_array(_decode_array(raw))
     except msgspec.ValidationError:

@@ -6,7 +6,7 @@ for the model of RAGBoost section 4.1 ("Index update") where an engine tells wha
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ragboost.engine_hooks.blocks import Block, block_key, root_key, token_bytes
 from ragboost.engine_hooks.events import BlockHash, BlockRemoved, BlockStored, EventBatch
@@ -151,7 +151,8 @@ class PrefixMirror:
                 if not raw or len(self._blocks) >= self.max_blocks:
                     self._miss(1)
                     return
-                key = block_key(parent.key, raw[i * width : (i + 1) * width], extras and extras[i])
+                extra = extras[i] if extras else None
+                key = block_key(parent.key, raw[i * width : (i + 1) * width], extra)
                 block = Block(block_hash, parent, key=key, num_tokens=size)
                 self._blocks[block_hash] = block
                 self._by_key.setdefault(key, block)
@@ -176,7 +177,7 @@ class PrefixMirror:
             self._group = group
         return group == self._group
 
-    def _parent(self, event: BlockStored, extra: list[object] | None) -> Block | None:
+    def _parent(self, event: BlockStored, extra: list[Any] | None) -> Block | None:
         """The block before the first one of the event; a namespace's root; None if not known."""
         if event.parent_block_hash is not None:
             return self._blocks.get(event.parent_block_hash)
@@ -300,7 +301,7 @@ class PrefixMirror:
                 raise ContextIndexError(f"request {request!r} is not held by a resident block")
 
 
-def _namespace(event: BlockStored, extra: list[object] | None) -> bytes:
+def _namespace(event: BlockStored, extra: list[Any] | None) -> bytes:
     """LoRA name, then salt: vLLM puts both into the first block's extra keys, SGLang in fields."""
     lora = event.lora_name
     texts = [part for part in extra or () if isinstance(part, str)]
