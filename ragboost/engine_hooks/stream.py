@@ -122,7 +122,7 @@ class EventStream:
         """The transport has reached a publisher, the same one or another."""
         self.is_connected = True
         if self.has_replay:
-            self._ask(is_full=self._expected is None, is_needed=True)
+            self._ask(is_full=self._is_replay_down, is_needed=True)
 
     def disconnected(self) -> None:
         """The transport has lost the publisher. With a replay endpoint the mirror is kept, unread,
@@ -136,8 +136,7 @@ class EventStream:
     def probe(self) -> None:
         """Look for batches lost at the end of the stream, or for a replay endpoint that is back."""
         if self.is_connected and self.has_replay and self._replay is None:
-            is_full = self._expected is None or self._is_replay_down
-            self._ask(is_full=is_full, is_needed=False)
+            self._ask(is_full=self._is_replay_down, is_needed=False)
 
     def receive(self, seq: int, payload: bytes) -> None:
         """Take a live frame. While a replay runs it is dropped, and found missing afterwards."""
@@ -209,6 +208,7 @@ class EventStream:
             self._expected = None
 
     def _ask(self, *, is_full: bool, is_needed: bool) -> None:
+        is_full = is_full or self._expected is None
         start = 0 if is_full or self._expected is None else max(self._expected - 1, 0)
         is_verified = self._expected == 0  # nothing applied yet, nothing to compare with
         self._replay = _Replay(is_full=is_full, is_needed=is_needed, is_verified=is_verified)
