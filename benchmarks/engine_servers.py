@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -87,7 +88,7 @@ class EngineServer:
     Args:
         kind: which engine.
         cache_tokens: size of its prefix cache, small to force evictions.
-        block_size: tokens per block.
+        block_size: tokens per block; vLLM on a CPU takes multiples of 32.
         events: `zmq` for KV events, `hook` for RAGBoost's plug-in, `off`.
         report_url: of the proxy that the plug-in reports to.
     """
@@ -97,7 +98,7 @@ class EngineServer:
         kind: Kind,
         *,
         cache_tokens: int = 8192,
-        block_size: int = 16,
+        block_size: int = 32,
         events: Literal["zmq", "hook", "off"] = "zmq",
         report_url: str | None = None,
     ) -> None:
@@ -215,42 +216,59 @@ class EngineServer:
 
     def _vllm(self) -> list[str]:
         command = [str(venv("vllm") / "bin" / "vllm"), "serve", str(tiny_model("vllm"))]
-        command += f"--served-model-name tiny --host 127.0.0.1 --port {self.port}".split()
-        command += f"--dtype bfloat16 --enforce-eager --max-model-len {min(8192, self.cache_tokens)}".split()
-        command += "--enable-prompt-tokens-details --max-num-seqs 8".split()
-        command += f"--max-num-batched-tokens 2048 --block-size {self.block_size}".split()
-        blocks = self.cache_tokens // self.block_size + 1  # block 0 is a placeholder
-        command += f"--num-gpu-blocks-override {blocks}".split()
+        flags: dict[str, object] = {
+            "--served-model-name": "tiny",
+            "--host": "127.0.0.1",
+            "--port": self.port,
+            "--dtype": "bfloat16",
+            "--max-model-len": min(8192, self.cache_tokens),
+            "--max-num-seqs": 8,
+            "--max-num-batched-tokens": 2048,
+            "--block-size": self.block_size,
+            # Block 0 is a placeholder.
+            "--num-gpu-blocks-override": self.cache_tokens // self.block_size + 1,
+        }
         if self.events == "zmq":
-            config = {
-                "enable_kv_cache_events": True,
-                "publisher": "zmq",
-                "endpoint": self.source.endpoint,
-                "replay_endpoint": self.source.replay_endpoint,
-                "topic": "kv@tiny",
-            }
-            command += ["--kv-events-config", json.dumps(config)]
-        return command
+            flags["--kv-events-config"] = json.dumps(
+                {"enable_kv_cache_events": True, "publisher": "zmq", **self._addresses()}
+            )
+        return [*command, "--enforce-eager", "--enable-prompt-tokens-details", *_flat(flags)]
 
     def _sglang(self) -> list[str]:
         command = [*python("sglang"), "-W", "ignore", "-m", "sglang.launch_server"]
-        command += ["--model-path", str(tiny_model("sglang")), "--served-model-name", "tiny"]
-        command += f"--host 127.0.0.1 --port {self.port} --device cpu --dtype bfloat16".split()
-        command += "--attention-backend torch_native --sampling-backend pytorch".split()
-        command += "--disable-overlap-schedule --disable-cuda-graph --grammar-backend none".split()
-        command += "--skip-server-warmup --enable-metrics --enable-cache-report".split()
-        command += "--context-length 8192 --max-running-requests 8".split()
-        command += f"--mem-fraction-static 0.3 --page-size {self.block_size}".split()
-        command += f"--max-total-tokens {self.cache_tokens}".split()
-        config: dict[str, object] | None = None
+        command += ["--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup"]
+        command += ["--enable-metrics", "--enable-cache-report"]
+        flags: dict[str, object] = {
+            "--model-path": tiny_model("sglang"),
+            "--served-model-name": "tiny",
+            "--host": "127.0.0.1",
+            "--port": self.port,
+            "--device": "cpu",
+            "--dtype": "bfloat16",
+            "--attention-backend": "torch_native",
+            "--sampling-backend": "pytorch",
+            "--grammar-backend": "none",
+            "--context-length": 8192,
+            "--max-running-requests": 8,
+            "--mem-fraction-static": 0.3,
+            "--page-size": self.block_size,
+            "--max-total-tokens": self.cache_tokens,
+        }
         if self.events == "zmq":
-            config = {
-                "publisher": "zmq",
-                "endpoint": self.source.endpoint,
-                "bind": True,
-                "replay_endpoint": self.source.replay_endpoint,
-                "topic": "kv@tiny",
-            }
+            config = {"publisher": "zmq", "bind": True, **self._addresses()}
+            flags["--kv-events-config"] = json.dumps(config)
         elif self.events == "hook":
             config = {"publisher": "ragboost", "endpoint": self.report_url}
-        return command + (["--kv-events-config", json.dumps(config)] if config else [])
+            flags["--kv-events-config"] = json.dumps(config)
+        return [*command, *_flat(flags)]
+
+    def _addresses(self) -> dict[str, str | None]:
+        return {
+            "endpoint": self.source.endpoint,
+            "replay_endpoint": self.source.replay_endpoint,
+            "topic": "kv@tiny",
+        }
+
+
+def _flat(flags: Mapping[str, object]) -> list[str]:
+    return [text for name, value in flags.items() for text in (name, str(value))]
