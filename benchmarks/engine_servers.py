@@ -237,7 +237,7 @@ class EngineServer:
     def _sglang(self) -> list[str]:
         command = [*python("sglang"), "-W", "ignore", "-m", "sglang.launch_server"]
         command += ["--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup"]
-        command += ["--enable-metrics", "--enable-cache-report"]
+        command += ["--enable-metrics", "--enable-cache-report", "--sleep-on-idle"]
         flags: dict[str, object] = {
             "--model-path": tiny_model("sglang"),
             "--served-model-name": "tiny",

@@ -113,10 +113,8 @@ def test_salted_requests_are_kept_apart(server: EngineServer) -> None:
         assert stream.mirror.match_tokens(tokens) == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_and_restarted_engine_is_followed(kind: Kind) -> None:
-    require(kind)
-    with EngineServer(kind, cache_tokens=2048) as server, Subscriber([server.source]) as subscriber:
+def test_a_killed_and_restarted_engine_is_followed(server: EngineServer) -> None:
+    with Subscriber([server.source]) as subscriber:
         stream = subscriber.streams[server.source.name]
         wait(lambda: stream.state is StreamState.EXACT)
         assert serve(server, stream, requests=4, seed=3) == 0
