@@ -1,7 +1,7 @@
-"""Start a real vLLM or SGLang on the CPU with a tiny model, for tests and benchmarks.
+"""Start a real vLLM, SGLang or the embedded engine on the CPU, for tests and benchmarks.
 
-The engines live in environments of their own, made by `make engines`. Everything is on loopback and
-in a temporary folder.
+vLLM and SGLang live in environments of their own, made by `make engines`. Everything is on
+loopback and in a temporary folder.
 """
 
 import json
@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -26,7 +27,7 @@ SCRIPTS = ROOT / "scripts" / "engines"
 MODEL = ROOT / "build" / "tiny-llama"
 READY_S = 240
 
-Kind = Literal["vllm", "sglang"]
+Kind = Literal["vllm", "sglang", "embedded"]
 
 
 def venv(kind: Kind) -> Path:
@@ -36,7 +37,7 @@ def venv(kind: Kind) -> Path:
 
 def missing(kind: Kind) -> str | None:
     """Why the engine cannot be started, or None if it can."""
-    if (venv(kind) / ".installed").exists():
+    if kind == "embedded" or (venv(kind) / ".installed").exists():
         return None
     return f"{kind} is not installed in {venv(kind).name}: run `make engines`"
 
@@ -61,6 +62,7 @@ def environment(kind: Kind, **extra: str) -> dict[str, str]:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_SERVER_DEV_MODE": "1",  # else there is no /reset_prefix_cache
         "SGLANG_USE_CPU_ENGINE": "1",
+        "RAGBOOST_ENGINE__BUILTIN_SIZE": "tiny",
     }
     return {**os.environ, **names, **extra}
 
@@ -131,7 +133,9 @@ class EngineServer:
         extra = {"RAGBOOST_ENGINE_HOOKS__REPORT_STREAM": "real"}
         if self.events == "hook" and self.report_url:
             extra["RAGBOOST_ENGINE_HOOKS__REPORT_URL"] = self.report_url
-        command = self._vllm() if self.kind == "vllm" else self._sglang()
+        command = {"vllm": self._vllm, "sglang": self._sglang, "embedded": self._embedded}[
+            self.kind
+        ]()
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -192,7 +196,7 @@ class EngineServer:
 
     def clear_cache(self) -> None:
         """Empty the prefix cache."""
-        self.post("/reset_prefix_cache" if self.kind == "vllm" else "/flush_cache")
+        self.post("/flush_cache" if self.kind == "sglang" else "/reset_prefix_cache")
 
     def _is_ready(self) -> bool:
         try:
@@ -203,7 +207,7 @@ class EngineServer:
 
     def _source(self) -> Source:
         name = f"{self.kind}/0"
-        if self.kind == "vllm":  # binds ipc://, and connects to tcp://127.0.0.1
+        if self.kind != "sglang":  # vLLM binds ipc://, and connects to tcp://127.0.0.1
             return Source(
                 name, f"ipc://{self._folder}/pub", replay_endpoint=f"ipc://{self._folder}/replay"
             )
@@ -261,6 +265,20 @@ class EngineServer:
             config = {"publisher": "ragboost", "endpoint": self.report_url}
             flags["--kv-events-config"] = json.dumps(config)
         return [*command, *_flat(flags)]
+
+    def _embedded(self) -> list[str]:
+        flags: dict[str, object] = {
+            "--host": "127.0.0.1",
+            "--port": self.port,
+            "--served-model-name": "tiny",
+            "--capacity-tokens": self.cache_tokens,
+            "--block-size": self.block_size,
+            "--num-threads": 1,
+        }
+        if self.events == "zmq":
+            flags["--kv-events-endpoint"] = self.source.endpoint
+            flags["--kv-events-replay-endpoint"] = self.source.replay_endpoint
+        return [sys.executable, "-m", "ragboost", "engine", *_flat(flags)]
 
     def _addresses(self) -> dict[str, str | None]:
         return {

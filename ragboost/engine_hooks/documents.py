@@ -5,7 +5,7 @@ blocks nor the index; a document is a hashable key with an end, in tokens of the
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class ResidentContext(NamedTuple):
     Attributes:
         request_id: the request.
         documents: all its documents, in prompt order.
-        num_resident: leading documents that are cached whole.
+        num_resident: leading documents that are cached to the last block that lies in them whole.
         resident_tokens: tokens of documents that are cached, the cut one's too.
     """
 
@@ -84,6 +84,10 @@ def _find(raw: bytes, part: bytes, start: int) -> int | None:
 class DocumentTracker:
     """Remembers where the documents of recent requests end, and reads `Changes` as documents.
 
+    The block in which a document ends is shared with what follows it, so that another request may
+    hold it with other tokens. A document counts as cached without that block: what is lost of it is
+    less than a block, and an engine reuses whole blocks only.
+
     Args:
         max_requests: requests remembered; the oldest go first.
     """
@@ -116,28 +120,34 @@ class DocumentTracker:
         if len(self._sent) > self.max_requests:
             self._sent.popitem(last=False)
 
-    def read(self, changes: Changes) -> list[ResidentContext]:
-        """Say what is cached now of each request that changed; look at `is_cleared` first."""
+    def read(self, changes: Changes, *, block_size: int) -> list[ResidentContext]:
+        """Say what is cached now of each request that changed; look at `is_cleared` first.
+
+        Args:
+            changes: from a mirror.
+            block_size: the mirror's.
+        """
         contexts = []
         for request_id, tokens in changes.resident_tokens.items():
-            context = self.resident(request_id, tokens)
+            context = self.resident(request_id, tokens, block_size=block_size)
             if context is not None:
                 contexts.append(context)
             if not tokens:
                 self._sent.pop(request_id, None)
         return contexts
 
-    def resident(self, request_id: str, resident_tokens: int) -> ResidentContext | None:
+    def resident(
+        self, request_id: str, resident_tokens: int, *, block_size: int
+    ) -> ResidentContext | None:
         """What is cached of one request; None for an unknown one."""
         sent = self._sent.get(request_id)
         if sent is None:
             return None
+        count = bisect_left(sent.ends, resident_tokens + block_size) if resident_tokens else 0
+        end = max(resident_tokens, sent.ends[count - 1] if count else 0)
         last = sent.ends[-1] if sent.ends else sent.tokens_before
         return ResidentContext(
-            request_id,
-            sent.documents,
-            bisect_right(sent.ends, resident_tokens),
-            max(0, min(resident_tokens, last) - sent.tokens_before),
+            request_id, sent.documents, count, max(0, min(end, last) - sent.tokens_before)
         )
 
 

@@ -46,18 +46,29 @@ def test_changes_of_requests_become_numbers_of_leading_documents() -> None:
     tracker = DocumentTracker()
     tracker.sent("a", ["d1", "d2"], ends=(30, 50), tokens_before=10)
     tracker.sent("b", ["d3"], ends=(20,))
-    assert tracker.read(Changes({"a": 48, "b": 64, "else": 5})) == [
-        ResidentContext("a", ("d1", "d2"), 1, 38),
+    assert tracker.read(Changes({"a": 40, "b": 64, "else": 5}), block_size=8) == [
+        ResidentContext("a", ("d1", "d2"), 1, 30),
         ResidentContext("b", ("d3",), 1, 20),
     ]
-    assert tracker.read(Changes({"a": 0})) == [ResidentContext("a", ("d1", "d2"), 0, 0)]
-    assert tracker.resident("a", 48) is None  # nothing is left, so it is forgotten
+    assert tracker.read(Changes({"a": 0}), block_size=8) == [
+        ResidentContext("a", ("d1", "d2"), 0, 0)
+    ]
+    assert tracker.resident("a", 48, block_size=8) is None  # nothing is left, so it is forgotten
+
+
+def test_a_document_counts_without_the_block_that_it_shares_with_the_next() -> None:
+    tracker = DocumentTracker()
+    tracker.sent("a", ["d1", "d2"], ends=(30, 50), tokens_before=10)
+    for tokens, count, length in ((16, 0, 6), (24, 1, 20), (40, 1, 30), (48, 2, 40), (56, 2, 40)):
+        context = tracker.resident("a", tokens, block_size=8)
+        assert context is not None
+        assert (context.num_resident, context.resident_tokens) == (count, length)
 
 
 def test_documents_without_a_known_end_are_left_out() -> None:
     tracker = DocumentTracker()
     tracker.sent("a", ["d1", "d2"], ends=(30,))
-    assert tracker.resident("a", 100) == ResidentContext("a", ("d1",), 1, 30)
+    assert tracker.resident("a", 100, block_size=16) == ResidentContext("a", ("d1",), 1, 30)
 
 
 def test_the_oldest_requests_are_forgotten_first() -> None:
@@ -65,4 +76,4 @@ def test_the_oldest_requests_are_forgotten_first() -> None:
     for name in "abc":
         tracker.sent(name, ["d"], ends=(1,))
     assert len(tracker) == 2
-    assert tracker.resident("a", 1) is None
+    assert tracker.resident("a", 1, block_size=1) is None
