@@ -15,4 +15,6 @@ site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["pur
 info="$site/vllm-0.32.0+cpu.dist-info"
 mkdir -p "$info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$info/METADATA"
+# RAGBoost beside the engine, for its plug-in; its other dependencies are not needed there.
+"$venv/bin/python" -m pip install -q --no-deps -e "$here/../.."
 touch "$venv/.installed"

@@ -9,6 +9,15 @@ from benchmarks.engine_servers import EngineServer, Kind, missing
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Engines take minutes: only on demand."""
+    if "real_engine" in config.option.markexpr:
+        return
+    for item in items:
+        if item.get_closest_marker("real_engine"):
+            item.add_marker(pytest.mark.skip(reason="real engines run with -m real_engine only"))
+
+
 def require(kind: Kind) -> None:
     reason = missing(kind)
     if reason:
