@@ -21,16 +21,33 @@ _MAX_LEVELS = 12
 def merge(rows: Rows, *, exact_contexts: int = EXACT_CONTEXTS) -> Merges:
     """Merge greedily by saved tokens, whole where possible and in parts above `exact_contexts`."""
     shared, tokens = rows.documents, rows.tokens
-    if len(shared) <= exact_contexts:
-        return savings.merge(shared, tokens)
     forest = _Forest(shared)
-    size = max(1, exact_contexts // 2)
-    for _ in range(_MAX_LEVELS):
-        if len(forest.tops) <= size or not _merge_level(forest, tokens, size=size):
-            break
+    forest.add(forest.tops, _equal(shared))
+    if len(forest.tops) > exact_contexts:
+        size = max(1, exact_contexts // 2)
+        for _ in range(_MAX_LEVELS):
+            if len(forest.tops) <= size or not _merge_level(forest, tokens, size=size):
+                break
     if len(forest.tops) <= exact_contexts:
         forest.add(forest.tops, savings.merge(forest.shared(forest.tops), tokens))
     return forest.merges()
+
+
+def _equal(shared: NDArray[np.int32]) -> Merges:
+    """Merge contexts of the same documents, each with all before it: nothing saves more, and the
+    search would need a round for every few of them."""
+    filled = np.flatnonzero((shared >= 0).any(axis=1))
+    group = np.zeros(0, dtype=np.int64)
+    if len(filled):
+        _, group = np.unique(np.sort(shared[filled], axis=1), axis=0, return_inverse=True)
+    group = group.reshape(-1)  # numpy 2.0 keeps a second axis
+    order = np.argsort(group, kind="stable")
+    is_repeat = np.append(False, group[order][1:] == group[order][:-1])[: len(order)]
+    at = np.flatnonzero(is_repeat)
+    made = len(shared) + np.arange(len(at))
+    right = filled[order[at]]
+    left = np.where(is_repeat[at - 1], made - 1, filled[order[at - 1]])
+    return Merges(left, right, shared[right])
 
 
 class _Forest:
