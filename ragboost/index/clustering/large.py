@@ -93,10 +93,12 @@ def _merge_level(forest: _Forest, tokens: Ints, *, size: int) -> bool:
     saved = [np.append(tokens, 0)[merges.shared].sum(axis=1) for merges in found]
     ranked = np.sort(np.concatenate(saved))[::-1]
     wanted = len(tops) - max(size // 2, int(len(tops) * _KEEP))
-    # A merge shares no more than those below it, so what is above the limit is whole subtrees.
-    limit = int(ranked[wanted]) if wanted < len(ranked) else 0
+    # A merge shares no more than those below it, so what is at or above a limit is whole subtrees.
+    limit = int(ranked[wanted]) if wanted < len(ranked) else 1
+    if (ranked > limit).sum() > wanted // 2:
+        limit += 1  # leave ties out, unless that would leave too few
     for part, merges, tokens_saved in zip(parts, found, saved, strict=True):
-        forest.add(part, _only(merges, tokens_saved > limit, len(part)))
+        forest.add(part, _only(merges, tokens_saved >= limit, len(part)))
     return len(forest.tops) < len(tops)
 
 
@@ -109,25 +111,42 @@ def _only(merges: Merges, keep: NDArray[np.bool_], count: int) -> Merges:
 def _parts(shared: NDArray[np.int32], tokens: Ints, *, size: int) -> list[Ints]:
     """Part clusters into groups of at most `size` that have much in common.
 
-    Again and again the document that would save most in the group, its tokens times the clusters
-    that have it, parts those from the others. Small groups are put together.
+    Documents are ranked by what they would save, their tokens times the clusters that have them;
+    each cluster goes with its best one. Groups that are too large are parted again by their other
+    documents, small ones are put together.
     """
     groups: list[Ints] = []
     stack: list[tuple[Ints, tuple[int, ...]]] = [(np.arange(len(shared)), ())]
     while stack:
         group, above = stack.pop()
-        documents = shared[group]
-        frequency = np.bincount(documents[documents >= 0], minlength=len(tokens))
-        frequency[list(above)] = 0
-        best = int(((frequency - 1) * tokens).argmax())
-        if len(group) <= size or frequency[best] < 2:
-            groups.extend(group[at : at + size] for at in range(0, len(group), size))
+        if len(group) <= size:
+            groups.append(group)
             continue
-        has = (documents == best).any(axis=1)
-        if not has.all():
-            stack.append((group[~has], above))
-        stack.append((group[has], (*above, best)))
+        best = _best_documents(shared[group], tokens, above=above)
+        order = np.argsort(best, kind="stable")
+        bounds = np.flatnonzero(np.diff(best[order])) + 1
+        for part in reversed(np.split(order, bounds)):
+            document = int(best[part[0]])
+            if document < 0:  # nothing left in common
+                groups.extend(group[part[at : at + size]] for at in range(0, len(part), size))
+            else:
+                stack.append((group[part], (*above, document)))
     return _packed(groups, size=size)
+
+
+def _best_documents(
+    shared: NDArray[np.int32], tokens: Ints, *, above: tuple[int, ...]
+) -> NDArray[np.int32]:
+    """The document of each row that saves most among these rows; -1 where none is shared."""
+    present = shared[(shared >= 0) & ~np.isin(shared, above)]
+    documents, frequency = np.unique(present, return_counts=True)
+    value = (frequency - 1) * tokens[documents]
+    by_value = np.argsort(-value, kind="stable")[: int((value > 0).sum())]
+    rank = np.full(len(tokens) + 1, len(by_value), dtype=np.int64)  # the last one is for padding
+    rank[documents[by_value]] = np.arange(len(by_value))
+    lowest = rank[shared].min(axis=1, initial=len(by_value))
+    best: NDArray[np.int32] = np.append(documents[by_value], -1)[lowest].astype(np.int32)
+    return best
 
 
 def _packed(groups: list[Ints], *, size: int) -> list[Ints]:
