@@ -67,14 +67,25 @@ class Model:
         while self.resident and evicted < num_tokens:
             inner = {prefix[:-1] for prefix in self.resident}
             leaf = min(self.resident.keys() - inner, key=self.used.__getitem__)
-            for part in (self.generated, self.resident):
-                share = min(part.get(leaf, 0), num_tokens - evicted)
-                evicted += share
-                if share:
-                    part[leaf] -= share
-                    if not part[leaf]:
-                        del part[leaf]
+            evicted += self.shorten(leaf, num_tokens - evicted)
         return evicted
+
+    def cut(self, documents: Prefix, num_tokens: int) -> None:
+        """Take tokens from the end of a sequence."""
+        for prefix in reversed(prefixes(documents)):
+            if num_tokens > 0:
+                num_tokens -= self.shorten(prefix, num_tokens)
+
+    def shorten(self, leaf: Prefix, num_tokens: int) -> int:
+        taken = 0
+        for part in (self.generated, self.resident):
+            share = min(part.get(leaf, 0), num_tokens - taken)
+            taken += share
+            if share:
+                part[leaf] -= share
+                if not part[leaf]:
+                    del part[leaf]
+        return taken
 
     def remove(self, start: Prefix) -> int:
         removed = 0
@@ -140,6 +151,18 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(num_tokens=st.integers(0, 9))
     def evict(self, num_tokens: int) -> None:
         assert self.index.evict(num_tokens) == self.model.evict(num_tokens)
+
+    @precondition(lambda self: self.nodes)
+    @rule(choice=st.integers(0, 99), num_tokens=st.integers(0, 12))
+    def cut(self, choice: int, num_tokens: int) -> None:
+        node = self.node(choice)
+        if not node.is_leaf or node is self.index.root or not self.index.holds(node):
+            with pytest.raises(ContextIndexError, match="no leaf"):
+                self.index.cut(node, num_tokens)
+            return
+        documents = tuple(map(str, node.context))
+        self.model.cut(documents, node.num_tokens - max(1, num_tokens))
+        self.index.cut(node, num_tokens)
 
     @precondition(lambda self: self.nodes)
     @rule(choice=st.integers(0, 99))

@@ -23,6 +23,8 @@ def merge(rows: Rows, *, exact_contexts: int = EXACT_CONTEXTS) -> Merges:
     shared, tokens = rows.documents, rows.tokens
     forest = _Forest(shared)
     forest.add(forest.tops, _equal(shared))
+    if not len(tokens):
+        return forest.merges()
     if len(forest.tops) > exact_contexts:
         size = max(1, exact_contexts // 2)
         for _ in range(_MAX_LEVELS):

@@ -275,6 +275,10 @@ def test_nested_contexts_are_a_chain() -> None:
     assert tree.saved_tokens >= 0.99 * 10 * (sum(map(len, contexts)) - 60)
 
 
+def test_more_empty_contexts_than_are_searched_whole_stay_as_they_are() -> None:
+    assert cluster([[]] * 5, {}, exact_contexts=2).leaves == [0, 1, 2, 3, 4]
+
+
 def test_very_long_documents_do_not_overflow() -> None:
     contexts = [[0, 1], [0, 2], [1, 2]]
 
