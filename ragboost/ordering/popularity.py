@@ -69,8 +69,12 @@ class RecentContexts:
             expected *= _RANK_DECAY
         ordered: list[Hashable] = []
         while rest and shared:
+            counts = [(bits & shared).bit_count() for bits, _, _, _ in rest]
+            if not any(counts):
+                break
             savings = [
-                ((bits & shared).bit_count() + rank) * length for bits, length, rank, _ in rest
+                (count + rank) * length
+                for count, (_, length, rank, _) in zip(counts, rest, strict=True)
             ]
             bits, _, _, document = rest.pop(savings.index(max(savings)))
             ordered.append(document)
