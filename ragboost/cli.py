@@ -3,6 +3,7 @@
 Parses, calls, prints. Logic lives in the packages.
 """
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -90,6 +91,55 @@ def engine(
     from ragboost.serving import serve
 
     serve(create_engine_app(settings), host=settings.host, port=settings.port)
+
+
+@app.command()
+def batch(
+    source: Path = typer.Argument(..., metavar="IN.jsonl", help="Requests, one a line."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", metavar="OUT.jsonl", help="The requests in release order."
+    ),
+    corpus: Path | None = typer.Option(None, help="JSONL of documents that `doc_ids` name."),
+    cache_tokens: int | None = typer.Option(
+        None, min=0, help="Tokens that the prefix cache holds, for the prediction."
+    ),
+    block_size: int | None = typer.Option(
+        None, min=1, help="Tokens per block of that cache; without it, whole documents."
+    ),
+    strict: bool = typer.Option(False, help="Fail on malformed lines."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
+    progress: bool | None = typer.Option(
+        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
+    ),
+) -> None:
+    """Order a file of requests so that their prompts share prefixes. Runs no model."""
+    from rich.console import Console
+
+    from ragboost.batch import run_batch
+    from ragboost.batch.report import progress_bar, summary_sentence, summary_table, warning
+    from ragboost.retrieval.corpus import Corpus
+
+    settings = load_settings()
+    console = Console(stderr=True)
+    with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+        summary = run_batch(
+            source,
+            output,
+            settings=settings,
+            corpus=Corpus.read(corpus) if corpus else None,
+            cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
+            block_size=block_size,
+            strict=strict,
+            keep=[corpus] if corpus else [],
+            on_progress=p,
+        )
+    if summary.rejected:
+        typer.echo(warning(summary, output), err=True)
+    if as_json:
+        typer.echo(json.dumps(summary.as_json()))
+    else:
+        Console().print(summary_table(summary))
+        typer.echo(summary_sentence(summary))
 
 
 def main() -> None:

@@ -225,7 +225,7 @@ class ProxySettings(Section):
         "it out again.",
     )
     max_tenants: int = Field(
-        64, ge=1, description="Context indexes kept, one per model and cache salt, by last use."
+        1024, ge=1, description="Context indexes kept, one per model and cache salt, by last use."
     )
 
 

@@ -139,7 +139,7 @@ class Rewriter:
             return Rewritten(body, num_documents=num, num_dropped=len(retrieved) - num)
         standing = {key for sent in history.sent.values() for key in sent.documents}
         wanted = is_boost_wanted(ragboost_fields(payload.body))
-        result = self._boost(found, booster, conversation, standing) if wanted else None
+        result = self._boost(shape, found, booster, conversation, standing) if wanted else None
         rewritten = result if isinstance(result, Rewritten) else Rewritten(body, bypass="option")
         context = result if isinstance(result, Context) else self._plain(found)
         body = shape.replace(body, found, context)
@@ -199,13 +199,15 @@ class Rewriter:
         """Documents of this request only. The same ones keep their order over a conversation."""
         keys = tuple(document.key for document in found.documents)
         history = _read(payload, conversation, found=found, seed="\n".join(keys).encode())
-        body = self._with_history(without_object(payload.body), history.sent)
+        inside = _read(payload, conversation, found=found)  # earlier turns of the other kind
+        body = without_object(payload.body)
+        body = self._with_history(body, {**inside.sent, **history.sent})
         before = [*history.sent.values(), *([history.repeated] if history.repeated else [])]
         result: Context | Rewritten
         if before:
             result = self._in_order(found, before[-1].documents)
         else:
-            result = self._boost(found, booster, None, ())
+            result = self._boost(shape, found, booster, None, ())
         if isinstance(result, Rewritten):
             return result._replace(body=body)
         body = shape.replace(body, found, result)
@@ -215,12 +217,13 @@ class Rewriter:
 
     def _boost(
         self,
+        shape: Format,
         found: Found,
         booster: Booster,
         conversation: Conversation | None,
         standing: Collection[str],
     ) -> Context | Rewritten:
-        """Boost, or say why not: the proxy fails open."""
+        """Boost, or say why not: the proxy fails open, except for what the caller can mend."""
         try:
             if conversation is None:
                 return booster.boost(found.query, found.documents, preamble=found.preamble)
@@ -232,6 +235,8 @@ class Rewriter:
                 preamble=found.preamble,
             )
         except RagBoostError as error:
+            if shape.is_ours and isinstance(error, RequestError):
+                raise
             return Rewritten({}, bypass=_reason(error), error=error)
 
     def _plain(self, found: Found) -> Context:
