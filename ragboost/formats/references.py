@@ -21,7 +21,8 @@ class Standing:
         self._by_quote: dict[str, str | None] = {}  # None: two texts begin like this
 
     def add(self, text: str) -> None:
-        """Add a text in full."""
+        """Add a text in full; white space around it does not count."""
+        text = text.strip()
         if text in self._texts:
             return
         self._texts.add(text)
@@ -31,6 +32,7 @@ class Standing:
     def reference(self, text: str) -> str | None:
         """What may stand for a text: None where it does not stand earlier, where another one begins
         like it, and where the reference would be no shorter."""
+        text = text.strip()
         if text not in self._texts:
             return None
         quote = _quote(text)

@@ -17,6 +17,7 @@ _MAX_TAG = 1024
 _MAX_NAME = 200
 _BEHIND_NAME = " \t\r\n>"
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
+_QUOTE_OR_END = re.compile("[\"'>]")
 _NUMBERS = ("index", "id", "number", "num", "n", "i")
 _NAMES = ("title", "name", "source", "url", "path", "id", "doc_id")
 _CONTENT = ("<document_content>", "</document_content>")
@@ -82,11 +83,14 @@ def _find_opener(text: str, opener: str, start: int, end: int) -> int:
 def _tag_end(text: str, at: int) -> int:
     """Offset behind a start tag's `>`, which may also stand in a quoted value; -1: no such tag."""
     limit = text.find("<", at + 1, at + _MAX_TAG)
-    limit = at + _MAX_TAG if limit < 0 else limit
-    end = text.find(">", at, limit)
-    while end >= 0 and text.count('"', at, end) % 2:
-        end = text.find(">", end + 1, limit)
-    return end + 1 if end >= 0 else -1
+    limit = min(len(text), at + _MAX_TAG) if limit < 0 else limit
+    while (match := _QUOTE_OR_END.search(text, at, limit)) is not None:
+        if match[0] == ">":
+            return match.end()
+        at = text.find(match[0], match.end(), limit) + 1
+        if not at:
+            break
+    return -1
 
 
 def _attributes(text: str, start: int, end: int) -> dict[str, _Attribute]:

@@ -179,7 +179,7 @@ class Rewriter:
         if own is not None:
             result = self._in_order(found, own.documents)
         else:
-            result = self._boost(found, booster, None, ())
+            result = self._boost(shape, found, booster, None, ())
         if isinstance(result, Rewritten):
             return result._replace(body=body)
         body = shape.replace(body, found, result)
