@@ -132,7 +132,7 @@ class Messages:
         self, leading: _Place | None, later: Sequence[_Place]
     ) -> tuple[dict[Path, list[Edit]], int]:
         standing = Standing(self._settings.hints.location_template)
-        for block in leading.group.blocks if leading else ():
+        for block in leading.group.blocks if leading and later else ():
             if block.text is not None:
                 standing.add(block.text)
         edits: dict[Path, list[Edit]] = defaultdict(list)

@@ -5,12 +5,12 @@ A label begins a line. The labels of a text count from 0 or 1 without a gap, or 
 it cannot be told where the last document ends, that one keeps its place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.groups import Block, Number, TextGroup
 from ragboost.formats.regions import Region
-from ragboost.formats.spans import code_fences, is_in_code, line_starts, strip
+from ragboost.formats.spans import code_fences, is_in_code, strip
 
 _FORMS = (
     ("[Doc_", "]"),
@@ -30,6 +30,7 @@ _FORMS = (
     ("### Source ", ""),
 )
 _FRAMED_FORMS = (*_FORMS, ("[", "]"))
+_FIRST_CHARACTERS = tuple({prefix[0] for prefix, _ in _FRAMED_FORMS})
 _IDS = "[Doc_"
 _MAX_LABEL = 48
 _CLOSERS = ("question", "query", "user question", "user query", "answer", "instruction", "task")
@@ -73,19 +74,28 @@ def _labels(
     text: str, where: Region, forms: Sequence[tuple[str, str]]
 ) -> tuple[list[_Label], str | None]:
     """The labels of the form that comes first in the text, and its prefix."""
-    best: list[_Label] = []
-    best_prefix = None
-    for prefix, suffix in forms:
-        if prefix not in text:
+    found: dict[str, list[_Label]] = {}
+    for at in _line_starts(text, where):
+        if text[at : at + 1] not in _FIRST_CHARACTERS:
             continue
-        labels = [
-            label
-            for at in line_starts(text, prefix, where.start, where.end)
-            if (label := _label(text, at, prefix, suffix)) is not None
-        ]
-        if len(labels) > 1 and (not best or labels[0].start < best[0].start):
-            best, best_prefix = labels, prefix
-    return best, best_prefix
+        for prefix, suffix in forms:
+            if text.startswith(prefix, at, where.end):
+                label = _label(text, at, prefix, suffix)
+                if label is not None:
+                    found.setdefault(prefix, []).append(label)
+    several = [(labels[0].start, prefix) for prefix, labels in found.items() if len(labels) > 1]
+    if not several:
+        return [], None
+    first = min(several)[1]
+    return found[first], first
+
+
+def _line_starts(text: str, where: Region) -> Iterator[int]:
+    yield where.start
+    at = text.find("\n", where.start, where.end)
+    while at >= 0:
+        yield at + 1
+        at = text.find("\n", at + 1, where.end)
 
 
 def _label(text: str, at: int, prefix: str, suffix: str) -> _Label | None:

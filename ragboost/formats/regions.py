@@ -6,7 +6,7 @@ Knows where a frame begins and ends. What is inside is for the other shapes to u
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ragboost.formats.spans import code_fences, finds, is_in_code, strip
+from ragboost.formats.spans import closing_tags, code_fences, finds, is_in_code, strip
 
 WRAPPERS = (
     "context",
@@ -49,8 +49,9 @@ class Region(NamedTuple):
 
 def find_regions(text: str) -> Iterator[Region]:
     """Yield the frames of a text that are plainly closed."""
-    fences = code_fences(text)
-    for region in (*_between_dashes(text), *_wrapped(text), *_stuffed(text)):
+    regions = (*_between_dashes(text), *_wrapped(text), *_stuffed(text))
+    fences = code_fences(text) if regions else []
+    for region in regions:
         start, end = strip(text, region.start, region.end)
         if start < end and not is_in_code(fences, start):
             yield Region(start, end, region.close)
@@ -85,7 +86,10 @@ def _closed_by(text: str, start: int, dashes: str) -> Region | None:
 
 
 def _wrapped(text: str) -> Iterator[Region]:
+    closed = closing_tags(text).intersection(WRAPPERS)
     for name in WRAPPERS:
+        if name not in closed:
+            continue
         opener, closer = f"<{name}>", f"</{name}>"
         if text.count(opener) == 1 == text.count(closer):
             start, end = text.index(opener) + len(opener), text.index(closer)

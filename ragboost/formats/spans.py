@@ -1,11 +1,13 @@
 """Small questions about places in a text, all answered in linear time."""
 
+import re
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 _MAX_CLOSING_TAG = 64
 _FENCE = "```"
+_CLOSING_TAG = re.compile("</([A-Za-z_]{1,64})>")
 
 
 class Spanned(Protocol):
@@ -22,9 +24,11 @@ T = TypeVar("T", bound=Spanned)
 
 def strip(text: str, start: int, end: int) -> tuple[int, int]:
     """Leave out white space at both ends of a part of a text."""
-    part = text[start:end]
-    start += len(part) - len(part.lstrip())
-    return start, start + len(part.strip())
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    return start, end
 
 
 def is_blank(text: str, start: int, end: int) -> bool:
@@ -35,7 +39,7 @@ def is_blank(text: str, start: int, end: int) -> bool:
 
 def code_fences(text: str) -> list[int]:
     """Offsets of the Markdown fences of a text."""
-    return list(finds(text, _FENCE, 0, len(text)))
+    return list(finds(text, _FENCE, 0, len(text))) if _FENCE[0] in text else []
 
 
 def is_in_code(fences: Sequence[int], at: int) -> bool:
@@ -82,3 +86,8 @@ def line_starts(text: str, prefix: str, start: int, end: int) -> Iterator[int]:
         yield start
     for at in finds(text, "\n" + prefix, start, end):
         yield at + 1
+
+
+def closing_tags(text: str) -> set[str]:
+    """Names of the tags that are closed somewhere in a text."""
+    return set(_CLOSING_TAG.findall(text)) if "<" in text else set()

@@ -9,7 +9,15 @@ import re
 from typing import NamedTuple
 
 from ragboost.formats.groups import Block, Number, TextGroup
-from ragboost.formats.spans import behind_closing_tag, code_fences, finds, is_in_code, runs, strip
+from ragboost.formats.spans import (
+    behind_closing_tag,
+    closing_tags,
+    code_fences,
+    finds,
+    is_in_code,
+    runs,
+    strip,
+)
 
 TAGS = ("document", "doc", "passage", "chunk", "search_result", "Document")
 
@@ -39,11 +47,11 @@ class _Element(NamedTuple):
 
 def find(text: str) -> list[TextGroup]:
     """Find runs of elements; of the tags that we know, the first that has any counts."""
-    fences: list[int] | None = None
+    closed = closing_tags(text).intersection(TAGS)
+    fences = code_fences(text) if closed else []
     for tag in TAGS:
-        if f"</{tag}>" not in text:
+        if tag not in closed:
             continue
-        fences = code_fences(text) if fences is None else fences
         groups = [
             _group(text, run)
             for run in runs(text, _elements(text, tag))
