@@ -2,7 +2,8 @@
 
 A label begins a line. The labels of a text count from 0 or 1 without a gap, or are ids that differ
 (`[Doc_x]` only); `[1]` is a label only inside an explicit frame, for it may be a citation. Where
-it cannot be told where the last document ends, that one keeps its place.
+it cannot be told where the last document ends, that one keeps its place. Short texts under bare
+words (`Document 1: the plan`) are notes or code, which nobody may renumber.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ _FRAMED_FORMS = (*_FORMS, ("[", "]"))
 _FIRST_CHARACTERS = tuple({prefix[0] for prefix, _ in _FRAMED_FORMS})
 _IDS = "[Doc_"
 _MAX_LABEL = 48
+_MIN_CHARS = 40  # on average, under a label without brackets
 _CLOSERS = ("question", "query", "user question", "user query", "answer", "instruction", "task")
 
 
@@ -65,6 +67,11 @@ def find(text: str, region: Region | None = None, *, is_closed: bool = False) ->
         for label, end in zip(labels, ends, strict=False)
     )
     if len(blocks) < 2 or not all(_is_prose(block.text) for block in blocks):
+        return []
+    is_explicit = is_closed or region is not None or "[" in (prefix or "")
+    if not is_explicit and sum(len(block.text or "") for block in blocks) < _MIN_CHARS * len(
+        blocks
+    ):
         return []
     end = where.close if region else blocks[-1].end
     return [TextGroup(text, blocks, max(end, blocks[-1].end))]

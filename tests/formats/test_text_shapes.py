@@ -182,13 +182,15 @@ def test_attributes_and_inner_tags_stay_with_their_document() -> None:
 
 
 def test_a_number_becomes_the_documents_own_name_and_a_note_keeps_citations_right() -> None:
-    text = "Document 1: alpha is first\n\nDocument 2: beta is second\n\nQuestion: which?"
+    alpha = "alpha is the first of them all, and it was so from the beginning"
+    beta = "beta is the second, which comes after alpha in every list we know"
+    text = f"Document 1: {alpha}\n\nDocument 2: {beta}\n\nQuestion: which?"
     found = find(user(text))
     assert found is not None
     one, two = (document.key[:8] for document in found.documents)
     moved = text_of(reorder(user(text), [1, 0]))
     assert moved == (
-        f"Document {two}: beta is second\n\nDocument {one}: alpha is first\n\n"
+        f"Document {two}: {beta}\n\nDocument {one}: {alpha}\n\n"
         f"Cite documents by their numbers: Document {one} is Document 1, "
         f"Document {two} is Document 2.\n"
         f"Please read the context in the following priority order: Document {one} >> "
@@ -212,7 +214,7 @@ def test_a_document_has_the_same_bytes_under_any_number() -> None:
 
 @pytest.mark.parametrize("label", ["Document {}:", "[Doc_{}]", "Source {}:", "[Document {}]"])
 def test_labels_at_the_beginning_of_lines_are_numbered_documents(label: str) -> None:
-    blocks = [f"{label.format(i)} text number {i}\n\n" for i in (1, 2, 3)]
+    blocks = [f"{label.format(i)} text number {i}{' and on' * 5}\n\n" for i in (1, 2, 3)]
     found = find(user("".join(blocks) + "Which one is it?"))
     assert found is not None
     assert len(found.documents) == 3
@@ -228,18 +230,18 @@ def test_labels_that_are_ids_stay_as_they_are() -> None:
 
 def test_a_last_document_without_a_plain_end_keeps_its_place() -> None:
     text = (
-        "Document 1: a one\n\nmore\n\nDocument 2: b two\n\nmore\n\nDocument 3: c three\n\nmore"
+        "[Document 1] a one\n\nmore\n\n[Document 2] b two\n\nmore\n\n[Document 3] c three\n\nmore"
         "\n\nAnd so who signed?"
     )
     found = find(user(text))
     assert found is not None
     assert len(found.documents) == 2
     moved = text_of(reorder(user(text), [1, 0]))
-    assert moved.endswith("Document 3: c three\n\nmore\n\nAnd so who signed?")
+    assert moved.endswith("[Document 3] c three\n\nmore\n\nAnd so who signed?")
 
 
 def test_a_question_line_ends_the_last_document() -> None:
-    text = "Document 1: a one\n\nmore\n\nDocument 2: b two\n\nmore\nQuestion: who?"
+    text = "[Doc 1] a one\n\nmore\n\n[Doc 2] b two\n\nmore\nQuestion: who?"
     moved = text_of(reorder(user(text), [1, 0]))
     assert moved.endswith("\nQuestion: who?")
     assert moved.index("b two\n\nmore") < moved.index("a one")
@@ -247,7 +249,7 @@ def test_a_question_line_ends_the_last_document() -> None:
 
 def test_numbered_documents_keep_their_places_if_so_configured() -> None:
     settings = Settings(formats={"numbers": "keep"})
-    assert find(user("Document 1: a b\n\nDocument 2: c d\n\nWhich?"), settings) is None
+    assert find(user("[Doc 1] a b\n\n[Doc 2] c d\n\nWhich?"), settings) is None
     assert find(user(ANTHROPIC), settings) is None
 
 
