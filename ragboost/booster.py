@@ -74,6 +74,7 @@ class Booster:
         *,
         session: str | None = None,
         history: Collection[str] | None = None,
+        preamble: str = "",
     ) -> Context:
         """Order, de-duplicate and hint one request's documents.
 
@@ -88,14 +89,18 @@ class Booster:
             history: keys of the documents that stand in this very payload already, for a caller
                 who has read it; only these may be referred to, and an empty one means that no
                 earlier turn does. None: all turns of the session are resent.
+            preamble: names the text before the first document, for a caller who sends several;
+                only requests with the same one share prefixes. One for all turns of a session.
 
         Raises:
             InvalidDocumentError, RequestError: bad input; nothing has changed then.
             ContextIndexError: an invariant does not hold; send the original request.
         """
-        retrieved = self._retrieve(Request(query, tuple(as_documents(documents)), session=session))
+        request = Request(query, tuple(as_documents(documents)), session=session)
+        retrieved = self._retrieve(request)
+        retrieved = retrieved._replace(elements=_behind(preamble, retrieved.elements))
         with self._lock:
-            return self._boost(retrieved, session, history=history)
+            return self._boost(retrieved, session, history=history, preamble=preamble)
 
     def boost_batch(self, requests: Sequence[Request]) -> Plan:
         """Order a whole batch so that contexts share prefixes, and say in which order to send it.
@@ -213,6 +218,7 @@ class Booster:
         *,
         history: Collection[str] | None = None,
         planned: Sequence[int] | None = None,
+        preamble: str = "",
     ) -> Context:
         """Place one request. Index and session are changed last, when all checks have passed."""
         state = (self.sessions.get(session) or SessionState(session)) if session else None
@@ -223,7 +229,7 @@ class Booster:
         if past.is_empty:
             recorded = self._record_front([retrieved.elements[i] for i in sent], tokens)
         else:
-            recorded = self._record_turn(state, retrieved.query, tokens)
+            recorded = self._record_turn(state, retrieved.query, tokens, preamble=preamble)
         turn = 0
         if state is not None:
             turn = self._commit(state, retrieved.query, composed, tokens, is_leading=past.is_empty)
@@ -278,12 +284,12 @@ class Booster:
         return record_front(self.index, elements, tokens)
 
     def _record_turn(
-        self, state: SessionState | None, query: str, tokens: Sequence[int]
+        self, state: SessionState | None, query: str, tokens: Sequence[int], *, preamble: str
     ) -> Recorded:
         front = state.front() if state else ()
         return record_turn(
             self.index,
-            distinct_elements([sent.key for sent in front]),
+            _behind(preamble, distinct_elements([sent.key for sent in front])),
             [sent.num_tokens for sent in front],
             history_tokens=state.tail_tokens() if state else 0,
             turn_tokens=sum(tokens) + self.tokens.count(query),
@@ -315,3 +321,8 @@ def _with_last(permutation: Sequence[int], num_last: int) -> tuple[int, ...]:
     """Put the `num_last` most relevant documents behind a permutation of the others, the best last,
     as `order_documents` does."""
     return (*(i + num_last for i in permutation), *range(num_last - 1, -1, -1))
+
+
+def _behind(preamble: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """Elements that are equal only behind the same text."""
+    return tuple((preamble, element) for element in elements) if preamble else elements

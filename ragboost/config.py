@@ -138,6 +138,36 @@ class HintSettings(Section):
         return template
 
 
+class Delimiters(Section):
+    """Marks around a caller's documents inside the text of messages."""
+
+    name: str = Field(min_length=1, description="Name of the shape, for messages.")
+    start: str = Field(min_length=2, description="Text with which a document begins.")
+    end: str = Field(min_length=2, description="Text with which a document ends.")
+    separator: str | None = Field(
+        None,
+        min_length=1,
+        description="Where given, start and end stand around all documents, and this between two.",
+    )
+
+
+class FormatSettings(Section):
+    """How documents are found in request bodies."""
+
+    in_text: bool = Field(
+        True, description="Look for documents in the text of messages and in tool results."
+    )
+    numbers: Literal["label", "keep"] = Field(
+        "label",
+        description="Documents that are numbered by position, such as Document 1: label puts names "
+        "of their own in place of the numbers and tells the model which is which, keep leaves them "
+        "where they are.",
+    )
+    delimiters: tuple[Delimiters, ...] = Field(
+        (), description="More marks to find documents by: name, start, end, separator."
+    )
+
+
 class SessionSettings(Section):
     """What is remembered of conversations."""
 
@@ -287,6 +317,7 @@ class Settings(_Changed, BaseSettings):
     ordering: OrderingSettings = OrderingSettings()
     dedup: DedupSettings = DedupSettings()
     hints: HintSettings = HintSettings()
+    formats: FormatSettings = FormatSettings()
     session: SessionSettings = SessionSettings()
     backend: BackendSettings = BackendSettings()
     proxy: ProxySettings = ProxySettings()

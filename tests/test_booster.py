@@ -426,3 +426,16 @@ def test_repr_reads_like_the_call() -> None:
     assert repr(booster(ordering={"keep_last": 2}).session("u")) == (
         "Booster(Settings(ordering=OrderingSettings(keep_last=2))).session('u')"
     )
+
+
+def test_only_requests_behind_the_same_text_share_a_prefix() -> None:
+    booster = ragboost.Booster()
+    booster.boost("one?", ["a", "b"], preamble="x")
+
+    other = booster.boost("two?", ["b", "a"], preamble="y")
+    same = booster.boost("three?", ["b", "a"], preamble="x")
+
+    assert [document.text for document in other.documents] == ["b", "a"]
+    assert other.predicted_cached_tokens == 0
+    assert [document.text for document in same.documents] == ["a", "b"]
+    assert same.predicted_cached_tokens > 0

@@ -155,3 +155,19 @@ def test_repr_shows_what_was_changed() -> None:
     assert repr(Settings()) == "Settings()"
     settings = Settings.model_validate({"ordering": {"keep_last": 2}})
     assert repr(settings) == "Settings(ordering=OrderingSettings(keep_last=2))"
+
+
+def test_delimiters_are_a_list_of_tables() -> None:
+    _toml('[[formats.delimiters]]\nname = "kb"\nstart = "<<"\nend = ">>"\n')
+
+    (delimiters,) = load_settings().formats.delimiters
+
+    assert (delimiters.name, delimiters.start, delimiters.end) == ("kb", "<<", ">>")
+    assert delimiters.separator is None
+
+
+def test_delimiters_with_an_unknown_key_are_refused() -> None:
+    _toml('[[formats.delimiters]]\nname = "kb"\nstart = "<<"\nstop = ">>"\n')
+
+    with pytest.raises(ConfigError, match=r"formats\.delimiters"):
+        load_settings()

@@ -106,7 +106,7 @@ class _Job:
         counter = TokenCounter(max_documents=1)  # the catalog remembers
         self.catalog = Catalog(counter, dedup=settings.dedup.enabled)
         self._settings = settings
-        self._parser = LineParser(settings.hints, corpus=corpus)
+        self._parser = LineParser(settings, corpus=corpus)
         self._on_progress = on_progress
 
     def read(self, source: BinaryIO, rejects: BinaryIO) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ragboost.config import HintSettings
+from ragboost.config import Settings
 from ragboost.errors import RequestError
 from ragboost.formats import Format, Found, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
@@ -52,12 +52,12 @@ class LineParser:
     """Parses lines.
 
     Args:
-        hints: how the order hint is told.
+        settings: how documents are found, and how the order is told.
         corpus: where `doc_ids` are found; None: such lines are malformed.
     """
 
-    def __init__(self, hints: HintSettings, *, corpus: Corpus | None = None) -> None:
-        self._formats = make_formats(hints)
+    def __init__(self, settings: Settings, *, corpus: Corpus | None = None) -> None:
+        self._formats = make_formats(settings)
         self._corpus = corpus
 
     def parse(self, raw: bytes) -> BatchLine:
@@ -226,7 +226,7 @@ def _write_plain(value: dict[str, Any], field: str, context: Context | None) -> 
 
 def _head(body: Mapping[str, Any], shape: Format, found: Found) -> str:
     before = None if found.message is None else body["messages"][: found.message]
-    parts = [body.get("model"), body.get("tools"), shape.name, before]
+    parts = [body.get("model"), body.get("tools"), shape.name, before, found.preamble]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

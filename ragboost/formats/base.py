@@ -22,12 +22,22 @@ class Found:
     Attributes:
         query: the question.
         documents: in relevance order.
-        message: index of the message that holds the question; None: the `prompt` does.
+        message: index of the message that is written anew for them; None: another field is.
+        preamble: hash of everything that stands before the first document; empty if nothing does
+            or it is not known. Requests share a prefix only if they have it in common.
+        num_repeated: documents behind these, in other messages, for which a reference to earlier
+            text of the payload is going to stand.
+        num_later: documents behind these, including the repeated ones.
+        layout: what the shape remembers for `replace`.
     """
 
     query: str
     documents: tuple[Document, ...]
     message: int | None
+    preamble: str = ""
+    num_repeated: int = 0
+    num_later: int = 0
+    layout: object = None
 
 
 class Format(Protocol):
@@ -40,12 +50,16 @@ class Format(Protocol):
         name: of the shape, for messages and metrics.
         in_message: the documents become part of the question's message, so that they stand in the
             payload of every later turn. Otherwise they belong to this request only.
+        in_place: the documents stand in messages already and are resent by the client with every
+            later turn. `replace` depends on the body and the context's order alone, so that the
+            same history becomes the same bytes.
         is_ours: a malformed shape is the caller's error. Otherwise it is somebody else's field,
             which passes unchanged.
     """
 
     name: str
     in_message: bool
+    in_place: bool
     is_ours: bool
 
     def extract(self, body: Mapping[str, Any]) -> Found | None:

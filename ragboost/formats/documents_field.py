@@ -1,9 +1,11 @@
-"""The `documents` field of a chat request, as vLLM, transformers and Cohere read it.
+"""The `documents` field of a chat request, as vLLM, transformers and Cohere read it, and the one in
+`chat_template_kwargs`, as SGLang reads it.
 
 Objects (`{"title", "text", ...}` or `{"id", "data": {...}}`) and strings are only moved, never
 changed; of equal ones the first stays. The chat template renders them above the messages, so that
 they belong to this request only. Their labels are the template's affair: the order hint calls them
-by title where all have distinct ones, else by position, counted from 1 ("document 3").
+by title where all have distinct ones, else by position, counted from 1 ("document 3"). Cohere's
+citations name documents by id; where they would count them, the request is left alone.
 """
 
 import json
@@ -25,26 +27,30 @@ class DocumentsField:
 
     Args:
         hints: whether, where and how the order is told.
+        parent: the object of the body in which the field stands; None: the body itself.
     """
 
     name = "documents_field"
     in_message = False
+    in_place = False
     is_ours = False
 
-    def __init__(self, hints: HintSettings) -> None:
+    def __init__(self, hints: HintSettings, *, parent: str | None = None) -> None:
         self._hints = hints
+        self._parent = parent
 
     def extract(self, body: Mapping[str, Any]) -> Found | None:
         """Find the field's documents.
 
         Raises:
-            UnknownShapeError: no list, or an element without text.
+            UnknownShapeError: no list, an element without text, or citations that count.
         """
-        documents = body.get("documents")
+        documents = self._holder(body).get("documents")
         if documents is None or documents == [] or "messages" not in body:
             return None
         if not isinstance(documents, list):
             raise UnknownShapeError(f"documents is a {type(documents).__name__}, not a list")
+        _check_citations(body, documents)
         question = find_question(body)
         if question is None:
             raise UnknownShapeError("documents without a user message")
@@ -53,15 +59,18 @@ class DocumentsField:
 
     def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
         """Move the objects, and put the order hint to the question if they moved."""
+        documents = self._holder(body)["documents"]
         originals: dict[str, Any] = {}
-        for document, value in zip(found.documents, body["documents"], strict=True):
+        for document, value in zip(found.documents, documents, strict=True):
             originals.setdefault(document.key, value)
         moved = [originals[document.key] for document in context.documents]
-        if len(moved) == len(found.documents) and all(
-            new is old for new, old in zip(moved, body["documents"], strict=True)
+        if len(moved) == len(documents) and all(
+            new is old for new, old in zip(moved, documents, strict=True)
         ):
             return dict(body)
         new = {**body, "documents": moved}
+        if self._parent is not None:
+            new = {**body, self._parent: {**body[self._parent], "documents": moved}}
         hint = self._order_hint(moved, context)
         if hint is None:
             return new
@@ -69,6 +78,10 @@ class DocumentsField:
         if self._hints.position == "after_question":
             parts = (found.query, hint)
         return replace_question(new, "\n\n".join(parts), message=found.message)
+
+    def _holder(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        holder = body if self._parent is None else body.get(self._parent)
+        return holder if isinstance(holder, Mapping) else {}
 
     def _order_hint(self, moved: Sequence[Any], context: Context) -> str | None:
         places = {document.key: at for at, document in enumerate(context.documents)}
@@ -93,6 +106,18 @@ def _as_document(value: Any) -> Document:
         return Document(json.dumps(value, ensure_ascii=False))
     except InvalidDocumentError as error:
         raise UnknownShapeError(f"documents: {error}") from None
+
+
+def _check_citations(body: Mapping[str, Any], documents: Sequence[Any]) -> None:
+    """Cohere's server counts documents that have no id, and citations name them by that number."""
+    is_cohere = "citation_options" in body or any(
+        isinstance(value, dict) and "data" in value for value in documents
+    )
+    if not is_cohere:
+        return
+    for value in documents:
+        if not isinstance(value, dict) or value.get("id") is None:
+            raise UnknownShapeError("documents without an id: citations would count them")
 
 
 def _has_text(value: dict[str, Any]) -> bool:

@@ -22,6 +22,7 @@ class RagboostObject:
 
     name = "ragboost_object"
     in_message = True
+    in_place = False
     is_ours = True
 
     def extract(self, body: Mapping[str, Any]) -> Found | None:

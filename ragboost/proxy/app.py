@@ -16,6 +16,13 @@ from ragboost.proxy.errors import error_response
 from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.routes import Completions, Passthrough, Status
 
+_BOOSTED = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/messages": "messages",
+    "/v1/responses": "responses",
+}
+
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Make the proxy's app.
@@ -50,7 +57,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.add_exception_handler(Exception, _internal_error)
     status = Status(backends=backends, metrics=metrics, boosting=boosting)
-    for path, endpoint in (("/v1/chat/completions", "chat"), ("/v1/completions", "completions")):
+    for path, endpoint in _BOOSTED.items():
         completions = Completions(
             settings, endpoint=endpoint, backends=backends, metrics=metrics, boosting=boosting
         )

@@ -17,7 +17,7 @@ from ragboost.proxy.conversation import Conversation, Conversations
 from ragboost.proxy.headers import RawHeaders, get_header
 from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.payload import MalformedBodyError, Payload
-from ragboost.proxy.rewrite import Rewriter, Rewritten
+from ragboost.proxy.rewrite import Detected, Rewriter, Rewritten
 from ragboost.proxy.tenants import Tenant, TenantKey, Tenants, user_of
 from ragboost.proxy.usage import Usage
 from ragboost.types import Context
@@ -58,6 +58,16 @@ class Prepared(NamedTuple):
         return self.rewritten.context if self.rewritten else None
 
 
+class _Job(NamedTuple):
+    """A body to rewrite, with what its request says about it."""
+
+    payload: Payload
+    detected: Detected
+    session: str | None
+    user: str
+    can_ask_usage: bool
+
+
 class Boosting:
     """Everything about boosting that outlives a request."""
 
@@ -73,8 +83,15 @@ class Boosting:
             ttl_s=settings.session.ttl_s,
         )
 
-    async def prepare(self, raw: bytes, headers: RawHeaders) -> Prepared:
+    async def prepare(
+        self, raw: bytes, headers: RawHeaders, *, can_ask_usage: bool = True
+    ) -> Prepared:
         """Boost a body, or pass it on as it is.
+
+        Args:
+            raw: the body.
+            headers: of the request.
+            can_ask_usage: the endpoint knows `stream_options.include_usage`.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
@@ -82,15 +99,17 @@ class Boosting:
         started = time.perf_counter()
         is_large = len(raw) > _THREAD_BYTES
         try:
-            payload = await _call(lambda: Payload.parse(raw), in_thread=is_large)
+            payload, detected = await _call(lambda: self._parse(raw), in_thread=is_large)
         except MalformedBodyError:
             return self._finish(Prepared(raw, bypass="malformed_body"), started)
         key = TenantKey.of(payload.body)
         session = _session_id(payload.body, headers)
-        if session is None and FIELD not in payload.body and not payload.body.get("documents"):
-            return self._finish(Prepared(raw, key.model, bypass="no_documents"), started)
+        has_documents = detected.found is not None or detected.error is not None
+        if session is None and FIELD not in payload.body and not has_documents:
+            return self._finish(Prepared(raw, key.model, bypass=detected.bypass), started)
         tenant = self.tenants.get(key)
-        work = self._rewrite(payload, tenant, session, user_of(headers))
+        job = _Job(payload, detected, session, user_of(headers), can_ask_usage)
+        work = self._rewrite(job, tenant)
         # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
         # client leaves meanwhile.
         rewritten, body, is_usage_added = await (asyncio.shield(work) if is_large else work)
@@ -109,16 +128,23 @@ class Boosting:
                 cached_tokens=min(max(usage.cached_tokens, 0), usage.prompt_tokens),
             )
 
-    async def _rewrite(
-        self, payload: Payload, tenant: Tenant, session: str | None, user: str
-    ) -> tuple[Rewritten, bytes, bool]:
+    def _parse(self, raw: bytes) -> tuple[Payload, Detected]:
+        payload = Payload.parse(raw)
+        return payload, self._rewriter.detect(payload)
+
+    async def _rewrite(self, job: _Job, tenant: Tenant) -> tuple[Rewritten, bytes, bool]:
+        payload = job.payload
         is_large = len(payload.raw) > _THREAD_BYTES
         async with tenant.lock:
-            conversation = self._conversation(tenant, session, user)
+            conversation = self._conversation(tenant, job.session, job.user)
 
             def work() -> tuple[Rewritten, bytes, bool]:
-                rewritten = self._rewriter.rewrite(payload, tenant.booster, conversation)
-                body, is_usage_added = self._with_usage(rewritten)
+                rewritten = self._rewriter.rewrite(
+                    payload, tenant.booster, conversation, detected=job.detected
+                )
+                body, is_usage_added = rewritten.body, False
+                if job.can_ask_usage:
+                    body, is_usage_added = self._with_usage(rewritten)
                 return rewritten, payload.encode(body), is_usage_added
 
             result = await _call(work, in_thread=is_large)

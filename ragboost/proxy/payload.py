@@ -15,7 +15,7 @@ _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder()
 # Lists whose elements are moved or replaced one by one.
-_LISTS = ("messages", "documents")
+_LISTS = ("messages", "documents", "input")
 
 
 class MalformedBodyError(Exception):

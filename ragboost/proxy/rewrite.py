@@ -46,6 +46,15 @@ class Rewritten(NamedTuple):
     error: RagBoostError | None = None
 
 
+class Detected(NamedTuple):
+    """The documents of a body and their shape, or why there are none to boost."""
+
+    shape: Format | None = None
+    found: Found | None = None
+    bypass: str | None = None
+    error: RagBoostError | None = None
+
+
 class _History(NamedTuple):
     """The rewritten messages that stand in this payload.
 
@@ -65,26 +74,47 @@ class Rewriter:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._formats = make_formats(settings.hints)
+        self._formats = make_formats(settings)
 
-    def rewrite(
-        self, payload: Payload, booster: Booster, conversation: Conversation | None
-    ) -> Rewritten:
-        """Rewrite a body and remember in `conversation` what its messages became.
+    def detect(self, payload: Payload) -> Detected:
+        """Find the documents of a body.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
         """
-        body = without_object(payload.body)
         try:
             hit = find_format(self._formats, payload.body)
         except UnknownShapeError as error:
-            body = self._with_history(body, _read(payload, conversation).sent)
-            return Rewritten(body, bypass=_reason(error), error=error)
-        if hit is None:
-            body = self._with_history(body, _read(payload, conversation).sent)
-            return Rewritten(body, bypass="no_documents")
-        shape, found = hit
+            return Detected(bypass=_reason(error), error=error)
+        return Detected(*hit) if hit else Detected(bypass="no_documents")
+
+    def rewrite(
+        self,
+        payload: Payload,
+        booster: Booster,
+        conversation: Conversation | None,
+        *,
+        detected: Detected | None = None,
+    ) -> Rewritten:
+        """Rewrite a body and remember in `conversation` what its messages became.
+
+        Args:
+            payload: the body.
+            booster: of its tenant.
+            conversation: its conversation, or None.
+            detected: what `detect` found; None: it is called here.
+
+        Raises:
+            RequestError: the `ragboost` object is malformed.
+        """
+        detected = detected or self.detect(payload)
+        shape, found = detected.shape, detected.found
+        if shape is None or found is None:
+            history = _read(payload, conversation).sent
+            body = self._with_history(without_object(payload.body), history)
+            return Rewritten(body, bypass=detected.bypass, error=detected.error)
+        if shape.in_place:
+            return self._in_place(payload, shape, found, booster, conversation)
         if shape.in_message:
             return self._into_message(payload, shape, found, booster, conversation)
         return self._beside_messages(payload, shape, found, booster, conversation)
@@ -118,6 +148,45 @@ class Rewriter:
         if isinstance(result, Context):
             return _boosted(body, context)
         return rewritten._replace(body=body, num_documents=len(context.documents))
+
+    def _in_place(
+        self,
+        payload: Payload,
+        shape: Format,
+        found: Found,
+        booster: Booster,
+        conversation: Conversation | None,
+    ) -> Rewritten:
+        """Documents in messages that the client resends with every later turn.
+
+        The shape writes the same history the same way each time, given the order of the first
+        documents; a conversation keeps that order even when the index would give another one.
+        """
+        body = without_object(payload.body)
+        sent = dict(_read(payload, conversation).sent)
+        own = sent.pop(found.message, None) if found.message is not None else None
+        keys = tuple(document.key for document in found.documents)
+        if sent or (own is not None and own.retrieved != keys):
+            # Earlier turns carry documents in another shape: they are resent, the rest passes.
+            history = _read(payload, conversation).sent
+            return Rewritten(self._with_history(body, history), bypass="mixed_shapes")
+        if not is_boost_wanted(ragboost_fields(payload.body)):
+            return Rewritten(body, bypass="option")
+        if not found.documents:
+            body = shape.replace(body, found, self._plain(found))
+            return _with_later(Rewritten(body), found)
+        result: Context | Rewritten
+        if own is not None:
+            result = self._in_order(found, own.documents)
+        else:
+            result = self._boost(shape, found, booster, None, ())
+        if isinstance(result, Rewritten):
+            return result._replace(body=body)
+        body = shape.replace(body, found, result)
+        link = _read(payload, conversation, found=found).link
+        if conversation is not None and link is not None and found.message is not None:
+            body = _remember(payload, body, found.message, conversation, link, result)
+        return _with_later(_boosted(body, result), found)
 
     def _beside_messages(
         self,
@@ -157,9 +226,13 @@ class Rewriter:
         """Boost, or say why not: the proxy fails open, except for what the caller can mend."""
         try:
             if conversation is None:
-                return booster.boost(found.query, found.documents)
+                return booster.boost(found.query, found.documents, preamble=found.preamble)
             return booster.boost(
-                found.query, found.documents, session=conversation.key, history=standing
+                found.query,
+                found.documents,
+                session=conversation.key,
+                history=standing,
+                preamble=found.preamble,
             )
         except RagBoostError as error:
             if shape.is_ours and isinstance(error, RequestError):
@@ -237,6 +310,14 @@ def _remember(
 def _boosted(body: Mapping[str, Any], context: Context) -> Rewritten:
     num = len(context.documents)
     return Rewritten(body, context, num, len(context.retrieved) - num)
+
+
+def _with_later(rewritten: Rewritten, found: Found) -> Rewritten:
+    """Count the documents behind those that were ordered."""
+    return rewritten._replace(
+        num_documents=rewritten.num_documents + found.num_later - found.num_repeated,
+        num_dropped=rewritten.num_dropped + found.num_repeated,
+    )
 
 
 def _reason(error: RagBoostError) -> str:

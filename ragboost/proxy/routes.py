@@ -62,7 +62,7 @@ class Passthrough:
 
 
 class Completions(Passthrough):
-    """Boosts and relays `/v1/chat/completions` or `/v1/completions`."""
+    """Boosts and relays one of the endpoints that answer a prompt."""
 
     def __init__(
         self,
@@ -78,7 +78,9 @@ class Completions(Passthrough):
         self._boosting = boosting
 
     async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
-        prepared = await self._boosting.prepare(body, exchange.headers)
+        # Only these two know `stream_options`.
+        can_ask_usage = self.endpoint in ("chat", "completions")
+        prepared = await self._boosting.prepare(body, exchange.headers, can_ask_usage=can_ask_usage)
         exchange.model = prepared.model
         upstream = self._upstream(exchange, prepared)
         tap = await relay(exchange, watch, self._backends.choose(), upstream)

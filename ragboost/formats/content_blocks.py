@@ -1,0 +1,121 @@
+"""Documents that are elements of a list: Anthropic's `document` and `search_result` blocks, in
+messages and tool results, and the results of an OpenAI `file_search_call`.
+
+Whole elements move. One with a cache mark of the caller stays, and nothing moves across it.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragboost.formats.groups import Block, Edit
+from ragboost.formats.json_results import text_of
+from ragboost.types import Document
+
+CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ListGroup:
+    """Documents that are elements of one list; see Group."""
+
+    value: list[Any]
+    blocks: tuple[Block, ...]
+    end: int
+
+    def document(self, block: Block) -> Document:
+        """The element with all its fields."""
+        return Document(json.dumps(self.value[block.start]))
+
+    def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
+        """Move the elements; they have no numbers."""
+        moved = [self.value[self.blocks[i].start] for i in order]
+        return Edit(self.blocks[0].start, self.blocks[-1].end, moved)
+
+    def referred(self, block: Block, reference: str) -> Edit:
+        """Replace the element by a copy with another text."""
+        return Edit(block.start, block.end, [_with_text(self.value[block.start], reference)])
+
+    def hinted(self, hint: str, *, at: int) -> Edit:
+        """Insert a text block."""
+        return Edit(at, at, [{"type": "text", "text": hint}])
+
+
+def find_blocks(content: list[Any]) -> list[ListGroup]:
+    """Find runs of document and search result blocks."""
+    return list(_groups(content, is_document_block, _block))
+
+
+def find_file_search_results(results: list[Any]) -> list[ListGroup]:
+    """Find the results of a file search."""
+    return list(_groups(results, lambda value: text_of(value) is not None, _result))
+
+
+def is_document_block(value: Any) -> bool:
+    """Whether a content block is a document or a search result."""
+    return isinstance(value, dict) and value.get("type") in ("document", "search_result")
+
+
+def has_cache_mark(value: Any) -> bool:
+    """Whether the caller ends a cached prefix at this block or message."""
+    return isinstance(value, dict) and any(value.get(mark) is not None for mark in CACHE_MARKS)
+
+
+def has_citations(content: list[Any]) -> bool:
+    """Whether answers refer to these blocks by their position."""
+    for value in content:
+        if is_document_block(value):
+            citations = value.get("citations")
+            if isinstance(citations, dict) and citations.get("enabled"):
+                return True
+    return False
+
+
+def _groups(
+    content: list[Any], is_document: Callable[[Any], bool], block: Callable[[int, Any], Block]
+) -> Iterator[ListGroup]:
+    run: list[Block] = []
+    for at, value in enumerate([*content, None]):
+        if is_document(value) and not has_cache_mark(value):
+            run.append(block(at, value))
+            continue
+        if len(run) > 1:
+            yield ListGroup(content, tuple(run), run[-1].end)
+        run = []
+
+
+def _block(at: int, value: Any) -> Block:
+    name = value.get("title")
+    is_plain = isinstance(name, str) and name.strip() and len(name) <= _MAX_NAME
+    return Block(at, at + 1, _text(value), name=f'"{name}"' if is_plain else "")
+
+
+def _result(at: int, value: Any) -> Block:
+    found = text_of(value)
+    return Block(at, at + 1, found[1] if found else None)
+
+
+def _text(value: Any) -> str | None:
+    """The text of a block whose only text it is."""
+    if value["type"] == "document":
+        source = value.get("source")
+        if not isinstance(source, dict) or source.get("type") != "text":
+            return None
+        data = source.get("data")
+        return data if isinstance(data, str) and data.strip() else None
+    content = value.get("content")
+    if not isinstance(content, list) or len(content) != 1:
+        return None
+    found = text_of(content[0]) if not has_cache_mark(content[0]) else None
+    return found[1] if found and found[0] == "text" else None
+
+
+def _with_text(value: dict[str, Any], text: str) -> dict[str, Any]:
+    if value.get("type") == "document":
+        return {**value, "source": {**value["source"], "data": text}}
+    if value.get("type") == "search_result":
+        return {**value, "content": [{**value["content"][0], "text": text}]}
+    found = text_of(value)
+    return {**value, found[0]: text} if found else value

@@ -1,0 +1,52 @@
+"""Documents between marks that the operator has registered (`formats.delimiters`).
+
+Either each document stands between `start` and `end`, or, with a `separator`, all of them do. A
+text in which the marks do not alternate, or in which a frame occurs twice, is left alone.
+"""
+
+from ragboost.config import Delimiters
+from ragboost.formats.groups import Block, TextGroup
+from ragboost.formats.spans import runs, strip
+
+
+def find(text: str, delimiters: Delimiters) -> list[TextGroup]:
+    """Find runs of documents between these marks."""
+    if delimiters.start not in text:
+        return []
+    if delimiters.separator is not None:
+        return _separated(text, delimiters, delimiters.separator)
+    blocks = _delimited(text, delimiters)
+    return [TextGroup(text, tuple(run), run[-1].end) for run in runs(text, blocks)]
+
+
+def _delimited(text: str, delimiters: Delimiters) -> list[Block]:
+    opener, closer = delimiters.start, delimiters.end
+    blocks: list[Block] = []
+    at = text.find(opener)
+    while at >= 0:
+        inner = at + len(opener)
+        close = text.find(closer, inner)
+        if close < 0 or (opener != closer and text.find(opener, inner, close) >= 0):
+            return []
+        end = close + len(closer)
+        start, stop = strip(text, inner, close)
+        blocks.append(Block(at, end, text[start:stop] or None, start, stop))
+        at = text.find(opener, end)
+    return blocks
+
+
+def _separated(text: str, delimiters: Delimiters, separator: str) -> list[TextGroup]:
+    if text.count(delimiters.start) != 1:
+        return []
+    start = text.index(delimiters.start) + len(delimiters.start)
+    end = text.find(delimiters.end, start)
+    if end < 0 or text.find(delimiters.end, end + len(delimiters.end)) >= 0:
+        return []
+    blocks: list[Block] = []
+    at = start
+    for piece in text[start:end].split(separator):
+        first, last = strip(text, at, at + len(piece))
+        if first < last:
+            blocks.append(Block(first, last, text[first:last], first, last))
+        at += len(piece) + len(separator)
+    return [TextGroup(text, tuple(blocks), end)] if len(blocks) > 1 else []

@@ -1,0 +1,71 @@
+"""LlamaIndex nodes in a frame: lines of `key: value` metadata, a blank line, the text.
+
+All nodes must show the same keys in the same order. Nodes without metadata are left alone: blank
+lines separate them, but paragraphs as well. Sources of the citation engine are `numbered`.
+"""
+
+from ragboost.formats.groups import Block, TextGroup
+from ragboost.formats.regions import Region
+from ragboost.formats.spans import line_starts, strip
+
+_MAX_KEYS = 32
+_MAX_LINE = 2000
+# One key alone could be prose; these are what loaders write.
+_SINGLE_KEYS = ("source", "title", "url", "id", "name")
+
+
+def find(text: str, region: Region) -> list[TextGroup]:
+    """Find the nodes of a frame."""
+    keys = _header_keys(text, region.start, region.end)
+    if not keys or (len(keys) == 1 and "_" not in keys[0] and keys[0] not in _SINGLE_KEYS):
+        return []
+    starts: list[tuple[int, int]] = []
+    behind = -1
+    for at in line_starts(text, f"{keys[0]}: ", region.start, region.end):
+        header_end = _header_end(text, at, region.end, keys) if at >= behind else -1
+        if header_end >= 0:
+            starts.append((at, header_end))
+            behind = header_end
+    if len(starts) < 2:
+        return []
+    ends = [at for at, _ in starts[1:]] + [region.end]
+    blocks = tuple(
+        _block(text, start, header_end, end)
+        for (start, header_end), end in zip(starts, ends, strict=True)
+    )
+    return [TextGroup(text, blocks, region.close)]
+
+
+def _header_keys(text: str, start: int, end: int) -> tuple[str, ...]:
+    """The keys of the metadata lines at `start`; none if a blank line does not follow."""
+    keys: list[str] = []
+    at = start
+    while at < end and len(keys) <= _MAX_KEYS:
+        stop = text.find("\n", at, min(end, at + _MAX_LINE))
+        if stop < 0:
+            return ()
+        if stop == at:
+            return tuple(keys)
+        key, colon, _ = text[at:stop].partition(": ")
+        if not colon or not key.isidentifier():
+            return ()
+        keys.append(key)
+        at = stop + 1
+    return ()
+
+
+def _header_end(text: str, start: int, end: int, keys: tuple[str, ...]) -> int:
+    """Offset of the blank line behind exactly these metadata lines; -1: something else is here."""
+    at = start
+    for key in keys:
+        stop = text.find("\n", at, min(end, at + _MAX_LINE))
+        if stop < 0 or not text.startswith(f"{key}: ", at):
+            return -1
+        at = stop + 1
+    return at if text.startswith("\n", at) else -1
+
+
+def _block(text: str, start: int, header_end: int, end: int) -> Block:
+    end = max(strip(text, start, end)[1], header_end - 1)
+    first, last = strip(text, header_end, end)
+    return Block(start, end, text[first:last] or None, first, last)

@@ -1,0 +1,106 @@
+"""Frames that say "here are documents" without marking each: LlamaIndex, LangChain, wrapper tags.
+
+Knows where a frame begins and ends. What is inside is for the other shapes to understand.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ragboost.formats.spans import closing_tags, code_fences, finds, is_in_code, strip
+
+WRAPPERS = (
+    "context",
+    "documents",
+    "docs",
+    "sources",
+    "passages",
+    "search_results",
+    "retrieved_documents",
+    "retrieved_context",
+)
+# Said in the lines before a line of dashes. LlamaIndex: question answering, tree summarize, context
+# chat, citations. LangChain: the question-answering chat prompt.
+_INTROS = (
+    "context information is below",
+    "context information from multiple sources is below",
+    "context information below",
+    "numbered sources of information",
+    "pieces of context to answer",
+)
+_STUFF = "pieces of context to answer"
+_STUFF_END = "\n\nQuestion:"
+_INTRO_CHARS = 400
+_MIN_DASHES = 5
+
+
+class Region(NamedTuple):
+    """Where documents stand.
+
+    Attributes:
+        start: offset of the first character that is not white space.
+        end: behind the last one.
+        close: behind the mark that ends the frame.
+    """
+
+    start: int
+    end: int
+    close: int
+
+
+def find_regions(text: str) -> Iterator[Region]:
+    """Yield the frames of a text that are plainly closed."""
+    regions = (*_between_dashes(text), *_wrapped(text), *_stuffed(text))
+    fences = code_fences(text) if regions else []
+    for region in regions:
+        start, end = strip(text, region.start, region.end)
+        if start < end and not is_in_code(fences, start):
+            yield Region(start, end, region.close)
+
+
+def _between_dashes(text: str) -> Iterator[Region]:
+    at = text.find("\n-----")
+    while at >= 0:
+        end = at + 1
+        while end < len(text) and text[end] == "-":
+            end += 1
+        dashes = text[at + 1 : end]
+        intro = text[max(0, at - _INTRO_CHARS) : at].lower()
+        if text.startswith("\n", end) and any(words in intro for words in _INTROS):
+            region = _closed_by(text, end, dashes)
+            if region is not None:
+                yield region
+            return
+        at = text.find("\n-----", end)
+
+
+def _closed_by(text: str, start: int, dashes: str) -> Region | None:
+    """The region up to the one other line of the same dashes, or to the text's end."""
+    lines = [
+        at
+        for at in finds(text, "\n" + dashes, start, len(text))
+        if text[at + 1 + len(dashes) : at + 2 + len(dashes)] in ("", "\n", "\r")
+    ]
+    if not lines:
+        return Region(start, len(text), len(text))
+    return Region(start, lines[0], lines[0] + 1 + len(dashes)) if len(lines) == 1 else None
+
+
+def _wrapped(text: str) -> Iterator[Region]:
+    closed = closing_tags(text).intersection(WRAPPERS)
+    for name in WRAPPERS:
+        if name not in closed:
+            continue
+        opener, closer = f"<{name}>", f"</{name}>"
+        if text.count(opener) == 1 == text.count(closer):
+            start, end = text.index(opener) + len(opener), text.index(closer)
+            if start < end:
+                yield Region(start, end, end + len(closer))
+
+
+def _stuffed(text: str) -> Iterator[Region]:
+    """LangChain's classic prompt: an instruction, the context, "Question:"."""
+    intro = text.find(_STUFF)
+    start = text.find("\n\n", intro) if intro >= 0 else -1
+    end = text.rfind(_STUFF_END)
+    if 0 <= start < end:
+        yield Region(start, end, end)
