@@ -56,6 +56,10 @@ class Payload:
         """
         return cls(raw)
 
+    def field(self, name: str) -> bytes:
+        """The client's bytes of a field; empty if there is none."""
+        return bytes(self._fields.get(name, b""))
+
     def encode(self, body: Mapping[str, Any]) -> bytes:
         """Write `body`: what is identical to `self.body` with its old bytes, the rest anew."""
         if len(body) == len(self.body) and all(
