@@ -40,12 +40,14 @@ class AnswerReader:
         self._on_whole = on_whole
         self._is_whole = False
         self._is_stream = False
+        self._num_bytes: int | None = None
         self._chunks: list[bytes] = []
         self._size = 0
         self._tail = b""
 
-    def start(self, *, is_stream: bool) -> None:
-        """The answer's head has arrived."""
+    def start(self, *, is_stream: bool, num_bytes: int | None) -> None:
+        """The answer's head has arrived, maybe with the length of its body."""
+        self._num_bytes = num_bytes
         self._is_stream = is_stream
         self.is_ending = not is_stream  # a JSON answer is sent when it is complete
 
@@ -54,7 +56,9 @@ class AnswerReader:
         self._size += len(chunk)
         if self._size <= _MAX_BYTES:
             self._chunks.append(chunk)
-        if self._is_stream and not self._is_whole:
+        if self._size == self._num_bytes:
+            self.finish()
+        elif self._is_stream and not self._is_whole:
             self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
             if _DONE in self._tail:
                 self.finish()

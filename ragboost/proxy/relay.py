@@ -145,7 +145,7 @@ def _tap(response: aiohttp.ClientResponse, upstream: Upstream) -> Tap | None:
         tap = StrippingTap() if upstream.is_usage_added else StreamTap()
     if upstream.reader is None:
         return tap
-    upstream.reader.start(is_stream=is_stream)
+    upstream.reader.start(is_stream=is_stream, num_bytes=response.content_length)
     return ReadingTap(tap, upstream.reader)
 
 

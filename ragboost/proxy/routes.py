@@ -85,6 +85,16 @@ class Completions(Passthrough):
         reader: AnswerReader | None = None
         if prepared.match is not None:
             reader = AnswerReader(partial(self._boosting.report_answer, prepared))
+        await self._relay(exchange, watch, prepared, reader=reader)
+
+    async def _relay(
+        self,
+        exchange: Exchange,
+        watch: ClientWatch,
+        prepared: Prepared,
+        *,
+        reader: AnswerReader | None,
+    ) -> None:
         upstream = self._upstream(exchange, prepared, reader=reader)
         tap = await relay(exchange, watch, self._backends.choose(), upstream)
         if exchange.first_byte is not None:
