@@ -1,4 +1,4 @@
-"""The chat-session API: new turns in, whole histories to the engine, nothing kept of failed turns."""
+"""The chat-session API: new turns in, whole histories out, nothing kept of failed turns."""
 
 import contextlib
 import threading
