@@ -204,6 +204,8 @@ class Boosting:
         if not isinstance(messages, list):
             return rewritten
         shared = share_tool_results(messages, settings=self._settings.dedup)
+        if not shared.saved_bytes:
+            return rewritten
         self._metrics.count_passages(shared.saved_bytes)
         return rewritten._replace(body={**rewritten.body, "messages": shared.messages})
 

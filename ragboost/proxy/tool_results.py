@@ -56,6 +56,8 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
         if pieces == (found.text,):
             continue
         text = _render(pieces, texts)
+        if text == found.text:
+            continue
         saved += len(found.text.encode("utf-8", "surrogatepass"))
         saved -= len(text.encode("utf-8", "surrogatepass"))
         new[found.message] = _with_text(new[found.message], found.part, text)
@@ -91,8 +93,14 @@ def _with_text(message: dict[str, Any], part: int | None, text: str) -> dict[str
 
 def _render(pieces: Pieces, texts: Sequence[_Text]) -> str:
     return "".join(
-        piece if isinstance(piece, str) else _name(piece, texts[piece.source]) for piece in pieces
+        piece if isinstance(piece, str) else _refer(piece, texts[piece.source]) for piece in pieces
     )
+
+
+def _refer(reference: Reference, source: _Text) -> str:
+    passage = source.text[reference.start : reference.end]
+    name = _name(reference, source)
+    return name if len(name) < len(passage) else passage
 
 
 def _name(reference: Reference, source: _Text) -> str:
