@@ -109,19 +109,11 @@ class SqliteStore:
         connection = sqlite3.connect(
             self._settings.path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False
         )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        with connection:
-            connection.execute("BEGIN IMMEDIATE")  # two processes may start at once
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                for statement in _SCHEMA.split(";"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        if version not in (0, _SCHEMA_VERSION):
+        try:
+            _set_up(connection)
+        except sqlite3.Error:
             connection.close()
-            raise sqlite3.DatabaseError(f"its version is {version}, not {_SCHEMA_VERSION}")
+            raise
         return connection
 
     def _create(self, session: ChatSession) -> None:
@@ -194,6 +186,21 @@ class SqliteStore:
 
     def _limit(self) -> float:
         return self._clock() - self._settings.ttl_s
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")  # two processes may start at once
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+    if version not in (0, _SCHEMA_VERSION):
+        raise sqlite3.DatabaseError(f"its version is {version}, not {_SCHEMA_VERSION}")
 
 
 def _session(row: tuple[Any, ...]) -> ChatSession:

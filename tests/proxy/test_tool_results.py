@@ -95,7 +95,7 @@ def test_a_chat_without_repetitions_passes_byte_for_byte(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
     body = b'{ "messages": [{"role":"user", "content":"x"},{"role": "tool","content" : "r"}] }'
-    odd = b'{"messages": [{"role": "tool", "content": 7}, 8, {"role": "tool", "content": [9]}]}'
+    odd = b'{"messages": [{"role": "tool", "content": 7}, {"role": "tool", "content": [{"a":9}]}]}'
     with client:
         for raw in (body, odd, b'{"messages": "x"}', b'{"prompt": "x"}'):
             client.post(URL, content=raw)
