@@ -22,7 +22,9 @@ from rich.table import Table
 
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
+from ragboost.render import render_document
 from ragboost.serving import serve_in_thread
+from ragboost.types import as_document
 from tests.fakes import FakeEngine, Received
 
 URL = "/v1/chat/completions"
@@ -64,8 +66,8 @@ class Client:
         self.is_extending &= messages[: len(self.last)] == self.last
         self.last = messages
         texts = "\n".join(str(message.get("content")) for message in messages)
-        unique = {document["text"] for document in documents}
-        self.is_complete &= all(texts.count(text) == 1 for text in unique)
+        unique = {_block(document) for document in documents}
+        self.is_complete &= all(texts.count(block) == 1 for block in unique)
 
 
 Body = Callable[[Client, list[Message], list[Message]], Message]
@@ -176,8 +178,13 @@ def _resent(client: Client, new: list[Message], documents: list[Message]) -> Mes
 
 
 def _with_documents(message: Message, documents: list[Message]) -> Message:
-    blocks = "".join(f"[Doc_{document['id']}]\n{document['text']}\n\n" for document in documents)
+    blocks = "".join(_block(document) for document in documents)
     return {**message, "content": blocks + message["content"]}
+
+
+def _block(document: Message) -> str:
+    known = as_document(document)
+    return render_document(known, label=f"[Doc_{known.label}]")
 
 
 QUESTION_MODES: dict[str, tuple[Body, Settings | None]] = {
