@@ -169,7 +169,8 @@ class SessionSettings(Section):
     max_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,
-        description="Bytes of sent messages that the proxy keeps to send them again unchanged.",
+        description="Bytes of sent messages that the proxy keeps to send them again unchanged; as "
+        "many for conversations without a session id, and for chat sessions in memory.",
     )
     max_documents: int = Field(
         10_000,

@@ -151,7 +151,7 @@ class Boosting:
         parts = [user, *key, *(str(payload.body.get(name, "")) for name in _END_USER)]
         scope = "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
         links = await _call(
-            lambda: history_links(payload.body["messages"], payload.messages, scope=scope),
+            lambda: history_links(payload.body["messages"], payload.message_digests, scope=scope),
             in_thread=len(payload.raw) > _THREAD_BYTES,
         )
         return self.histories.match(links, apart=_documents_apart(payload))

@@ -12,16 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from msgspec import Raw
-
 from ragboost.session import SessionState, Turn
 
 Link = bytes
 """Hash of an original history; the next message's link is made from it."""
 
 
-def chain(messages: Sequence[bytes | Raw], *, seed: bytes = b"") -> list[Link]:
-    """Hash every prefix of a list of messages, given as the client's bytes."""
+def chain(messages: Sequence[bytes], *, seed: bytes = b"") -> list[Link]:
+    """Hash every prefix of a list of messages, given as the hashes of their bytes."""
     links: list[Link] = []
     link = hashlib.sha256(seed).digest()
     for message in messages:

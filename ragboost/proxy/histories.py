@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Raw
 
 from ragboost.proxy.conversation import Learned, Link, Past
 
@@ -197,9 +196,7 @@ class Histories:
         self.num_bytes -= node.num_bytes
 
 
-def history_links(
-    messages: Sequence[Any], raw: Sequence[bytes | Raw], *, scope: bytes
-) -> list[Link]:
+def history_links(messages: Sequence[Any], digests: Sequence[bytes], *, scope: bytes) -> list[Link]:
     """Hash every prefix of a history.
 
     An answer counts by what clients keep of it, its text and its tool calls' ids; every other
@@ -207,22 +204,20 @@ def history_links(
 
     Args:
         messages: decoded.
-        raw: the client's bytes of each.
+        digests: hash of the client's bytes of each.
         scope: model, cache salt, credentials: nothing is shared between two scopes.
     """
     link = hashlib.sha256(scope).digest()
     links = []
-    for message, data in zip(messages, raw, strict=True):
+    for message, data in zip(messages, digests, strict=True):
         is_answer = isinstance(message, dict) and message.get("role") == "assistant"
         link = _next_link(link, _canonical(message) if is_answer else data)
         links.append(link)
     return links
 
 
-def _next_link(link: Link, message: bytes | Raw) -> Link:
-    digest = hashlib.sha256(link)
-    digest.update(message)
-    return digest.digest()
+def _next_link(link: Link, message: bytes) -> Link:
+    return hashlib.sha256(link + message).digest()
 
 
 def _canonical(answer: Mapping[str, Any]) -> bytes:

@@ -211,7 +211,7 @@ def _read(
     """Find what this payload's messages were rewritten to before."""
     if conversation is None or (found is not None and found.message is None):
         return _History({}, None, None)
-    links = chain(payload.messages, seed=seed)
+    links = chain(payload.message_digests, seed=seed)
     end = len(links) if found is None or found.message is None else found.message
     sent: dict[int, Sent] = {}
     standing: set[str] = set()
