@@ -176,7 +176,7 @@ class ContextIndex:
         self.num_tokens -= leaf.num_tokens - num_tokens
         leaf.num_tokens = num_tokens
         leaf.generated_tokens = max(0, num_tokens - sum(leaf.tokens))
-        self._queue(leaf)
+        self._leaves.push(leaf)
 
     def holds(self, node: Node) -> bool:
         """Whether the node is still in the tree."""
