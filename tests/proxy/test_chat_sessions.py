@@ -92,6 +92,24 @@ def test_a_streamed_answer_is_kept_too(client: httpx.Client, engine: FakeEngine)
     assert len(after.json["messages"][1]["content"].split()) == 4
 
 
+def test_an_agent_sends_tool_results_as_turns(client: httpx.Client, engine: FakeEngine) -> None:
+    session = create(client)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    body = httpx.Response(200, json={"choices": [{"index": 0, "message": message}]}).content
+    engine.misbehave(status=200, body=body)
+    ask(client, session, "do it", documents=[document(1)])
+    engine.behave()
+    result = {"role": "tool", "tool_call_id": "c1", "content": "result"}
+    client.post(f"/v1/sessions/{session}/chat/completions", json={"messages": [result]})
+    first, second = engine.completions
+    check_extends(second, first)
+    assert second.json["messages"][1:] == [message, result]
+    assert [m["role"] for m in messages(client, session)] == [
+        "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+
+
 def test_the_openai_sdk_can_talk_to_a_session(client: httpx.Client, engine: FakeEngine) -> None:
     session = create(client)
     sdk = openai.OpenAI(base_url=f"{client.base_url}/v1/sessions/{session}", api_key="k")
