@@ -11,8 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from ragboost.proxy.conversation import Learned, Link, Past
 
 Digest = bytes
@@ -246,5 +244,4 @@ def _digest(parent: Digest, learned: Learned) -> Digest:
     for link, sent in learned.sent:
         # Links are hashes and so of one length.
         hashed.update(link + hashlib.sha256(sent.message).digest())
-        hashed.update(msgspec.json.encode((sent.retrieved, sent.documents)))
     return hashed.digest()

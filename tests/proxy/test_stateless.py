@@ -284,7 +284,7 @@ class TestRandomConversations:
         chats = {user: [Chat(client, engine, user=key)] for user, key in keys.items()}
         last: dict[int, Received] = {}
         prompts: dict[Any, set[str]] = defaultdict(set)  # by history with its answer
-        choose = random.Random(run)
+        choose = random.Random(repr(actions))
         for user, (action, ids) in actions:
             chat = choose.choice(chats[user])
             if action == "fork":
