@@ -72,7 +72,7 @@ class Booster:
         query: str,
         documents: Sequence[DocumentLike],
         *,
-        session: str | None = None,
+        session: str | SessionState | None = None,
         history: Collection[str] | None = None,
         preamble: str = "",
     ) -> Context:
@@ -85,7 +85,8 @@ class Booster:
         Args:
             query: the question.
             documents: Documents, texts or mappings, most relevant first.
-            session: the conversation; its documents of earlier turns are not sent again.
+            session: the conversation; its documents of earlier turns are not sent again. A caller
+                who keeps its turns passes them as a state, to which this turn is added.
             history: keys of the documents that stand in this very payload already, for a caller
                 who has read it; only these may be referred to, and an empty one means that no
                 earlier turn does. None: all turns of the session are resent.
@@ -96,8 +97,8 @@ class Booster:
             InvalidDocumentError, RequestError: bad input; nothing has changed then.
             ContextIndexError: an invariant does not hold; send the original request.
         """
-        request = Request(query, tuple(as_documents(documents)), session=session)
-        retrieved = self._retrieve(request)
+        name = session.id if isinstance(session, SessionState) else session
+        retrieved = self._retrieve(Request(query, tuple(as_documents(documents)), session=name))
         retrieved = retrieved._replace(elements=_behind(preamble, retrieved.elements))
         with self._lock:
             return self._boost(retrieved, session, history=history, preamble=preamble)
@@ -214,14 +215,18 @@ class Booster:
     def _boost(
         self,
         retrieved: Retrieved,
-        session: str | None,
+        session: str | SessionState | None,
         *,
         history: Collection[str] | None = None,
         planned: Sequence[int] | None = None,
         preamble: str = "",
     ) -> Context:
         """Place one request. Index and session are changed last, when all checks have passed."""
-        state = (self.sessions.get(session) or SessionState(session)) if session else None
+        state: SessionState | None = None
+        if isinstance(session, SessionState):
+            state = session
+        elif session:
+            state = self.sessions.get(session) or SessionState(session)
         past = self._history(state, history)
         sent = self._order(retrieved, past, planned=planned)
         composed = compose(retrieved, sent, history=past, settings=self.settings)
@@ -233,6 +238,8 @@ class Booster:
         turn = 0
         if state is not None:
             turn = self._commit(state, retrieved.query, composed, tokens, is_leading=past.is_empty)
+            if state is not session:
+                self.sessions.put(state)
         return Context(
             query=retrieved.query,
             documents=composed.documents,
@@ -243,7 +250,7 @@ class Booster:
             hint_position=self.settings.hints.position,
             search_path=recorded.search_path,
             predicted_cached_tokens=recorded.cached_tokens,
-            session=session,
+            session=state.id if state else None,
             turn=turn,
         )
 
@@ -313,7 +320,6 @@ class Booster:
             num_tokens=sum(tokens) + self.tokens.count(query),
         )
         state.add(turn, max_documents=self.settings.session.max_documents)
-        self.sessions.put(state)
         return turn.number
 
 

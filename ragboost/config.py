@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -100,6 +101,24 @@ class DedupSettings(Section):
         description="Send a document once per request, and once per session where location hints "
         "are on.",
     )
+    passages: bool = Field(
+        False,
+        description="Replace what a chat's tool result repeats of earlier ones, whole or in "
+        "passages, by a reference.",
+    )
+    passage_min_bytes: int = Field(
+        512, ge=64, description="Shorter passages are not cut, and shorter repetitions are kept."
+    )
+    passage_avg_bytes: int = Field(1024, ge=64, description="Mean length of a passage.")
+    passage_max_bytes: int = Field(4096, ge=64, description="Longer passages are cut.")
+
+    @model_validator(mode="after")
+    def _are_passage_sizes_ordered(self) -> Self:
+        if not self.passage_min_bytes <= self.passage_avg_bytes <= self.passage_max_bytes:
+            raise ValueError(
+                "passage_min_bytes, passage_avg_bytes and passage_max_bytes must not decrease"
+            )
+        return self
 
 
 class HintSettings(Section):
@@ -180,13 +199,25 @@ class SessionSettings(Section):
     max_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,
-        description="Bytes of sent messages that the proxy keeps to send them again unchanged.",
+        description="Bytes of sent messages that the proxy keeps to send them again unchanged; as "
+        "many for conversations without a session id, and for chat sessions in memory.",
     )
     max_documents: int = Field(
         10_000,
         ge=1,
         description="Documents remembered per session; beyond it the oldest turns are forgotten, "
         "and their documents sent again.",
+    )
+    stateless: bool = Field(
+        True,
+        description="Recognise conversations without a session id by an exact chain over their "
+        "messages; kept in the proxy's memory.",
+    )
+    store: Literal["memory", "sqlite"] = Field(
+        "memory", description="Where the sessions of the chat-session API are kept."
+    )
+    path: Path = Field(
+        Path("ragboost-sessions.db"), description="The SQLite file, for session.store = sqlite."
     )
 
 

@@ -6,6 +6,7 @@ RagBoostError
     RequestError                the caller: bad input, HTTP 4xx
         InvalidDocumentError
         SessionNotFoundError
+        SessionConflictError
     BackendError                the upstream server
         BackendConnectionError
         BackendTimeoutError
@@ -55,6 +56,12 @@ class SessionNotFoundError(RequestError):
     """The named session does not exist or has expired."""
 
     status = 404
+
+
+class SessionConflictError(RequestError):
+    """The session's earlier turn is not finished, or another process has continued it."""
+
+    status = 409
 
 
 class BackendError(RagBoostError):

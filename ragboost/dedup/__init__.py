@@ -1,4 +1,7 @@
-"""De-duplication: a document is sent once per request and once per session (RAGBoost section 6)."""
+"""De-duplication: a document is sent once per request and once per session (RAGBoost section 6).
+
+`passages` shares repeated texts and parts of texts.
+"""
 
 from ragboost.dedup.documents import (
     Split,

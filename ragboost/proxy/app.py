@@ -12,9 +12,12 @@ from ragboost import __version__
 from ragboost.config import Settings
 from ragboost.proxy.backends import Backend, Backends
 from ragboost.proxy.boosting import Boosting
+from ragboost.proxy.chat_sessions import session_routes
 from ragboost.proxy.errors import error_response
 from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.routes import Completions, Passthrough, Status
+from ragboost.proxy.running_turns import RunningTurns
+from ragboost.sessions import make_store
 
 _BOOSTED = {
     "/v1/chat/completions": "chat",
@@ -37,13 +40,18 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     backends = Backends([Backend(settings.backend)])
     metrics = Metrics()
     boosting = Boosting(settings, metrics)
+    store = make_store(settings.session)
+    turns = RunningTurns()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await store.open()
         await backends.open()
         try:
             yield
         finally:
+            await turns.drain()
+            await store.close()
             await backends.close()
 
     app = FastAPI(
@@ -62,6 +70,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             settings, endpoint=endpoint, backends=backends, metrics=metrics, boosting=boosting
         )
         app.router.routes.append(Route(path, completions, methods=["POST"]))
+    app.router.routes.extend(
+        session_routes(
+            settings,
+            backends=backends,
+            metrics=metrics,
+            boosting=boosting,
+            store=store,
+            turns=turns,
+        )
+    )
     app.add_route("/health", status.health, methods=["GET"])
     app.add_route("/ready", status.ready, methods=["GET"])
     app.add_route("/version", status.version, methods=["GET"])

@@ -7,26 +7,28 @@ fail open. Does not know how requests are sent.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ragboost.config import Settings
-from ragboost.errors import RequestError
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
-from ragboost.proxy.conversation import Conversation, Conversations
-from ragboost.proxy.headers import RawHeaders, get_header
+from ragboost.proxy.conversation import Conversation, Conversations, Learned, Past
+from ragboost.proxy.headers import RawHeaders
+from ragboost.proxy.histories import Histories, Match, history_links
 from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.payload import MalformedBodyError, Payload
 from ragboost.proxy.rewrite import Detected, Rewriter, Rewritten
+from ragboost.proxy.session_names import session_name
 from ragboost.proxy.tenants import Tenant, TenantKey, Tenants, user_of
+from ragboost.proxy.tool_results import share_tool_results
 from ragboost.proxy.usage import Usage
 from ragboost.types import Context
 
 logger = logging.getLogger(__name__)
 
-SESSION_HEADER = b"x-ragboost-session"
 # Larger bodies are rewritten in a worker thread: below this, handing over costs more than it frees.
 _THREAD_BYTES = 256 * 1024
+_END_USER = ("user", "safety_identifier")
 
 T = TypeVar("T")
 
@@ -42,6 +44,8 @@ class Prepared(NamedTuple):
         is_usage_added: the answer's usage event is ours, not the caller's.
         bypass: why nothing was boosted; None if something was.
         seconds: what it took.
+        learned: what it adds to the `past` that the caller gave.
+        match: the history of a request without a session id; None: it names one, or has none.
     """
 
     body: bytes
@@ -51,6 +55,8 @@ class Prepared(NamedTuple):
     is_usage_added: bool = False
     bypass: str | None = None
     seconds: float = 0.0
+    learned: Learned = Learned()
+    match: Match | None = None
 
     @property
     def context(self) -> Context | None:
@@ -63,8 +69,6 @@ class _Job(NamedTuple):
 
     payload: Payload
     detected: Detected
-    session: str | None
-    user: str
     can_ask_usage: bool
 
 
@@ -82,16 +86,28 @@ class Boosting:
             max_bytes=settings.session.max_bytes,
             ttl_s=settings.session.ttl_s,
         )
+        self.histories = Histories(
+            max_sessions=settings.session.max_sessions,
+            max_bytes=settings.session.max_bytes,
+            ttl_s=settings.session.ttl_s,
+        )
 
     async def prepare(
-        self, raw: bytes, headers: RawHeaders, *, can_ask_usage: bool = True
+        self,
+        raw: bytes,
+        headers: RawHeaders,
+        *,
+        can_ask_usage: bool = True,
+        past: Past | None = None,
     ) -> Prepared:
         """Boost a body, or pass it on as it is.
 
         Args:
-            raw: the body.
-            headers: of the request.
+            raw: the client's body.
+            headers: the client's.
             can_ask_usage: the endpoint knows `stream_options.include_usage`.
+            past: what the engine was sent for the history in `messages`, where the caller keeps it;
+                None: the body or the headers name a conversation, or it is recognised.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
@@ -102,19 +118,33 @@ class Boosting:
             payload, detected = await _call(lambda: self._parse(raw), in_thread=is_large)
         except MalformedBodyError:
             return self._finish(Prepared(raw, bypass="malformed_body"), started)
-        key = TenantKey.of(payload.body)
-        session = _session_id(payload.body, headers)
-        has_documents = detected.found is not None or detected.error is not None
-        if session is None and FIELD not in payload.body and not has_documents:
-            return self._finish(Prepared(raw, key.model, bypass=detected.bypass), started)
+        key, user = TenantKey.of(payload.body), user_of(headers)
+        match: Match | None = None
+        session: str | None = None
+        if past is None:
+            session = session_name(payload.body, headers)
+            match = await self._match(payload, key, user) if session is None else None
+            past = match.past if match else None
+        if session is None and self._is_plain(payload, detected, past):
+            plain = Prepared(raw, key.model, bypass=detected.bypass, match=match)
+            return self._finish(plain, started)
         tenant = self.tenants.get(key)
-        job = _Job(payload, detected, session, user_of(headers), can_ask_usage)
-        work = self._rewrite(job, tenant)
+        job = _Job(payload, detected, can_ask_usage)
+        work = self._rewrite(job, tenant, self._name(key, user, session), past)
         # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
         # client leaves meanwhile.
-        rewritten, body, is_usage_added = await (asyncio.shield(work) if is_large else work)
-        prepared = Prepared(body, key.model, rewritten, tenant, is_usage_added, rewritten.bypass)
-        return self._finish(prepared, started)
+        prepared = await (asyncio.shield(work) if is_large else work)
+        if match is not None:
+            apart = _documents_apart(payload)
+            is_final = prepared.bypass is None
+            digest = self.histories.add(match, prepared.learned, apart=apart, is_final=is_final)
+            match = match._replace(digest=digest)
+        return self._finish(prepared._replace(model=key.model, match=match), started)
+
+    def report_answer(self, prepared: Prepared, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Take in the assistant's messages, each of them a way in which the history may go on."""
+        if prepared.match is not None:
+            self.histories.answered(prepared.match, answers)
 
     async def report_usage(self, prepared: Prepared, usage: Usage) -> None:
         """Take in what the backend reported for a request."""
@@ -132,31 +162,78 @@ class Boosting:
         payload = Payload.parse(raw)
         return payload, self._rewriter.detect(payload)
 
-    async def _rewrite(self, job: _Job, tenant: Tenant) -> tuple[Rewritten, bytes, bool]:
-        payload = job.payload
-        is_large = len(payload.raw) > _THREAD_BYTES
-        async with tenant.lock:
-            conversation = self._conversation(tenant, job.session, job.user)
+    async def _match(self, payload: Payload, key: TenantKey, user: str) -> Match | None:
+        """Recognise the history of a request that names no conversation."""
+        if not self._settings.session.stateless or not payload.messages:
+            return None
+        # An application's users may share its credentials: what tells them apart counts as well.
+        parts = [user, *key, *(str(payload.body.get(name, "")) for name in _END_USER)]
+        scope = "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
+        links = await _call(
+            lambda: history_links(payload.body["messages"], payload.message_digests, scope=scope),
+            in_thread=len(payload.raw) > _THREAD_BYTES,
+        )
+        return self.histories.match(links, apart=_documents_apart(payload))
 
-            def work() -> tuple[Rewritten, bytes, bool]:
+    def _is_plain(self, payload: Payload, detected: Detected, past: Past | None) -> bool:
+        """Tell whether there is nothing to do."""
+        has_documents = (
+            FIELD in payload.body or detected.found is not None or detected.error is not None
+        )
+        return not (has_documents or self._settings.dedup.passages or (past and past.sent))
+
+    async def _rewrite(
+        self, job: _Job, tenant: Tenant, name: str | None, past: Past | None
+    ) -> Prepared:
+        payload = job.payload
+        async with tenant.lock:
+            conversation: Conversation | None = None
+            if past is not None:
+                conversation = Conversation.after(past)
+            elif name is not None:
+                conversation = self.conversations.get(name)
+
+            def work() -> Prepared:
                 rewritten = self._rewriter.rewrite(
                     payload, tenant.booster, conversation, detected=job.detected
                 )
+                if self._settings.dedup.passages:
+                    rewritten = self._share_passages(rewritten)
                 body, is_usage_added = rewritten.body, False
                 if job.can_ask_usage:
                     body, is_usage_added = self._with_usage(rewritten)
-                return rewritten, payload.encode(body), is_usage_added
+                learned = conversation.learned(past) if conversation and past else Learned()
+                return Prepared(
+                    payload.encode(body),
+                    rewritten=rewritten,
+                    tenant=tenant,
+                    is_usage_added=is_usage_added,
+                    bypass=rewritten.bypass,
+                    learned=learned,
+                )
 
-            result = await _call(work, in_thread=is_large)
-            if conversation is not None and conversation.sent:
+            prepared = await _call(work, in_thread=len(payload.raw) > _THREAD_BYTES)
+            if conversation is not None and past is None and conversation.sent:
                 self.conversations.put(conversation)
-            return result
+            return prepared
 
-    def _conversation(self, tenant: Tenant, session: str | None, user: str) -> Conversation | None:
+    @staticmethod
+    def _name(key: TenantKey, user: str, session: str | None) -> str | None:
         if session is None:
             return None
-        model, salt = tenant.key
-        return self.conversations.get(f"{user}/{len(model)}:{model}/{len(salt)}:{salt}/{session}")
+        return (
+            f"{user}/{len(key.model)}:{key.model}/{len(key.cache_salt)}:{key.cache_salt}/{session}"
+        )
+
+    def _share_passages(self, rewritten: Rewritten) -> Rewritten:
+        messages = rewritten.body.get("messages")
+        if not isinstance(messages, list):
+            return rewritten
+        shared = share_tool_results(messages, settings=self._settings.dedup)
+        if not shared.saved_bytes:
+            return rewritten
+        self._metrics.count_passages(shared.saved_bytes)
+        return rewritten._replace(body={**rewritten.body, "messages": shared.messages})
 
     def _with_usage(self, rewritten: Rewritten) -> tuple[Mapping[str, Any], bool]:
         """Ask for the usage of a boosted stream where the caller did not."""
@@ -194,10 +271,6 @@ async def _call(work: Callable[[], T], *, in_thread: bool) -> T:
     return await asyncio.to_thread(work) if in_thread else work()
 
 
-def _session_id(body: Mapping[str, Any], headers: RawHeaders) -> str | None:
-    """The conversation that the caller names: in the body, else in the header."""
-    named = ragboost_fields(body).get("session_id")
-    header = get_header(headers, SESSION_HEADER)
-    if named is None and header is not None and len(header) > 256:
-        raise RequestError("x-ragboost-session has more than 256 characters", param="session_id")
-    return named or header or None
+def _documents_apart(payload: Payload) -> bytes:
+    """The documents that are given beside the messages and rendered into them."""
+    return payload.field(FIELD) if ragboost_fields(payload.body).get("documents") else b""

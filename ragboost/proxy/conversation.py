@@ -8,18 +8,18 @@ nothing, and the conversation starts over. Does not know documents' texts or HTT
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from msgspec import Raw
+from ragboost.session import SessionState, Turn
 
 Link = bytes
 """Hash of an original history; the next message's link is made from it."""
 
 
-def chain(messages: Sequence[bytes | Raw], *, seed: bytes = b"") -> list[Link]:
-    """Hash every prefix of a list of messages, given as the client's bytes."""
+def chain(messages: Sequence[bytes], *, seed: bytes = b"") -> list[Link]:
+    """Hash every prefix of a list of messages, given as the hashes of their bytes."""
     links: list[Link] = []
     link = hashlib.sha256(seed).digest()
     for message in messages:
@@ -43,6 +43,30 @@ class Sent(NamedTuple):
     retrieved: tuple[str, ...]
     documents: tuple[str, ...]
 
+    @property
+    def referred(self) -> set[str]:
+        """Keys of the documents that it refers to: they must stand before it in the payload."""
+        return set(self.retrieved).difference(self.documents)
+
+
+class Past(NamedTuple):
+    """What the engine was sent for one history.
+
+    Attributes:
+        sent: rewritten messages by link.
+        turns: what the Booster knows of these messages, oldest first.
+    """
+
+    sent: Mapping[Link, Sent] = {}
+    turns: tuple[Turn, ...] = ()
+
+
+class Learned(NamedTuple):
+    """What one request adds to a `Past`: its rewritten message and its turn, if any."""
+
+    sent: tuple[tuple[Link, Sent], ...] = ()
+    turn: Turn | None = None
+
 
 @dataclass(slots=True)
 class Conversation:
@@ -52,11 +76,27 @@ class Conversation:
         key: its name, unique over all users.
         sent: rewritten messages by link.
         num_bytes: size of these messages.
+        state: what the Booster knows of its turns; None: the Booster keeps that itself.
     """
 
     key: str
     sent: dict[Link, Sent] = field(default_factory=dict)
     num_bytes: int = 0
+    state: SessionState | None = None
+
+    @classmethod
+    def after(cls, past: Past) -> Self:
+        """A conversation for one request, which `learned` tells apart from its past."""
+        last = past.turns[-1].number if past.turns else 0
+        state = SessionState("past", turns=list(past.turns), next_turn=last + 1)
+        return cls("", dict(past.sent), state=state)
+
+    def learned(self, past: Past) -> Learned:
+        """What the request added."""
+        sent = tuple(item for item in self.sent.items() if past.sent.get(item[0]) is not item[1])
+        turns = self.state.turns if self.state else []
+        known = past.turns[-1].number if past.turns else 0
+        return Learned(sent, turns[-1] if turns and turns[-1].number > known else None)
 
     def remember(self, link: Link, sent: Sent) -> None:
         """Keep what a message was rewritten to."""

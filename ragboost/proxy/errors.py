@@ -9,6 +9,7 @@ _TYPES = {
     400: "invalid_request_error",
     404: "invalid_request_error",
     408: "request_timeout_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     431: "invalid_request_error",
     500: "internal_error",

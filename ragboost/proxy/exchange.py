@@ -2,6 +2,7 @@
 
 import time
 
+from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from ragboost.proxy.errors import error_response
@@ -51,6 +52,11 @@ class Exchange:
         if not path.startswith(b"/"):  # anything else could become part of the backend's address
             path = b"/" + path
         return decode_value(path + b"?" + query if query else path)
+
+    @property
+    def query(self) -> QueryParams:
+        """The query's parameters, decoded."""
+        return QueryParams(self.scope["query_string"])
 
     async def send_error(self, status: int, message: str, *, param: str | None = None) -> None:
         """Answer with an error of our own."""

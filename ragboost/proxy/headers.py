@@ -43,12 +43,12 @@ def decode_value(value: bytes) -> str:
         return value.decode("latin-1")
 
 
-def request_headers(headers: RawHeaders, *, is_boosted: bool = False) -> CIMultiDict[str]:
+def request_headers(headers: RawHeaders, *, is_read: bool = False) -> CIMultiDict[str]:
     """Copy a client's headers for the backend.
 
     Args:
         headers: as ASGI gives them, names in lower case.
-        is_boosted: ask for an answer without content coding, since we read its usage.
+        is_read: ask for an answer without content coding, since we read it, too.
     """
     headers = list(headers)
     dropped = _HOP_BY_HOP | _REQUEST_ONLY | _nominated(headers)
@@ -56,7 +56,7 @@ def request_headers(headers: RawHeaders, *, is_boosted: bool = False) -> CIMulti
     for name, value in headers:
         if name not in dropped:
             passed.add(name.decode("latin-1"), decode_value(value))
-    if is_boosted and "accept-encoding" in passed:
+    if is_read and "accept-encoding" in passed:
         passed["accept-encoding"] = "identity"
     return passed
 

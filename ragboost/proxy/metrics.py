@@ -75,6 +75,11 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+        self._passage_bytes = Counter(
+            "ragboost_passage_bytes_total",
+            "Bytes of repeated tool results that were replaced by references.",
+            registry=registry,
+        )
         self.index_nodes = Gauge(
             "ragboost_index_nodes", "Nodes of all context indexes.", registry=registry
         )
@@ -113,6 +118,10 @@ class Metrics:
         self._documents.labels("sent").inc(sent)
         self._documents.labels("dropped").inc(len(context.retrieved) - sent)
         self._predicted_tokens.inc(context.predicted_cached_tokens)
+
+    def count_passages(self, saved_bytes: int) -> None:
+        """Count what references to earlier tool results saved."""
+        self._passage_bytes.inc(saved_bytes)
 
     def count_usage(self, usage: Usage) -> None:
         """Count the tokens that the backend reported."""

@@ -4,8 +4,10 @@ Fields, messages and documents that nobody replaced keep the client's bytes: unk
 integers, odd spacing. Knows JSON, does not know what the fields mean.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import msgspec
@@ -55,6 +57,15 @@ class Payload:
             MalformedBodyError: not UTF-8, not JSON, or no object.
         """
         return cls(raw)
+
+    def field(self, name: str) -> bytes:
+        """The client's bytes of a field; empty if there is none."""
+        return bytes(self._fields.get(name, b""))
+
+    @cached_property
+    def message_digests(self) -> list[bytes]:
+        """A hash of each message's bytes."""
+        return [hashlib.sha256(message).digest() for message in self.messages]
 
     def encode(self, body: Mapping[str, Any]) -> bytes:
         """Write `body`: what is identical to `self.body` with its old bytes, the rest anew."""

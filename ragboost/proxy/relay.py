@@ -12,6 +12,7 @@ import aiohttp
 from multidict import CIMultiDict
 
 from ragboost.errors import BackendError, BackendTimeoutError
+from ragboost.proxy.answer import AnswerReader, ReadingTap
 from ragboost.proxy.backends import Backend
 from ragboost.proxy.disconnect import ClientWatch
 from ragboost.proxy.errors import error_body
@@ -27,7 +28,7 @@ _EVENT_STREAM = "text/event-stream"
 class Upstream:
     """A request for the backend, complete."""
 
-    __slots__ = ("body", "extra_headers", "headers", "is_usage_added", "wants_usage")
+    __slots__ = ("body", "extra_headers", "headers", "is_usage_added", "reader", "wants_usage")
 
     def __init__(
         self,
@@ -37,12 +38,14 @@ class Upstream:
         extra_headers: Sequence[tuple[bytes, bytes]] = (),
         wants_usage: bool = False,
         is_usage_added: bool = False,
+        reader: AnswerReader | None = None,
     ) -> None:
         self.headers = headers
         self.body = body
         self.extra_headers = extra_headers
         self.wants_usage = wants_usage
         self.is_usage_added = is_usage_added
+        self.reader = reader
 
 
 async def relay(
@@ -72,7 +75,10 @@ async def relay(
         exchange.outcome = _outcome(response.status)
         tap = _tap(response, upstream)
         await _send_head(exchange, response, upstream, tap)
-        return await _send_body(exchange, watch, response, tap)
+        tap = await _send_body(exchange, watch, response, tap)
+        if tap is not None and upstream.reader is not None:
+            upstream.reader.finish()
+        return tap
     finally:
         response.close()  # of no effect after the last byte; before it, this cancels the backend
 
@@ -81,7 +87,7 @@ async def _send_head(
     exchange: Exchange, response: aiohttp.ClientResponse, upstream: Upstream, tap: Tap | None
 ) -> None:
     headers = response_headers(response.raw_headers)
-    if isinstance(tap, StrippingTap):
+    if tap is not None and tap.changes_length:
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     if get_header(headers, REQUEST_ID) is None:
         headers.append((REQUEST_ID, exchange.request_id.encode("latin-1")))
@@ -133,9 +139,14 @@ def _tap(response: aiohttp.ClientResponse, upstream: Upstream) -> Tap | None:
     encoding = response.headers.get("content-encoding", "identity")
     if not upstream.wants_usage or response.status != 200 or encoding != "identity":
         return None
-    if response.content_type == _EVENT_STREAM:
-        return StrippingTap() if upstream.is_usage_added else StreamTap()
-    return JsonTap()
+    is_stream = response.content_type == _EVENT_STREAM
+    tap: Tap = JsonTap()
+    if is_stream:
+        tap = StrippingTap() if upstream.is_usage_added else StreamTap()
+    if upstream.reader is None:
+        return tap
+    upstream.reader.start(is_stream=is_stream, num_bytes=response.content_length)
+    return ReadingTap(tap, upstream.reader)
 
 
 def _outcome(status: int) -> str:

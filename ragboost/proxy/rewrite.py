@@ -230,7 +230,7 @@ class Rewriter:
             return booster.boost(
                 found.query,
                 found.documents,
-                session=conversation.key,
+                session=conversation.state or conversation.key,
                 history=standing,
                 preamble=found.preamble,
             )
@@ -281,12 +281,22 @@ def _read(
     """Find what this payload's messages were rewritten to before."""
     if conversation is None or (found is not None and found.message is None):
         return _History({}, None, None)
-    links = chain(payload.messages, seed=seed)
+    links = chain(payload.message_digests, seed=seed)
     end = len(links) if found is None or found.message is None else found.message
-    sent = {at: conversation.sent[links[at]] for at in range(end) if links[at] in conversation.sent}
+    sent: dict[int, Sent] = {}
+    standing: set[str] = set()
+    for at in range(end):
+        old = conversation.sent.get(links[at])
+        # What a message refers to may have been forgotten: its turn then starts over, too.
+        if old is not None and old.referred <= standing:
+            sent[at] = old
+            standing.update(old.documents)
     if end == len(links):
         return _History(sent, None, None)
-    return _History(sent, links[end], conversation.sent.get(links[end]))
+    repeated = conversation.sent.get(links[end])
+    if repeated is not None and not repeated.referred <= standing:
+        repeated = None
+    return _History(sent, links[end], repeated)
 
 
 def _remember(

@@ -1,6 +1,7 @@
 """The endpoints. Hot ones are plain ASGI callables: no request parsing, no dependency injection."""
 
 import time
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -9,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from ragboost import __version__
 from ragboost.config import Settings
 from ragboost.errors import RequestError
+from ragboost.proxy.answer import AnswerReader
 from ragboost.proxy.backends import Backends
 from ragboost.proxy.boosting import Boosting, Prepared
 from ragboost.proxy.disconnect import ClientWatch
@@ -82,7 +84,20 @@ class Completions(Passthrough):
         can_ask_usage = self.endpoint in ("chat", "completions")
         prepared = await self._boosting.prepare(body, exchange.headers, can_ask_usage=can_ask_usage)
         exchange.model = prepared.model
-        upstream = self._upstream(exchange, prepared)
+        reader: AnswerReader | None = None
+        if prepared.match is not None:
+            reader = AnswerReader(partial(self._boosting.report_answer, prepared))
+        await self._relay(exchange, watch, prepared, reader=reader)
+
+    async def _relay(
+        self,
+        exchange: Exchange,
+        watch: ClientWatch,
+        prepared: Prepared,
+        *,
+        reader: AnswerReader | None,
+    ) -> None:
+        upstream = self._upstream(exchange, prepared, reader=reader)
         tap = await relay(exchange, watch, self._backends.choose(), upstream)
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
@@ -91,9 +106,12 @@ class Completions(Passthrough):
             await self._boosting.report_usage(prepared, tap.usage)
 
     @staticmethod
-    def _upstream(exchange: Exchange, prepared: Prepared) -> Upstream:
+    def _upstream(
+        exchange: Exchange, prepared: Prepared, *, reader: AnswerReader | None
+    ) -> Upstream:
         rewritten = prepared.rewritten
-        headers = request_headers(exchange.headers, is_boosted=prepared.context is not None)
+        is_read = prepared.context is not None or reader is not None
+        headers = request_headers(exchange.headers, is_read=is_read)
         extra = boost_headers(
             bypass=prepared.bypass,
             documents=rewritten.num_documents if rewritten else 0,
@@ -106,6 +124,7 @@ class Completions(Passthrough):
             extra_headers=list(extra),
             wants_usage=True,
             is_usage_added=prepared.is_usage_added,
+            reader=reader,
         )
 
 

@@ -50,9 +50,14 @@ class Tap(Protocol):
 
     Attributes:
         usage: what was found, complete after `finish`.
+        changes_length: the client may get fewer bytes than the backend sent.
     """
 
-    usage: Usage | None
+    changes_length: bool
+
+    @property
+    def usage(self) -> Usage | None:
+        """What was found."""
 
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk and return the bytes to send now, maybe none."""
@@ -63,6 +68,8 @@ class Tap(Protocol):
 
 class JsonTap:
     """For an answer in one JSON object."""
+
+    changes_length = False
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
@@ -87,6 +94,8 @@ class JsonTap:
 class StreamTap:
     """For server-sent events that are relayed as they are: usage stands near the end."""
 
+    changes_length = False
+
     def __init__(self) -> None:
         self.usage: Usage | None = None
         self._tail = b""
@@ -110,6 +119,8 @@ class StrippingTap:
 
     Holds back an incomplete event until its end arrives.
     """
+
+    changes_length = True
 
     def __init__(self) -> None:
         self.usage: Usage | None = None

@@ -1,0 +1,252 @@
+"""The chat-session API: the client sends new turns only, the proxy keeps the history.
+
+A turn counts when its answer is whole; until then the session is as it was. Does not know how
+histories are rewritten or stored.
+"""
+
+import logging
+import time
+import uuid
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ragboost.config import Settings
+from ragboost.errors import RequestError, SessionNotFoundError
+from ragboost.proxy.answer import AnswerReader, Message
+from ragboost.proxy.backends import Backends
+from ragboost.proxy.boosting import Boosting, Prepared
+from ragboost.proxy.disconnect import ClientWatch
+from ragboost.proxy.exchange import Exchange
+from ragboost.proxy.limits import BodyTooLargeError
+from ragboost.proxy.metrics import Metrics
+from ragboost.proxy.routes import Completions, Passthrough
+from ragboost.proxy.running_turns import RunningTurns
+from ragboost.proxy.session_history import SessionHistory, SessionTurn, read_history
+from ragboost.proxy.session_requests import TurnRequest, make_turn, parse_new_session
+from ragboost.proxy.tenants import user_of
+from ragboost.sessions import ChatSession, ChatSessionStore
+
+logger = logging.getLogger(__name__)
+
+_CHAT = "/v1/chat/completions"
+_PATH = "/v1/sessions"
+_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+
+
+class SessionList(Passthrough):
+    """`POST` and `GET /v1/sessions`."""
+
+    endpoint = "sessions"
+
+    def __init__(
+        self, settings: Settings, *, backends: Backends, metrics: Metrics, store: ChatSessionStore
+    ) -> None:
+        super().__init__(settings, backends=backends, metrics=metrics)
+        self._store = store
+        self._ttl_s = settings.session.ttl_s
+
+    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+        if exchange.method == "POST":
+            response = await self._create(user_of(exchange.headers), body)
+        else:
+            response = await self._list(exchange)
+        await _respond(exchange, watch, response)
+
+    async def _create(self, owner: str, body: bytes) -> Response:
+        new = parse_new_session(body)
+        now = time.time()
+        session = ChatSession(
+            id=f"sess_{uuid.uuid4().hex}",
+            owner=owner,
+            created_at=now,
+            used_at=now,
+            model=new.model,
+            system=new.system,
+            metadata=new.metadata,
+        )
+        await self._store.create(session)
+        return JSONResponse(_shown(session, self._ttl_s), 201)
+
+    async def _list(self, exchange: Exchange) -> Response:
+        query = exchange.query
+        limit, after = query.get("limit", str(_DEFAULT_LIMIT)), query.get("after")
+        if not (limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= _MAX_LIMIT):
+            raise RequestError(f"limit must be 1 to {_MAX_LIMIT}, got {limit[:20]}", param="limit")
+        owner = user_of(exchange.headers)
+        page = await self._store.list(owner, limit=int(limit), after=after)
+        if page is None:
+            raise SessionNotFoundError(f"after: there is no session {after}", param="after")
+        data = [_shown(session, self._ttl_s) for session in page.sessions]
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": data,
+                "first_id": data[0]["id"] if data else None,
+                "last_id": data[-1]["id"] if data else None,
+                "has_more": page.has_more,
+            }
+        )
+
+
+class SessionItem(Passthrough):
+    """`GET` and `DELETE /v1/sessions/{id}`."""
+
+    endpoint = "sessions"
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        backends: Backends,
+        metrics: Metrics,
+        store: ChatSessionStore,
+        turns: RunningTurns,
+    ) -> None:
+        super().__init__(settings, backends=backends, metrics=metrics)
+        self._store = store
+        self._turns = turns
+        self._ttl_s = settings.session.ttl_s
+
+    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+        owner, session_id = user_of(exchange.headers), _session_id(exchange)
+        await self._turns.settled(session_id)
+        if exchange.method == "DELETE":
+            if not await self._store.delete(owner, session_id):
+                raise _not_found(session_id)
+            deleted = {"id": session_id, "object": "session.deleted", "deleted": True}
+            await _respond(exchange, watch, JSONResponse(deleted))
+            return
+        session = await _get(self._store, owner, session_id)
+        history = read_history(await self._store.turns(session_id), system=session.system)
+        head = JSONResponse(_shown(session, self._ttl_s)).body
+        messages = b",".join(history.messages)
+        whole = bytes(head[:-1]) + b',"messages":[' + messages + b"]}"
+        await _respond(exchange, watch, Response(whole, media_type="application/json"))
+
+
+class SessionTurns(Completions):
+    """`POST /v1/sessions/{id}/chat/completions`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        backends: Backends,
+        metrics: Metrics,
+        boosting: Boosting,
+        store: ChatSessionStore,
+        turns: RunningTurns,
+    ) -> None:
+        super().__init__(
+            settings,
+            endpoint="session_chat",
+            backends=backends,
+            metrics=metrics,
+            boosting=boosting,
+        )
+        self._store = store
+        self._turns = turns
+
+    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+        owner, session_id = user_of(exchange.headers), _session_id(exchange)
+        await _get(self._store, owner, session_id)  # nobody learns of others' sessions by a 409
+        async with self._turns.hold(session_id) as running:
+            session = await _get(self._store, owner, session_id)
+            turns = await self._store.turns(session_id)
+            history = read_history(turns, system=session.system)
+            request = make_turn(body, history.messages, model=session.model)
+            prepared = await self._prepare(exchange, request, history)
+            exchange.model = prepared.model
+            exchange.scope = {**exchange.scope, "path": _CHAT, "raw_path": _CHAT.encode()}
+
+            def commit(answers: list[Message]) -> None:
+                if answers:  # the first choice goes on
+                    turn = SessionTurn.of(request.new, answers[0], prepared.learned)
+                    running.start_commit(self._commit(session, turn))
+
+            reader = AnswerReader(commit)
+            running.is_ending = lambda: reader.is_ending
+            await self._relay(exchange, watch, prepared, reader=reader)
+
+    async def _prepare(
+        self, exchange: Exchange, request: TurnRequest, history: SessionHistory
+    ) -> Prepared:
+        limit = self._settings.proxy.max_body_bytes
+        if len(request.body) > limit:
+            raise BodyTooLargeError(
+                f"the session with this turn has {len(request.body)} bytes, more than the {limit} "
+                "of proxy.max_body_bytes; start another one"
+            )
+        try:
+            return await self._boosting.prepare(request.body, exchange.headers, past=history.past)
+        except RequestError as error:
+            if request.is_flat and error.param:  # the client gave the field without our object
+                error.args = (str(error).replace("ragboost.documents", "documents"),)
+                error.param = error.param.removeprefix("ragboost.")
+            raise
+
+    async def _commit(self, session: ChatSession, turn: SessionTurn) -> None:
+        if not await self._store.append(session, turn.encode()):
+            logger.warning("session %s was deleted or continued elsewhere", session.id)
+
+
+def session_routes(
+    settings: Settings,
+    *,
+    backends: Backends,
+    metrics: Metrics,
+    boosting: Boosting,
+    store: ChatSessionStore,
+    turns: RunningTurns,
+) -> list[Route]:
+    """The routes of the API."""
+    every = SessionList(settings, backends=backends, metrics=metrics, store=store)
+    one = SessionItem(settings, backends=backends, metrics=metrics, store=store, turns=turns)
+    chat = SessionTurns(
+        settings, backends=backends, metrics=metrics, boosting=boosting, store=store, turns=turns
+    )
+    return [
+        Route(_PATH, every, methods=["GET", "POST"]),
+        Route(_PATH + "/{session_id}", one, methods=["GET", "DELETE"]),
+        Route(_PATH + "/{session_id}/chat/completions", chat, methods=["POST"]),
+    ]
+
+
+def _session_id(exchange: Exchange) -> str:
+    return str(exchange.scope["path_params"]["session_id"])
+
+
+async def _get(store: ChatSessionStore, owner: str, session_id: str) -> ChatSession:
+    session = await store.get(owner, session_id)
+    if session is None:
+        raise _not_found(session_id)
+    return session
+
+
+def _not_found(session_id: str) -> SessionNotFoundError:
+    return SessionNotFoundError(
+        f"there is no session {session_id[:80]}, or it has expired", param="session_id"
+    )
+
+
+def _shown(session: ChatSession, ttl_s: float) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "object": "session",
+        "created_at": int(session.created_at),
+        "last_used_at": int(session.used_at),
+        "expires_at": int(session.used_at + ttl_s),
+        "model": session.model,
+        "system": session.system,
+        "metadata": dict(session.metadata),
+        "num_turns": session.num_turns,
+    }
+
+
+async def _respond(exchange: Exchange, watch: ClientWatch, response: Response) -> None:
+    response.headers["x-request-id"] = exchange.request_id
+    watch.finish()
+    exchange.has_started = True
+    await response(exchange.scope, exchange.receive, exchange.send)

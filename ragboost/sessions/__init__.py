@@ -1,0 +1,17 @@
+"""Where the chat-session API keeps its sessions; one file per store."""
+
+from ragboost.config import SessionSettings
+from ragboost.sessions.base import ChatSession, ChatSessionStore, Page
+
+__all__ = ["ChatSession", "ChatSessionStore", "Page", "make_store"]
+
+
+def make_store(settings: SessionSettings) -> ChatSessionStore:
+    """The store that the settings name; it is opened later."""
+    if settings.store == "sqlite":
+        from ragboost.sessions.sqlite import SqliteStore
+
+        return SqliteStore(settings)
+    from ragboost.sessions.memory import MemoryStore
+
+    return MemoryStore(settings)

@@ -1,0 +1,321 @@
+"""Conversations without a session id: recognised by their whole history, or not at all."""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes import FakeEngine, Received
+from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.proxy.test_conversations import (
+    HINT,
+    check_extends,
+    check_hints_point_into_the_payload,
+    contents,
+    document,
+    text_of,
+)
+
+URL = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def client(engine: FakeEngine) -> Iterator[httpx.Client]:
+    with (
+        ProxyServer(proxy_settings(engine.url)) as proxy,
+        httpx.Client(base_url=proxy.url, timeout=20) as client,
+    ):
+        yield client
+
+
+@dataclass
+class Chat:
+    """An application that keeps the history itself, without documents and without an id."""
+
+    client: httpx.Client
+    engine: FakeEngine
+    user: str = "someone"
+    stream: bool = False
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    def ask(self, question: str, documents: list[Any] | None = None, **fields: Any) -> Received:
+        self.messages = [*self.messages, {"role": "user", "content": question}]
+        received = self.send(documents, **fields)
+        self.messages = [*self.messages, {"role": "assistant", "content": self.answer}]
+        return received
+
+    def send(self, documents: list[Any] | None = None, **fields: Any) -> Received:
+        body = {"model": "m", "messages": self.messages, **fields}
+        if documents is not None:
+            body["ragboost"] = {"documents": documents}
+        sdk = openai.OpenAI(base_url=f"{self.client.base_url}/v1", api_key=self.user)
+        if self.stream:
+            with (
+                sdk,
+                sdk.chat.completions.create(
+                    model="m", messages=body.pop("messages"), stream=True, extra_body=body
+                ) as events,
+            ):
+                self.answer = "".join(event.choices[0].delta.content or "" for event in events)
+        else:
+            headers = {"authorization": f"Bearer {self.user}"}
+            response = self.client.post(URL, json=body, headers=headers)
+            assert response.status_code == 200, response.text
+            self.answer = response.json()["choices"][0]["message"]["content"]
+        return self.engine.requests[-1]
+
+    def fork(self) -> "Chat":
+        return Chat(self.client, self.engine, self.user, self.stream, list(self.messages))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_later_turn_extends_the_earlier_one_and_refers_to_its_documents(
+    client: httpx.Client, engine: FakeEngine, stream: bool
+) -> None:
+    chat = Chat(client, engine, user=f"basic {stream}", stream=stream)
+    first = chat.ask("one?", [document(1), document(2)])
+    second = chat.ask("two?", [document(2), document(3)])
+    third = chat.ask("three?")
+    fourth = chat.ask("four?", [document(3), document(1)])
+    for old, new in ((first, second), (second, third), (third, fourth)):
+        check_extends(new, old)
+        check_hints_point_into_the_payload(new)
+    assert HINT.findall(contents(second)[-1]) == ["[Doc_2]"]
+    assert HINT.findall(contents(fourth)[-1]) == ["[Doc_3]", "[Doc_1]"]
+
+
+def test_the_first_message_alone_recognises_nobody(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    Chat(client, engine).ask("hello", [document(1)])
+    other = Chat(client, engine)
+    assert contents(other.ask("hello")) == ["hello"]
+    other.messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "another answer than the engine gave"},
+    ]
+    received = other.ask("two?", [document(1)])
+    assert contents(received)[0] == "hello"
+    assert text_of(1) in contents(received)[-1]
+
+
+def test_equal_histories_with_other_documents_start_over(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    """Users of one application, with its one key, get one answer to one question."""
+    for last in ([document(2)], None):
+        body = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi."}}]}'
+        engine.misbehave(status=200, body=body)
+        question = f"hello, {last}"
+        alice, bob = Chat(client, engine), Chat(client, engine)
+        alice.ask(question, [document(1)])
+        bob.ask(question, last)
+        assert alice.messages == bob.messages
+        for chat in (alice, bob):
+            received = chat.fork().ask("two?", [document(1)])
+            assert contents(received)[0] == question
+            assert text_of(1) in contents(received)[-1]
+        engine.behave()
+        first = alice.ask("three?", [document(4)])
+        check_extends(alice.ask("four?", [document(4)]), first)
+
+
+def test_equal_histories_with_equal_documents_are_one(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    alice, bob = (Chat(client, engine, user="popular") for _ in range(2))
+    first = alice.ask("popular?", [document(1), document(2)])
+    assert bob.ask("popular?", [document(1), document(2)]).body == first.body
+    for chat, text in ((alice, "and a?"), (bob, "and b?")):
+        check_extends(chat.ask(text, [document(1)]), first)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{"model": "other"}, {"cache_salt": "s"}, {"user": "u"}, {"safety_identifier": "i"}],
+)
+def test_tenants_and_end_users_do_not_meet(
+    client: httpx.Client, engine: FakeEngine, others: dict[str, str]
+) -> None:
+    chat = Chat(client, engine, user=f"apart {others}")
+    chat.ask("hello", [document(1)])
+    assert contents(chat.fork().ask("two?", **others))[0] == "hello"
+    foreign = chat.fork()
+    foreign.user = "foreign"
+    assert contents(foreign.ask("two?"))[0] == "hello"
+    assert text_of(1) in contents(chat.ask("two?"))[0]
+
+
+def test_a_retry_sends_the_same_bytes(client: httpx.Client, engine: FakeEngine) -> None:
+    chat = Chat(client, engine, user="retry")
+    chat.ask("one?", [document(1), document(2)])
+    Chat(client, engine, user="retry").ask("other", [document(7), document(3)])
+    chat.messages.append({"role": "user", "content": "two?"})
+    first = chat.send([document(2), document(3), document(7)])
+    assert chat.send([document(2), document(3), document(7)]).body == first.body
+
+
+def test_an_agents_next_step_keeps_the_turns_message(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}
+    chat = Chat(client, engine, user="agent", messages=[{"role": "user", "content": "do it"}])
+    engine.misbehave(
+        status=200, body=httpx.Response(200, json={"choices": [{"message": message}]}).content
+    )
+    first = chat.send([document(1)])
+    engine.behave()
+    respaced = {**call, "function": {"name": "f", "arguments": "{ }"}}
+    chat.messages = [
+        *chat.messages,
+        {"role": "assistant", "content": "", "tool_calls": [respaced]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "result"},
+    ]
+    for documents in (None, [document(1)]):
+        received = chat.send(documents)
+        assert received.json["messages"][0] == first.json["messages"][0]
+        assert "".join(contents(received)).count(text_of(1)) == 1
+
+
+def test_the_documents_field_keeps_its_hint(client: httpx.Client, engine: FakeEngine) -> None:
+    documents = [{"title": f"T{i}", "text": text_of(i)} for i in (60, 61, 62)]
+    other = Chat(client, engine, user="field", messages=[{"role": "user", "content": "x?"}])
+    _with_field(other, documents[::-1])
+    chat = Chat(client, engine, user="field", messages=[{"role": "user", "content": "one?"}])
+    first = _with_field(chat, documents)
+    assert '"T60" >> "T61" >> "T62"' in contents(first)[-1]
+    answer = {"role": "assistant", "content": chat.answer}
+    chat.messages = [*chat.messages, answer, {"role": "user", "content": "two?"}]
+    second = _with_field(chat, documents)
+    assert second.json["documents"] == first.json["documents"] == documents[::-1]
+    check_extends(second, first)
+
+
+def _with_field(chat: Chat, documents: list[Any]) -> Received:
+    body = {"model": "m", "messages": chat.messages, "documents": documents}
+    headers = {"authorization": f"Bearer {chat.user}"}
+    response = chat.client.post(URL, json=body, headers=headers)
+    chat.answer = response.json()["choices"][0]["message"]["content"]
+    return chat.engine.requests[-1]
+
+
+def test_it_can_be_switched_off(engine: FakeEngine) -> None:
+    with (
+        ProxyServer(proxy_settings(engine.url, session={"stateless": False})) as proxy,
+        httpx.Client(base_url=proxy.url) as client,
+    ):
+        chat = Chat(client, engine)
+        chat.ask("one?", [document(1)])
+        assert contents(chat.ask("two?"))[0] == "one?"
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ({"x-session-id": "s"}, {}),
+        ({"x-litellm-session-id": "s"}, {}),
+        ({}, {"session_id": "s"}),
+        ({}, {"conversation": "s"}),
+        ({}, {"conversation": {"id": "s"}}),
+        ({}, {"previous_response_id": "s"}),
+    ],
+)
+def test_a_session_may_be_named_as_others_do(
+    client: httpx.Client, engine: FakeEngine, headers: dict[str, str], fields: dict[str, Any]
+) -> None:
+    """An answer that the client changed shows that it was the id that told."""
+    headers = {**headers, "authorization": f"Bearer {headers} {fields}"}
+    question = {"role": "user", "content": "one?"}
+    ours = {"documents": [document(1)]}
+    body = {"messages": [question], "ragboost": ours, **fields}
+    client.post(URL, json=body, headers=headers)
+    first = engine.requests[-1]
+    history = [question, {"role": "assistant", "content": "so"}, {"role": "user", "content": "2?"}]
+    client.post(URL, json={"messages": history, **fields}, headers=headers)
+    check_extends(engine.requests[-1], first)
+    assert all(engine.requests[-1].json[name] == value for name, value in fields.items())
+
+
+@pytest.mark.parametrize("value", ["", 7, None, [], {"id": 7}, "x" * 300])
+def test_a_foreign_id_that_we_do_not_understand_passes(
+    client: httpx.Client, engine: FakeEngine, value: Any
+) -> None:
+    body = {"messages": [{"role": "user", "content": "q"}], "session_id": value}
+    sent = httpx.Request("POST", "http://x", json=body).content
+    assert client.post(URL, content=sent).status_code == 200
+    assert engine.requests[-1].body == sent
+
+
+ACTION = st.tuples(
+    st.sampled_from(["ask", "ask", "ask", "fork", "edit", "truncate", "stream"]),
+    st.lists(st.integers(0, 7), max_size=4),
+)
+
+
+class TestRandomConversations:
+    """Users of one key and of several, with equal questions and document ids and other texts."""
+
+    runs = 0
+
+    @settings(max_examples=30, deadline=None)
+    @given(
+        actions=st.lists(st.tuples(st.sampled_from(["alice", "bob", "carol"]), ACTION), max_size=14)
+    )
+    def test_nothing_is_lost_or_mixed_and_prefixes_only_grow(
+        self, client: httpx.Client, engine: FakeEngine, actions: list[Any]
+    ) -> None:
+        TestRandomConversations.runs += 1
+        run = TestRandomConversations.runs
+        keys = {"alice": f"shared {run}", "bob": f"shared {run}", "carol": f"own {run}"}
+        chats = {user: [Chat(client, engine, user=key)] for user, key in keys.items()}
+        last: dict[int, Received] = {}
+        prompts: dict[Any, set[str]] = defaultdict(set)  # by history with its answer
+        choose = random.Random(repr(actions))
+        for user, (action, ids) in actions:
+            chat = choose.choice(chats[user])
+            if action == "fork":
+                branch = chat.fork()
+                chats[user].append(branch)
+                if id(chat) in last:
+                    last[id(branch)] = last[id(chat)]
+                chat = branch
+            elif action == "edit" and chat.messages:
+                at = choose.randrange(len(chat.messages))
+                chat.messages[at] = {**chat.messages[at], "content": f"edited {choose.random()}"}
+                last.pop(id(chat), None)
+            elif action == "truncate":
+                chat.messages = chat.messages[2:]
+                last.pop(id(chat), None)
+            chat.stream = action == "stream"
+            texts = {i: f"{user} wrote: {text_of(i)}" for i in ids}
+            documents = [{"id": i, "text": texts[i]} for i in ids] or None
+            received = chat.ask(f"question {len(chat.messages)}", documents)
+            self.check(received, texts, others=set(keys) - {user})
+            before = [(keys[user], str(chat.messages[:end])) for end in range(len(chat.messages))]
+            is_ambiguous = any(len(prompts.get(history, ())) > 1 for history in before)
+            if id(chat) in last and not is_ambiguous:
+                check_extends(received, last[id(chat)])
+            last[id(chat)] = received
+            prompts[keys[user], str(chat.messages)].add(received.prompt)
+
+    @staticmethod
+    def check(received: Received, texts: dict[int, str], *, others: set[str]) -> None:
+        check_hints_point_into_the_payload(received)
+        everything = "".join(contents(received))
+        assert not any(f"{other} wrote" in everything for other in others)
+        for text in texts.values():
+            assert everything.count(text) == 1

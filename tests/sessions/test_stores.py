@@ -1,0 +1,149 @@
+"""Both stores of chat sessions keep the same promises."""
+
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ragboost.config import SessionSettings
+from ragboost.errors import ConfigError
+from ragboost.sessions import ChatSession, ChatSessionStore
+from ragboost.sessions.memory import MemoryStore
+from ragboost.sessions.sqlite import SqliteStore
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(
+    request: pytest.FixtureRequest, clock: Clock, tmp_path: Path
+) -> AsyncIterator[ChatSessionStore]:
+    settings = SessionSettings(max_sessions=3, ttl_s=50.0, path=tmp_path / "s.db", max_bytes=4096)
+    kind = MemoryStore if request.param == "memory" else SqliteStore
+    store: ChatSessionStore = kind(settings, clock=clock)
+    await store.open()
+    yield store
+    await store.close()
+
+
+def make(name: str, clock: Clock, *, owner: str = "alice") -> ChatSession:
+    now = clock()
+    return ChatSession(name, owner, now, now, model="m", system="s", metadata={"ü": "\x00"})
+
+
+async def test_a_session_comes_back_as_it_was(store: ChatSessionStore, clock: Clock) -> None:
+    session = make("a", clock)
+    await store.create(session)
+    assert await store.get("alice", "a") == session
+    assert await store.get("bob", "a") is None
+    assert await store.get("alice", "b") is None
+    assert await store.turns("a") == []
+
+
+async def test_turns_are_added_in_order_and_only_to_what_was_read(
+    store: ChatSessionStore, clock: Clock
+) -> None:
+    await store.create(make("a", clock))
+    first = await store.get("alice", "a")
+    assert first is not None
+    assert await store.append(first, b"1")
+    assert not await store.append(first, b"another 1")
+    second = await store.get("alice", "a")
+    assert second is not None
+    assert (second.num_turns, second.used_at > first.used_at) == (1, True)
+    assert await store.append(second, b"2\x00")
+    assert await store.turns("a") == [b"1", b"2\x00"]
+    assert await store.delete("alice", "a")
+    assert not await store.append(second, b"3")
+    assert await store.turns("a") == []
+
+
+async def test_the_least_recently_used_go_first(store: ChatSessionStore, clock: Clock) -> None:
+    for name in "abc":
+        await store.create(make(name, clock))
+    first = await store.get("alice", "a")
+    assert first is not None
+    await store.append(first, b"1")
+    await store.create(make("d", clock))
+    page = await store.list("alice", limit=10)
+    assert page is not None
+    assert [session.id for session in page.sessions] == ["d", "c", "a"]
+
+
+async def test_sessions_expire_after_their_last_turn(store: ChatSessionStore, clock: Clock) -> None:
+    await store.create(make("a", clock))
+    await store.create(make("b", clock))
+    clock.now += 40
+    session = await store.get("alice", "a")
+    assert session is not None
+    await store.append(session, b"1")
+    clock.now += 20
+    assert await store.get("alice", "b") is None
+    assert not await store.delete("alice", "b")
+    assert await store.get("alice", "a") is not None
+    page = await store.list("alice", limit=10)
+    assert page is not None
+    assert [session.id for session in page.sessions] == ["a"]
+
+
+async def test_pages_follow_each_other(store: ChatSessionStore, clock: Clock) -> None:
+    await store.create(make("a", clock))
+    await store.create(make("other", clock, owner="bob"))
+    await store.create(make("b", clock))
+    page = await store.list("alice", limit=1)
+    assert page is not None
+    assert ([s.id for s in page.sessions], page.has_more) == (["b"], True)
+    page = await store.list("alice", limit=1, after="b")
+    assert page is not None
+    assert ([s.id for s in page.sessions], page.has_more) == (["a"], False)
+    assert await store.list("alice", limit=1, after="other") is None
+
+
+async def test_the_memory_store_is_bounded_in_bytes(clock: Clock) -> None:
+    store = MemoryStore(SessionSettings(max_bytes=1024), clock=clock)
+    for name in "ab":
+        await store.create(make(name, clock))
+        session = await store.get("alice", name)
+        assert session is not None
+        await store.append(session, b"x" * 700)
+    assert await store.get("alice", "a") is None
+    assert store.num_bytes == 700
+
+
+async def test_the_file_is_in_wal_mode_and_read_in_another_thread(
+    tmp_path: Path, clock: Clock
+) -> None:
+    path = tmp_path / "s.db"
+    store = SqliteStore(SessionSettings(path=path), clock=clock)
+    await store.open()
+    await store.create(make("a", clock))
+    assert any(t.name.startswith("ragboost-sessions") for t in threading.enumerate())
+    await store.close()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+async def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
+    text, newer = tmp_path / "text", tmp_path / "newer"
+    text.write_bytes(b"this is no database, but long enough to be one" * 50)
+    connection = sqlite3.connect(newer)
+    connection.execute("PRAGMA user_version = 9")
+    connection.close()
+    for path in (text, newer, tmp_path / "missing" / "s.db"):
+        with pytest.raises(ConfigError, match=r"session\.path"):
+            await SqliteStore(SessionSettings(path=path)).open()
