@@ -308,10 +308,14 @@ def _remember(
     context: Context,
 ) -> dict[str, Any]:
     """Keep the question's message; what is kept is the very object that is sent."""
-    raw = payload.encode_value(body["messages"][message])
+    value = body["messages"][message]
+    is_original = value is payload.body["messages"][message]
+    raw = payload.messages[message] if is_original else payload.encode_value(value)
     retrieved = tuple(document.key for document in context.retrieved)
     documents = tuple(document.key for document in context.documents)
     conversation.remember(link, Sent(bytes(raw), retrieved, documents))
+    if is_original:
+        return body
     messages = list(body["messages"])
     messages[message] = raw
     return {**body, "messages": messages}
