@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--size", choices=sorted(SIZES), default="small")
     parser.add_argument("--steps", type=int, default=2200)
     parser.add_argument("--prompts", type=int, default=48, help="prompts per step")
+    parser.add_argument("--hop-weight", type=float, default=0.0, help="0: hops are only measured")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
@@ -156,7 +157,7 @@ def main() -> None:
             group["lr"] = rate * learning_rate(progress)
         batch = make_batch(rng, prompts=args.prompts, documents=documents, length=length)
         answer, early, late = losses(model, batch, args.device)
-        (answer + 0.3 * early + 0.3 * late).backward()
+        (answer + 0.3 * early + args.hop_weight * late).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
