@@ -110,9 +110,7 @@ def losses(model, batch, device):
 def accuracy(model, *, documents: int, length: int, device, prompts: int = 200) -> dict[str, float]:
     scores = {}
     for task in tasks.TASKS:
-        drawn = tasks.make_prompts(
-            task, prompts, seed=10_000, documents=documents, length=length
-        )
+        drawn = tasks.make_prompts(task, prompts, seed=10_000, documents=documents, length=length)
         ids = torch.tensor([prompt.tokens for prompt in drawn], device=device)
         answer = torch.tensor([prompt.answer for prompt in drawn], device=device)
         logits = model(ids, logits_to_keep=1, use_cache=False).logits[:, -1]
@@ -180,7 +178,7 @@ def main() -> None:
                 model.save_pretrained(args.out)
             log.write(json.dumps(row) + "\n")
             log.flush()
-            print(json.dumps(row), flush=True)
+            print(json.dumps(row), flush=True)  # noqa: T201
     model.half().save_pretrained(args.out)
 
 

@@ -73,7 +73,7 @@ class ModelAdapter:
         digests = [frequencies.digest for frequencies in self.frequencies(length)]
         return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def forward(
         self,
         tokens: Sequence[int],
@@ -109,7 +109,10 @@ class ModelAdapter:
         like = {"dtype": self.dtype, "device": self.device}
         return RequestCache(
             [
-                (torch.zeros(1, heads, length, key, **like), torch.zeros(1, heads, length, value, **like))
+                (
+                    torch.zeros(1, heads, length, key, **like),
+                    torch.zeros(1, heads, length, value, **like),
+                )
                 for heads, key, value in self._kv_shapes
             ]
         )
@@ -170,7 +173,8 @@ class ModelAdapter:
         found = [
             module
             for name, module in self.model.named_modules()
-            if name.endswith("rotary_emb") and any("inv_freq" in n for n, _ in module.named_buffers())
+            if name.endswith("rotary_emb")
+            and any("inv_freq" in n for n, _ in module.named_buffers())
         ]
         if len(found) != 1:
             raise UnsupportedModelError(
@@ -179,7 +183,7 @@ class ModelAdapter:
             )
         return found[0]
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _measure_layouts(self) -> tuple[Layout, ...]:
         """Compare keys at two places. Attention depends on distances alone, so in every layer the
         keys of a moved text must be its first keys, rotated."""

@@ -74,7 +74,7 @@ class Assembly:
         return torch.nonzero(before == Source.MISSING).flatten()
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def assemble(adapter: ModelAdapter, spans: Sequence[Span], *, length: int) -> RequestCache:
     """Return a new cache of `length` slots with the KV of the spans.
 

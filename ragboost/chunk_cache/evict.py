@@ -1,8 +1,8 @@
 """Drop document KV that the question hardly looks at, once, after the first token (A3's extension,
 SnapKV): later tokens then attend to a short cache.
 
-Knows one request's cache. Does not know how it was filled. Keys keep their rotation, so positions go
-on counting from the full prompt.
+Knows one request's cache. Does not know how it was filled. Keys keep their rotation, so positions
+go on counting from the full prompt.
 """
 
 import torch

@@ -117,5 +117,4 @@ def _implementation(name: str, module: Any) -> Callable[..., Any]:
     if name == "eager":
         forward: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward
         return forward
-    forward = AttentionInterface()[name]
-    return forward
+    return AttentionInterface()[name]  # type: ignore[no-any-return]  # transformers is untyped

@@ -1,8 +1,8 @@
 """Prefill a prompt of system prompt, chunks and question from stored KV, computing what must be.
 
-The order of preference for every token: the exact prefix, then a stored chunk, then computing. Knows
-token ids, stored KV and policies. Does not know texts, tokenizers or HTTP. Chunks are tokenised
-apart and joined by ids: tokenising the joined text would merge across borders and miss.
+The order of preference for every token: the exact prefix, then a stored chunk, then computing.
+Knows token ids, stored KV and policies. Does not know texts, tokenizers or HTTP. Chunks are
+tokenised apart and joined by ids: tokenising the joined text would merge across borders and miss.
 """
 
 import time
@@ -66,9 +66,7 @@ class Prefill:
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt."""
-        return (
-            self.num_exact + self.num_approximate + self.num_recomputed + self.num_computed
-        )
+        return self.num_exact + self.num_approximate + self.num_recomputed + self.num_computed
 
 
 class ChunkReuse:
@@ -100,7 +98,8 @@ class ChunkReuse:
         self._backend: AttentionBackend | None = make_backend(backend) if backend else None
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
-        """Compute and store the KV of the system prompt and of each chunk after it (FusionRAG eq. 5).
+        """Compute and store the KV of the system prompt and of each chunk after it (FusionRAG eq.
+        5).
 
         Returns:
             How many chunks were computed; the others were stored already.
@@ -144,9 +143,7 @@ class ChunkReuse:
         chosen_policy = make_policy(policy) if isinstance(policy, str) else policy
         assembly = self.assemble(system, chunks, question, prefix=prefix)
         assembled = time.perf_counter()
-        selected = self.select(
-            assembly, policy=chosen_policy, ratio=ratio, granularity=granularity
-        )
+        selected = self.select(assembly, policy=chosen_policy, ratio=ratio, granularity=granularity)
         chosen = time.perf_counter()
         watched = QuestionWindow(len(question)) if keep_tokens is not None else None
         logits = recompute(
@@ -194,9 +191,7 @@ class ChunkReuse:
                 sensitivity[span.start : span.stop] = span.kv.sensitivity
         device = self.adapter.device
         cache = assemble(self.adapter, spans, length=len(tokens))
-        return Assembly(
-            tokens, cache, source.to(device), borders, start, sensitivity.to(device)
-        )
+        return Assembly(tokens, cache, source.to(device), borders, start, sensitivity.to(device))
 
     def select(
         self, assembly: Assembly, *, policy: Policy, ratio: float, granularity: int = 1
@@ -276,7 +271,9 @@ class ChunkReuse:
             return 0
         length = len(prefix.tokens)
         if prefix.base != 0 or list(prefix.tokens) != tokens[:length]:
-            raise ChunkCacheError(f"the prefix of {length} tokens is not the beginning of the prompt")
+            raise ChunkCacheError(
+                f"the prefix of {length} tokens is not the beginning of the prompt"
+            )
         # The question is always computed: its last token's logits are wanted.
         return min(length, len(tokens) - 1) if prefix.regime == regime else 0
 

@@ -1,6 +1,7 @@
 """Move stored keys to other positions by rotating them (FusionRAG eq. 6, A3 eq. 2).
 
-Knows rotary embeddings: frequencies and which dimensions form a pair. Does not know models or stores.
+Knows rotary embeddings: frequencies and which dimensions form a pair. Does not know models or
+    stores.
 
 Keys are stored after RoPE with the position they were computed at, and every move starts from the
 stored original: ten moves in a row would lose four times as much precision in bf16 as one.
@@ -13,7 +14,8 @@ from typing import Literal
 import torch
 
 Layout = Literal["half", "interleaved", "none"]
-"""Which dimensions rotate together: i and i + n/2, 2i and 2i + 1, or none (a layer without RoPE)."""
+"""Which dimensions rotate together: i and i + n/2, 2i and 2i + 1, or none (a layer without
+RoPE)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ def rotate(
 ) -> torch.Tensor:
     """Return keys turned by the given angles; the input is left as it is.
 
-    The attention factor of yarn and longrope is already inside stored keys and is not applied again.
-    Dimensions beyond the pairs (partial rotary) are copied.
+    The attention factor of yarn and longrope is already inside stored keys and is not applied
+    again. Dimensions beyond the pairs (partial rotary) are copied.
 
     Args:
         keys: (..., tokens, head_dim).

@@ -33,7 +33,7 @@ class SelfTest:
     moved_error: float
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def self_test(adapter: ModelAdapter, *, backend: str | None = "tiled") -> SelfTest:
     """Run the reuse path on 64 tokens and compare it with ordinary forwards.
 

@@ -1,4 +1,5 @@
-"""Keep the KV of chunks in memory, by what they were computed from; the least recently used go first.
+"""Keep the KV of chunks in memory, by what they were computed from; the least recently used go
+first.
 
 Knows sizes and keys. Does not know models. Stored tensors are shared between requests and are never
 changed: users copy out of them.
@@ -48,7 +49,8 @@ class ChunkKV:
         layers: keys (after RoPE) and values per layer, (1, kv heads, tokens, head_dim) each.
         regime: identity of the rotation speeds, see `ModelAdapter.regime`.
         length: of the prompt it was computed in; decides the rotation speeds.
-        sensitivity: how much each token's keys depend on other chunks, (tokens,); None: not measured.
+        sensitivity: how much each token's keys depend on other chunks, (tokens,); None: not
+            measured.
     """
 
     tokens: tuple[int, ...]

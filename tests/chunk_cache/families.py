@@ -98,3 +98,7 @@ def make_prompt(
         return ids
 
     return draw(system), [draw(length) for _ in range(chunks)], draw(question)
+
+
+def flat(chunks: list[list[int]]) -> list[int]:
+    return [token for chunk in chunks for token in chunk]

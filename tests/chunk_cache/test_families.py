@@ -11,7 +11,7 @@ from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection.baseline import Random
 from ragboost.chunk_cache.selftest import self_test
 from ragboost.chunk_cache.store import ChunkStore
-from tests.chunk_cache.families import FAMILIES, build_adapter, build_model, make_prompt
+from tests.chunk_cache.families import FAMILIES, build_adapter, build_model, flat, make_prompt
 from tests.chunk_cache.reference import full_reuse, ordinary, token_by_token
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning")
 def test_ordinary_calls_are_bit_identical_with_our_attention_installed(family: str) -> None:
     model = build_model(family)
     system, chunks, question = make_prompt()
-    tokens = [*system, *sum(chunks, []), *question]
+    tokens = [*system, *flat(chunks), *question]
     before = ordinary(model, tokens)
 
     ModelAdapter(model)
@@ -33,7 +33,7 @@ def test_ordinary_calls_are_bit_identical_with_our_attention_installed(family: s
 def test_computing_every_token_is_bit_identical_to_the_ordinary_forward(family: str) -> None:
     adapter = build_adapter(family)
     system, chunks, question = make_prompt()
-    tokens = [*system, *sum(chunks, []), *question]
+    tokens = [*system, *flat(chunks), *question]
     want = ordinary(adapter.model, tokens)
     reuse = ChunkReuse(adapter, ChunkStore(), backend=None)
 
@@ -58,7 +58,7 @@ def test_ratio_1_over_a_stored_system_prompt_equals_the_ordinary_forward(
 
     result = reuse.prefill(system, chunks, question, ratio=1.0)
 
-    want = ordinary(adapter.model, [*system, *sum(chunks, []), *question])
+    want = ordinary(adapter.model, [*system, *flat(chunks), *question])
     assert (result.logits - want).abs().max() <= 1e-6 * max(1.0, float(want.abs().max()))
     assert result.num_exact == len(system) + len(chunks[0])
     assert result.num_recomputed == sum(map(len, chunks[1:]))
@@ -74,7 +74,7 @@ def test_ratio_0_equals_a_block_mask_forward(family: str) -> None:
     result = reuse.prefill(system, chunks, question, ratio=0.0)
 
     want = full_reuse(adapter.model, system, chunks, question)
-    exact = ordinary(adapter.model, [*system, *sum(chunks, []), *question])
+    exact = ordinary(adapter.model, [*system, *flat(chunks), *question])
     assert (result.logits - want).abs().max() <= 1e-6 * max(1.0, float(want.abs().max()))
     assert (want - exact).abs().max() > 1e-4, "the model does not look across chunks"
 
@@ -103,7 +103,7 @@ def test_partial_recompute_equals_decoding_token_by_token(family: str) -> None:
 def test_generate_from_an_injected_cache_equals_generate_from_text(family: str) -> None:
     adapter = build_adapter(family)
     system, chunks, question = make_prompt()
-    ids = torch.tensor([[*system, *sum(chunks, []), *question]])
+    ids = torch.tensor([[*system, *flat(chunks), *question]])
     options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     mask = torch.ones_like(ids)
     want = adapter.model.generate(

@@ -28,7 +28,9 @@ def make_backend(name: str) -> "AttentionBackend":
         ChunkCacheError: the name is not one of `BACKENDS`.
     """
     if name not in BACKENDS:
-        raise ChunkCacheError(f"unknown attention back end {name!r}; known are {', '.join(BACKENDS)}")
+        raise ChunkCacheError(
+            f"unknown attention back end {name!r}; known are {', '.join(BACKENDS)}"
+        )
     module = import_module(f"ragboost.chunk_cache.attention.{name}")
     backend: AttentionBackend = getattr(module, BACKENDS[name])()
     return backend

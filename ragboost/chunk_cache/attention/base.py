@@ -36,7 +36,7 @@ class AttentionInputs:
 
     @property
     def num_keys(self) -> int:
-        return self.key.shape[2]
+        return int(self.key.shape[2])
 
 
 class AttentionBackend(Protocol):

@@ -1,4 +1,5 @@
-"""One attention call over all rows and all keys with a dense mask; takes everything, saves nothing."""
+"""One attention call over all rows and all keys with a dense mask; takes everything, saves
+nothing."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -40,7 +41,8 @@ def masked_attention(
 def attention_weights(
     inputs: AttentionInputs, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Return softmax weights in float32, (1, heads, rows, keys); with sinks they add to less than 1."""
+    """Return softmax weights in float32, (1, heads, rows, keys); with sinks they add to less than
+    1."""
     group = query.shape[1] // key.shape[1]
     scores = query.float() @ key.float().repeat_interleave(group, 1).mT * inputs.scaling
     if inputs.softcap is not None:

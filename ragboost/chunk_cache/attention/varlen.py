@@ -1,4 +1,5 @@
-"""FlashAttention over runs: every run of adjacent rows is a request of its own that shares the keys.
+"""FlashAttention over runs: every run of adjacent rows is a request of its own that shares the
+keys.
 
 A run [a, b) is the last b - a tokens of a request with b keys, so an ordinary bottom-right causal
 mask is exact for it. Pays off for runs of 16 tokens and more: select in blocks. On a CPU the same
@@ -17,7 +18,8 @@ PAGE = 256
 
 
 class Runs(NamedTuple):
-    """Adjacent rows, in order: run i has rows [offsets[i], offsets[i + 1]) and sees keys [0, ends[i])."""
+    """Adjacent rows, in order: run i has rows [offsets[i], offsets[i + 1]) and sees keys [0,
+    ends[i])."""
 
     offsets: torch.Tensor  # (runs + 1,) int32
     ends: torch.Tensor  # (runs,) int32

@@ -1,8 +1,8 @@
 """Synthetic question tasks over documents that depend on each other, for measuring chunk reuse.
 
-Every document may say "it has value v" about the entity that an *earlier* document introduced last, so
-the document alone carries no information about whom it speaks of. Knows token ids and answers; does
-not know models or caches.
+Every document may say "it has value v" about the entity that an *earlier* document introduced
+last, so the document alone carries no information about whom it speaks of. Knows token ids and
+answers; does not know models or caches.
 
 A document holds one statement of each kind in a random place, in this order of IT before INTRO:
 
@@ -213,7 +213,7 @@ def ask(rng: np.random.Generator, world: World, *, task: str) -> Questions:
         both = np.stack([last, world.last_value[rows, second]], 1)
         answer = np.where(other.any(1), first_id("value") + both.max(1), -1)
         pair = np.stack([entity, second], 1)
-        tokens = pair + (first_id("QC"), first_id("QD"))
+        tokens = pair + np.array([first_id("QC"), first_id("QD")])
         named = first_id("entity") + pair
         return Questions(tokens, answer, named, first_id("value") + both, always)
     raise KeyError(task)
@@ -234,7 +234,7 @@ def make_prompts(
         usable = asked.answer >= 0
         if task == "update":
             usable &= asked.hard
-        prompts += [_prompt(world, asked, task, row) for row in np.flatnonzero(usable)]
+        prompts += [_prompt(world, asked, task, row) for row in np.flatnonzero(usable).tolist()]
     return prompts[:num_prompts]
 
 

@@ -45,8 +45,8 @@ def choose(
         assembly: the prompt.
         scores: of its candidates, (candidates,).
         num_tokens: how many to choose.
-        granularity: 1: single tokens; more: blocks of so many tokens, counted from the start of each
-            chunk, by their best token. A block is taken where at least half of it fits.
+        granularity: 1: single tokens; more: blocks of so many tokens, counted from the start of
+            each chunk, by their best token. A block is taken where at least half of it fits.
     """
     candidates = assembly.candidates
     if granularity == 1:
@@ -68,6 +68,7 @@ def _block_numbers(assembly: Assembly, candidates: torch.Tensor, size: int) -> t
     starts = torch.tensor([start for start, _ in assembly.chunks], device=candidates.device)
     chunk = torch.searchsorted(starts, candidates, right=True) - 1
     within = (candidates - starts[chunk]) // size
-    _, numbers = torch.unique(chunk * (int(within.max() if len(within) else 0) + 1) + within,
-                              return_inverse=True)
+    _, numbers = torch.unique(
+        chunk * (int(within.max() if len(within) else 0) + 1) + within, return_inverse=True
+    )
     return numbers

@@ -1,4 +1,5 @@
-"""CacheBlend: the tokens whose keys or values change most in the second layer (FusionRAG eq. 7-9)."""
+"""CacheBlend: the tokens whose keys or values change most in the second layer (FusionRAG eq.
+7-9)."""
 
 import torch
 

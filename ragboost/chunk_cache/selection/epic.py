@@ -1,4 +1,5 @@
-"""EPIC's LegoLink: the first tokens of every chunk, where an attention sink of its own has formed."""
+"""EPIC's LegoLink: the first tokens of every chunk, where an attention sink of its own has
+formed."""
 
 import torch
 

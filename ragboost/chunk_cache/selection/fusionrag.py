@@ -1,8 +1,8 @@
 """FusionRAG's query-guided selection (FusionRAG section 3.2): what the question attends to in the
 last layer.
 
-The text runs the question by itself; the authors' code runs it over the reused KV, which finds more.
-Both are here, the second is what `fusionrag` means.
+The text runs the question by itself; the authors' code runs it over the reused KV, which finds
+more. Both are here, the second is what `fusionrag` means.
 """
 
 import torch

@@ -102,9 +102,7 @@ class SelectionView:
             self._fresh = self._fresh_pass()
         return self._fresh
 
-    def _question_pass(
-        self, visible: torch.Tensor, *, judged: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _question_pass(self, visible: torch.Tensor, *, judged: torch.Tensor | None) -> torch.Tensor:
         """Run the question over the visible tokens and return its attention to the judged ones;
         None: to each chunk apart."""
         question, total = self.assembly.question, len(self.assembly.tokens)
