@@ -6,11 +6,19 @@ A section per package, named after it. Knows no command line and no package.
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -25,7 +33,24 @@ ENV_PREFIX = "RAGBOOST_"
 TOML_NAME = "ragboost.toml"
 
 
-class Section(BaseModel):
+_PLACEHOLDERS = {
+    "order_template": "{order}",
+    "label_template": "{label}",
+    "location_template": "{document}",
+}
+
+
+class _Changed:
+    """Shows only the fields that differ from their defaults, as in the constructor's call."""
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        fields: Mapping[str, FieldInfo] = type(self).model_fields  # type: ignore[attr-defined]
+        for name, info in fields.items():
+            if (value := getattr(self, name)) != info.default:
+                yield name, value
+
+
+class Section(_Changed, BaseModel):
     """Base of all sections: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -71,7 +96,9 @@ class DedupSettings(Section):
     """De-duplication across the turns of a session and inside a request (paper section 6)."""
 
     enabled: bool = Field(
-        True, description="Send a document once per session and once per request."
+        True,
+        description="Send a document once per request, and once per session where location hints "
+        "are on.",
     )
 
 
@@ -82,7 +109,9 @@ class HintSettings(Section):
         True, description="Tell the model the relevance order of reordered documents."
     )
     location: bool = Field(
-        True, description="Tell the model where a de-duplicated document stands."
+        True,
+        description="Tell the model where a document of an earlier turn stands; off: it is sent "
+        "again.",
     )
     position: Literal["before_question", "after_question"] = Field(
         "before_question", description="Where the hints stand."
@@ -92,12 +121,21 @@ class HintSettings(Section):
         description="Order hint; {order} becomes the labels, most relevant first.",
     )
     label_template: str = Field(
-        "[Doc_{label}]", description="A document's name in prompt and hints."
+        "[Doc_{label}]",
+        description="A document's label in prompt and hints; {label} becomes its id.",
     )
     location_template: str = Field(
         "Please refer to {document} in the previous conversation.",
-        description="Location hint; {document} becomes the document's name.",
+        description="Location hint; {document} becomes the document's label.",
     )
+
+    @field_validator("order_template", "label_template", "location_template")
+    @classmethod
+    def _has_placeholder(cls, template: str, info: ValidationInfo) -> str:
+        placeholder = _PLACEHOLDERS[str(info.field_name)]
+        if placeholder not in template:
+            raise ValueError(f"must contain {placeholder}")
+        return template
 
 
 class SessionSettings(Section):
@@ -108,6 +146,12 @@ class SessionSettings(Section):
     )
     ttl_s: float = Field(
         86_400.0, gt=0, description="Seconds after which an unused session is forgotten."
+    )
+    max_documents: int = Field(
+        10_000,
+        ge=1,
+        description="Documents remembered per session; beyond it the oldest turns are forgotten, "
+        "and their documents sent again.",
     )
 
 
@@ -141,9 +185,50 @@ class EngineSettings(Section):
         65_536, ge=16, description="Tokens of KV that the prefix cache holds."
     )
     block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
+    served_model_name: str | None = Field(
+        None, description="Name of the model in the API; None: its directory's."
+    )
+    builtin_size: Literal["small", "tiny"] = Field(
+        "small", description="Which built-in model: small, or tiny for tests."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the built-in model's weights.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where to compute; auto: a GPU for a given model where there is one."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Weights and KV; auto: float32 on a CPU, as stored on a GPU."
+    )
+    num_threads: int | None = Field(
+        None, ge=1, description="Threads of the process that compute; None: torch's default."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest prompt and answer together, in tokens; None: the model's."
+    )
+    default_max_tokens: int = Field(
+        256, ge=1, description="Tokens generated where a chat request does not say."
+    )
+    max_running: int = Field(16, ge=1, description="Requests computed in one batch.")
+    max_waiting: int = Field(
+        1024, ge=0, description="Requests that may wait; more get a 503 at once."
+    )
+    max_step_tokens: int = Field(
+        512, ge=1, description="Tokens computed in one step; long prompts are cut into chunks."
+    )
+    max_body_bytes: int = Field(
+        32 * 1024 * 1024, ge=1024, description="Larger request bodies get a 413."
+    )
+    kv_events_endpoint: str | None = Field(
+        None,
+        description="ZeroMQ address to publish cache events on, such as tcp://127.0.0.1:5557; "
+        "always bound; None: no events.",
+    )
+    kv_events_replay_endpoint: str | None = Field(
+        None, description="ZeroMQ address that replays past events; None: no replay."
+    )
+    kv_events_topic: str = Field("", description="Topic of the event messages.")
 
 
-class Settings(BaseSettings):
+class Settings(_Changed, BaseSettings):
     """All settings. `Settings()` in code holds defaults and what is passed; `load_settings` also
     reads the environment and `ragboost.toml`."""
 
@@ -205,11 +290,12 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None =
             return (init_settings, env_settings, *file)
 
     try:
-        return Loaded(**_nested(given))
+        loaded = Loaded(**_nested(given))
     except ValidationError as error:
         raise ConfigError(_explain(error, origin)) from None
     except SettingsError as error:
         raise ConfigError(f"environment: {error}") from None
+    return Settings(**{name: getattr(loaded, name) for name in Settings.model_fields})
 
 
 def field_paths() -> dict[str, str]:
@@ -234,7 +320,7 @@ def _toml_paths(path: Path | None) -> dict[str, str]:
     return {
         f"{section}.{name}" if name else section: str(path)
         for section, values in data.items()
-        for name in (values if isinstance(values, dict) else [""])
+        for name in ((values if isinstance(values, dict) else None) or [""])
     }
 
 
@@ -256,7 +342,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_known(path: str, source: str) -> None:
     known = field_paths()
-    if path in known:
+    if path in known or path in Settings.model_fields:
         return
     near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
     advice = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"

@@ -9,13 +9,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal
 
-from ragboost.errors import InvalidDocumentError
+from ragboost.errors import InvalidDocumentError, RequestError
 
 DocumentId = str | int | float | bool | None
 """A document's id as the caller gave it: any JSON scalar. None: the content is the id."""
 
+_MAX_BITS = 1024  # Python refuses to print integers of more than some thousand digits
 _PLAIN_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:\-]{0,39}")
 
 
@@ -29,51 +31,39 @@ class Document:
         title: shown above the text where given.
         score: the retriever's score, finite; higher is more relevant. Not part of the identity.
         metadata: kept as it is, never shown to the model. Not part of the identity.
-        key: identity inside RAGBoost, 32 hex digits of id, title and text together. Documents
-            are the same only if the model would read the same bytes: an id with a new text is
-            another document.
+        key: identity inside RAGBoost, 32 hex digits of id, title and text together; equality and
+            hash are the key's. Documents are the same only if the model would read the same bytes:
+            an id with a new text is another document, and so are the ids 1, 1.0, True and "1".
 
     Raises:
         InvalidDocumentError: empty or non-string text, an id that is no JSON scalar, a NaN score.
     """
 
-    text: str
-    id: DocumentId = None
-    title: str | None = None
+    text: str = field(compare=False)
+    id: DocumentId = field(default=None, compare=False)
+    title: str | None = field(default=None, compare=False)
     score: float | None = field(default=None, compare=False)
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    key: str = field(init=False, repr=False, compare=False)
+    key: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
-            raise InvalidDocumentError(
-                f"text must be a non-empty string, got {_show(self.text)}", param="text"
-            )
-        if self.id is not None and not isinstance(self.id, str | int | float | bool):
-            raise InvalidDocumentError(
-                f"id must be a JSON scalar, got {_show(self.id)}", param="id"
-            )
-        for name in ("id", "score"):
-            value = getattr(self, name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InvalidDocumentError(f"{name} must be finite, got {value}", param=name)
-        if self.score is not None and (
-            isinstance(self.score, bool) or not isinstance(self.score, int | float)
-        ):
-            raise InvalidDocumentError(
-                f"score must be a number, got {_show(self.score)}", param="score"
-            )
+            raise _invalid("text", "must be a non-empty string", self.text)
         if self.title is not None and not isinstance(self.title, str):
-            raise InvalidDocumentError(
-                f"title must be a string, got {_show(self.title)}", param="title"
-            )
+            raise _invalid("title", "must be a string", self.title)
+        if not (self.id is None or isinstance(self.id, str | bool) or _is_finite(self.id, float)):
+            raise _invalid("id", "must be a JSON scalar, finite and not huge", self.id)
+        if self.score is not None and not _is_finite(self.score, Real):
+            raise _invalid("score", "must be a finite number", self.score)
+        if not isinstance(self.metadata, Mapping):
+            raise _invalid("metadata", "must be an object", self.metadata)
         object.__setattr__(self, "key", document_key(self.text, id=self.id, title=self.title))
 
     @property
     def label(self) -> str:
-        """Name of the document in the prompt and in hints: its id where that is short and plain,
-        else the first 8 digits of its key. Never depends on the position, so that a reordered
-        document keeps its bytes."""
+        """Name of the document: its id where that is short and plain, else the first 8 digits of
+        its key. Never depends on the position, so that a reordered document keeps its bytes.
+        `Context.labels` tells how prompt and hints show it."""
         if self.id is not None:
             name = self.id if isinstance(self.id, str) else json.dumps(self.id)
             if _PLAIN_LABEL.fullmatch(name):
@@ -93,9 +83,11 @@ def document_key(text: str, *, id: DocumentId = None, title: str | None = None) 
     return digest.hexdigest()[:32]
 
 
-def as_document(
-    value: "Document | Mapping[str, Any] | str", *, where: str = "document"
-) -> Document:
+DocumentLike = Document | Mapping[str, Any] | str
+"""What callers may pass for a document; see `as_document`."""
+
+
+def as_document(value: DocumentLike | object, *, where: str = "document") -> Document:
     """Turn what a caller passed into a Document.
 
     Args:
@@ -112,27 +104,22 @@ def as_document(
         if isinstance(value, str):
             return Document(value)
         if not isinstance(value, Mapping):
-            raise InvalidDocumentError(
-                f"must be a string or an object with 'text', got {_show(value)}"
-            )
-        text = next(
-            (value[name] for name in ("text", "content", "page_content") if name in value), None
-        )
+            problem = f"must be a string or an object with 'text', got {_show(value)}"
+            raise InvalidDocumentError(problem)
+        names = (name for name in ("text", "content", "page_content") if name in value)
         return Document(
-            text=text,  # type: ignore[arg-type]  # checked by Document, with the field's name
+            text=value.get(next(names, "text")),  # type: ignore[arg-type]  # Document checks it
             id=value.get("id", value.get("doc_id")),
             title=value.get("title"),
             score=value.get("score"),
-            metadata=value.get("metadata") or {},
+            metadata={} if value.get("metadata") is None else value["metadata"],
         )
     except InvalidDocumentError as error:
         param = f"{where}.{error.param}" if error.param else where
         raise InvalidDocumentError(f"{param}: {error}", param=param) from None
 
 
-def as_documents(
-    values: Sequence["Document | Mapping[str, Any] | str"], *, where: str = "documents"
-) -> list[Document]:
+def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") -> list[Document]:
     """Turn a list of what callers pass into Documents; see `as_document`.
 
     Raises:
@@ -149,15 +136,28 @@ class Request:
 
     Attributes:
         query: the user's question.
-        documents: in relevance order.
+        documents: in relevance order; texts and mappings become Documents, see `as_document`.
         id: the caller's name for the request (`custom_id` in batch files).
         session: the conversation it belongs to; None if it stands alone.
+
+    Raises:
+        RequestError: the question is no string, the session's name no non-empty string.
+        InvalidDocumentError: a document is bad.
     """
 
     query: str
     documents: tuple[Document, ...]
     id: str | None = None
     session: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.query, str):
+            raise RequestError(f"query must be a string, got {_show(self.query)}", param="query")
+        if self.session is not None and (not isinstance(self.session, str) or not self.session):
+            raise RequestError(
+                f"session must be a non-empty string, got {_show(self.session)}", param="session"
+            )
+        object.__setattr__(self, "documents", tuple(as_documents(self.documents)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Hint:
     Attributes:
         kind: `order` (relevance order, paper 5.3) or `location` (where a document stands, 6).
         text: the rendered sentence.
-        labels: the labels of the documents it speaks of.
+        labels: the labels of the documents it speaks of, as the prompt shows them.
     """
 
     kind: Literal["order", "location"]
@@ -179,7 +179,7 @@ class Hint:
 class Context:
     """The ordered documents of one request, ready to be rendered.
 
-    Every retrieved document either stands in `documents` or is named by a location hint.
+    Every retrieved document stands in `documents` or is named by a location hint.
 
     Attributes:
         query: the user's question.
@@ -187,18 +187,39 @@ class Context:
         retrieved: what the caller gave, in relevance order.
         positions: for each of `retrieved`, its index in `documents`; -1 where a location hint
             stands for it because an earlier turn carries it.
+        labels: for each of `documents`, its label as prompt and hints show it, such as `[Doc_7]`.
         hints: location hints, then the order hint; empty if nothing moved and nothing was dropped.
+        hint_position: where the hints stand.
         search_path: child positions from the root of the context index (paper 4.1).
-        predicted_cached_tokens: tokens of the leading documents that the prefix cache should hold.
+        predicted_cached_tokens: tokens of the documents at the front of the payload, and of the
+            earlier turns, that the prefix cache should hold.
+        session: the conversation; None if the request stands alone.
+        turn: number of the request in its session, from 1; 0 if it stands alone.
     """
 
     query: str
     documents: tuple[Document, ...]
     retrieved: tuple[Document, ...]
     positions: tuple[int, ...]
+    labels: tuple[str, ...]
     hints: tuple[Hint, ...] = ()
+    hint_position: Literal["before_question", "after_question"] = "before_question"
     search_path: tuple[int, ...] = ()
     predicted_cached_tokens: int = 0
+    session: str | None = None
+    turn: int = 0
+
+    def render(self) -> str:
+        """The prompt: documents, hints and question; see `ragboost.render`."""
+        from ragboost.render import render_prompt
+
+        return render_prompt(self)
+
+    def messages(self, *, system: str | None = None) -> list[dict[str, str]]:
+        """Chat messages: the system prompt where given, then documents, hints and question."""
+        from ragboost.render import render_messages
+
+        return render_messages(self, system=system)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +235,20 @@ class Plan:
     order: tuple[int, ...]
 
 
+def _is_finite(value: object, kind: type[float] | type[Real]) -> bool:
+    """Whether a value is a finite number of that kind, or an integer that Python can print."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and value.bit_length() <= _MAX_BITS
+    return isinstance(value, kind) and math.isfinite(float(value))
+
+
+def _invalid(param: str, problem: str, value: object) -> InvalidDocumentError:
+    return InvalidDocumentError(f"{param} {problem}, got {_show(value)}", param=param)
+
+
 def _show(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = "too long to print"
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

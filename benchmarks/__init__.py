@@ -1,0 +1,1 @@
+"""Measurements of the project, each runnable as `python -m benchmarks.NAME`."""

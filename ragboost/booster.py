@@ -1,0 +1,317 @@
+"""The Booster: the one place where index, ordering, de-duplication, sessions and hints meet.
+
+Mirrors one prefix cache: one backend, model and cache salt. Knows documents and their lengths; does
+not know HTTP, engines or request bodies.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from threading import RLock
+from typing import NamedTuple
+
+from ragboost.compose import Composed, History, Retrieved, compose
+from ragboost.config import Settings
+from ragboost.dedup import distinct_elements, split_carried, unique_documents
+from ragboost.errors import RequestError
+from ragboost.index import ContextIndex
+from ragboost.index.record import Recorded, record_front, record_turn
+from ragboost.ordering import RecentContexts, order_documents, plan_batch
+from ragboost.ordering.turns import group_turns
+from ragboost.session import MemorySessions, SentDocument, Session, SessionState, SessionStore, Turn
+from ragboost.tokens import TokenCounter
+from ragboost.types import Context, DocumentLike, Plan, Request, as_documents
+
+
+class Usage(NamedTuple):
+    """What `Booster.report_usage` has added up, in tokens."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    predicted_cached_tokens: int = 0
+
+
+class Booster:
+    """Put documents in the order that reuses the prefix cache, once each, with hints.
+
+    Safe to call from several threads.
+
+    Args:
+        settings: None: the defaults.
+        count_tokens: tokens of a text, called once per document; None: an estimate.
+        sessions: where conversations are remembered; None: in memory, bounded by the settings.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        count_tokens: Callable[[str], int] | None = None,
+        sessions: SessionStore | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.tokens = TokenCounter(count_tokens)
+        if sessions is None:
+            sessions = MemorySessions(
+                max_sessions=self.settings.session.max_sessions, ttl_s=self.settings.session.ttl_s
+            )
+        self.sessions: SessionStore = sessions
+        self.index = ContextIndex(
+            capacity_tokens=self.settings.index.capacity_tokens,
+            max_nodes=self.settings.index.max_nodes,
+            max_visits=self.settings.index.max_visits,
+        )
+        self._recent = RecentContexts() if self.settings.ordering.tail == "popularity" else None
+        self.usage = Usage()
+        self._lock = RLock()  # guards index, sessions and usage
+
+    def __repr__(self) -> str:
+        return f"Booster({self.settings!r})"
+
+    def boost(
+        self,
+        query: str,
+        documents: Sequence[DocumentLike],
+        *,
+        session: str | None = None,
+        history: Collection[str] | None = None,
+    ) -> Context:
+        """Order, de-duplicate and hint one request's documents.
+
+        Documents at the front of the payload are ordered for the longest cached prefix. Those of
+        later turns keep their relevance order: they stand behind the conversation's history, which
+        no other request shares, so that another order could not reuse anything.
+
+        Args:
+            query: the question.
+            documents: Documents, texts or mappings, most relevant first.
+            session: the conversation; its documents of earlier turns are not sent again.
+            history: keys of the documents that stand in this very payload already, for a caller
+                who has read it; only these may be referred to, and an empty one means that no
+                earlier turn does. None: all turns of the session are resent.
+
+        Raises:
+            InvalidDocumentError, RequestError: bad input; nothing has changed then.
+            ContextIndexError: an invariant does not hold; send the original request.
+        """
+        retrieved = self._retrieve(Request(query, tuple(as_documents(documents)), session=session))
+        with self._lock:
+            return self._boost(retrieved, session, history=history)
+
+    def boost_batch(self, requests: Sequence[Request]) -> Plan:
+        """Order a whole batch so that contexts share prefixes, and say in which order to send it.
+
+        Documents at the front of their payload are planned together; later turns of a session keep
+        their relevance order and follow their first turn. `ordering.min_saved_tokens` does not
+        apply: what a reordering saves shows only in the contexts that follow.
+
+        Args:
+            requests: of one session in turn order.
+
+        Raises:
+            InvalidDocumentError, RequestError, ContextIndexError: as `boost`.
+        """
+        retrieved = [self._retrieve(request) for request in requests]
+        sessions = [request.session for request in requests]
+        with self._lock:
+            going_on = {s for s in set(sessions) if s is not None and self.turns(s)}
+        turns = group_turns(sessions, going_on)
+        permutations, release = self._plan([retrieved[i] for i in turns.leading])
+        planned = {i: permutations[at] for at, i in enumerate(turns.leading)}
+        order = turns.release_order(release)
+        contexts = []
+        for i in order:
+            with self._lock:
+                contexts.append(self._boost(retrieved[i], sessions[i], planned=planned.get(i)))
+        return Plan(tuple(contexts), order)
+
+    def session(self, session_id: str) -> Session:
+        """A conversation; it is remembered from its first turn on."""
+        if not isinstance(session_id, str) or not session_id:
+            raise RequestError(
+                f"session must be a non-empty string, got {session_id!r}", param="session"
+            )
+        return Session(self, session_id)
+
+    def turns(self, session_id: str) -> tuple[Turn, ...]:
+        """The remembered turns of a conversation, oldest first; empty for an unknown one."""
+        with self._lock:
+            state = self.sessions.get(session_id)
+            return tuple(state.turns) if state else ()
+
+    def rollback(self, context: Context) -> None:
+        """Take back a turn that was not sent, and all later ones of its session.
+
+        Without this, a later turn would refer to documents that the model never got. Does nothing
+        for a context without a session. Not needed where `history` is passed.
+        """
+        if context.session is None:
+            return
+        with self._lock:
+            state = self.sessions.get(context.session)
+            if state is not None:
+                state.rollback(context.turn)
+                self.sessions.put(state)
+
+    def forget(self, session_id: str) -> bool:
+        """Forget a conversation; False if it was unknown."""
+        with self._lock:
+            return self.sessions.remove(session_id)
+
+    def report_usage(self, context: Context, *, prompt_tokens: int, cached_tokens: int) -> None:
+        """Add what the engine reported for a context to `usage`.
+
+        Raises:
+            RequestError: not 0 <= cached_tokens <= prompt_tokens.
+        """
+        if not 0 <= cached_tokens <= prompt_tokens:
+            raise RequestError(
+                f"cached_tokens must be between 0 and prompt_tokens={prompt_tokens}, "
+                f"got {cached_tokens}",
+                param="cached_tokens",
+            )
+        with self._lock:
+            self.usage = Usage(
+                self.usage.requests + 1,
+                self.usage.prompt_tokens + prompt_tokens,
+                self.usage.cached_tokens + cached_tokens,
+                self.usage.predicted_cached_tokens + context.predicted_cached_tokens,
+            )
+
+    def _retrieve(self, request: Request) -> Retrieved:
+        documents = request.documents
+        if self.settings.dedup.enabled:
+            unique, slots = unique_documents(documents)
+            elements: tuple[Hashable, ...] = tuple(document.key for document in unique)
+        else:
+            unique, slots = documents, tuple(range(len(documents)))
+            elements = distinct_elements([document.key for document in documents])
+        tokens = self.tokens.count_documents(unique)
+        return Retrieved(request.query, documents, unique, slots, elements, tokens)
+
+    def _plan(
+        self, leading: Sequence[Retrieved]
+    ) -> tuple[Sequence[tuple[int, ...]], Sequence[int]]:
+        """Prompt order of each context, and the release order of them all."""
+        ordering = self.settings.ordering
+        if not ordering.enabled:
+            return [tuple(range(len(r.elements))) for r in leading], range(len(leading))
+        plan = plan_batch(
+            [r.elements[ordering.keep_last :] for r in leading],
+            [r.tokens[ordering.keep_last :] for r in leading],
+            linkage=ordering.linkage,
+            alpha=ordering.alpha,
+        )
+        return [
+            _with_last(permutation, min(ordering.keep_last, len(r.elements)))
+            for permutation, r in zip(plan.permutations, leading, strict=True)
+        ], plan.release_order
+
+    def _boost(
+        self,
+        retrieved: Retrieved,
+        session: str | None,
+        *,
+        history: Collection[str] | None = None,
+        planned: Sequence[int] | None = None,
+    ) -> Context:
+        """Place one request. Index and session are changed last, when all checks have passed."""
+        state = (self.sessions.get(session) or SessionState(session)) if session else None
+        past = self._history(state, history)
+        sent = self._order(retrieved, past, planned=planned)
+        composed = compose(retrieved, sent, history=past, settings=self.settings)
+        tokens = [retrieved.tokens[i] for i in sent]
+        if past.is_empty:
+            recorded = self._record_front([retrieved.elements[i] for i in sent], tokens)
+        else:
+            recorded = self._record_turn(state, retrieved.query, tokens)
+        turn = 0
+        if state is not None:
+            turn = self._commit(state, retrieved.query, composed, tokens, is_leading=past.is_empty)
+        return Context(
+            query=retrieved.query,
+            documents=composed.documents,
+            retrieved=retrieved.documents,
+            positions=composed.positions,
+            labels=composed.labels,
+            hints=composed.hints,
+            hint_position=self.settings.hints.position,
+            search_path=recorded.search_path,
+            predicted_cached_tokens=recorded.cached_tokens,
+            session=session,
+            turn=turn,
+        )
+
+    def _history(self, state: SessionState | None, keys: Collection[str] | None) -> History:
+        known = state.labels() if state else {}
+        if keys is None:
+            carried, is_empty = known, not (state and state.turns)
+            is_complete = not (state and state.has_forgotten)
+        else:
+            carried, is_empty = {key: known[key] for key in keys if key in known}, not keys
+            is_complete = len(carried) == len(set(keys))
+        if not (self.settings.dedup.enabled and self.settings.hints.location):
+            carried = {}
+        return History(known, carried, is_empty, is_complete)
+
+    def _order(
+        self, retrieved: Retrieved, history: History, *, planned: Sequence[int] | None
+    ) -> Sequence[int]:
+        """Indices of the unique documents to send, in prompt order."""
+        if not history.is_empty:
+            return split_carried(retrieved.unique, history.carried).new
+        if not self.settings.ordering.enabled:
+            return range(len(retrieved.unique))
+        if planned is not None:
+            return planned
+        order = order_documents(
+            self.index,
+            retrieved.elements,
+            retrieved.tokens,
+            settings=self.settings.ordering,
+            recent=self._recent,
+        )
+        return order.permutation
+
+    def _record_front(self, elements: Sequence[Hashable], tokens: Sequence[int]) -> Recorded:
+        if self._recent is not None:
+            self._recent.add(elements)
+        return record_front(self.index, elements, tokens)
+
+    def _record_turn(
+        self, state: SessionState | None, query: str, tokens: Sequence[int]
+    ) -> Recorded:
+        front = state.front() if state else ()
+        return record_turn(
+            self.index,
+            distinct_elements([sent.key for sent in front]),
+            [sent.num_tokens for sent in front],
+            history_tokens=state.tail_tokens() if state else 0,
+            turn_tokens=sum(tokens) + self.tokens.count(query),
+        )
+
+    def _commit(
+        self,
+        state: SessionState,
+        query: str,
+        composed: Composed,
+        tokens: Sequence[int],
+        *,
+        is_leading: bool,
+    ) -> int:
+        """Add the turn to its session; its number."""
+        sent = zip(composed.documents, composed.labels, tokens, strict=True)
+        turn = Turn(
+            number=state.next_turn,
+            is_leading=is_leading,
+            documents=tuple(SentDocument(d.key, label, length) for d, label, length in sent),
+            num_tokens=sum(tokens) + self.tokens.count(query),
+        )
+        state.add(turn, max_documents=self.settings.session.max_documents)
+        self.sessions.put(state)
+        return turn.number
+
+
+def _with_last(permutation: Sequence[int], num_last: int) -> tuple[int, ...]:
+    """Put the `num_last` most relevant documents behind a permutation of the others, the best last,
+    as `order_documents` does."""
+    return (*(i + num_last for i in permutation), *range(num_last - 1, -1, -1))

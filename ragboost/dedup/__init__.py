@@ -1,0 +1,11 @@
+"""De-duplication: a document is sent once per request and once per session (RAGBoost section 6)."""
+
+from ragboost.dedup.documents import (
+    Split,
+    Unique,
+    distinct_elements,
+    split_carried,
+    unique_documents,
+)
+
+__all__ = ["Split", "Unique", "distinct_elements", "split_carried", "unique_documents"]

@@ -1,0 +1,101 @@
+"""The engine as an ASGI application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ragboost.config import EngineSettings
+from ragboost.engine import replies
+from ragboost.engine.api import Api
+from ragboost.engine.kv_events import EventPublisher
+from ragboost.engine.loading import load_model, make_engine
+from ragboost.engine.sse import ClientLeft
+from ragboost.errors import RequestError
+
+
+def create_engine_app(settings: EngineSettings | None = None) -> Starlette:
+    """Load the model and build its OpenAI-compatible server.
+
+    The engine's thread starts and ends with the application's lifespan, and an application can be
+    run once. Its `Engine` is at `app.state.engine`, the model at `app.state.loaded`.
+
+    Raises:
+        ConfigError: no such model, one that cannot be served, an address that cannot be bound.
+    """
+    settings = settings or EngineSettings()
+    loaded = load_model(settings)
+    publisher = _publisher(settings)
+    engine = make_engine(loaded, settings, publish=publisher.publish if publisher else None)
+    api = Api(
+        engine,
+        loaded,
+        publisher=publisher,
+        default_max_tokens=settings.default_max_tokens,
+        max_body_bytes=settings.max_body_bytes,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            engine.stop()
+            api.close()
+            if publisher is not None:
+                publisher.close()
+
+    app = Starlette(
+        routes=api.routes(),
+        lifespan=lifespan,
+        exception_handlers={
+            RequestError: _refused,
+            ClientLeft: _client_left,
+            HTTPException: _http_error,
+            Exception: _failed,
+        },
+    )
+    app.state.engine, app.state.loaded = engine, loaded
+    return app
+
+
+def _publisher(settings: EngineSettings) -> EventPublisher | None:
+    if settings.kv_events_endpoint is None:
+        return None
+    return EventPublisher(
+        settings.kv_events_endpoint,
+        block_size=settings.block_size,
+        replay_endpoint=settings.kv_events_replay_endpoint,
+        topic=settings.kv_events_topic,
+    )
+
+
+async def _refused(_request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, RequestError), problem
+    headers = {"retry-after": "1"} if problem.status == 503 else None
+    return Response(
+        orjson.dumps(replies.request_error(problem)),
+        status_code=problem.status,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+async def _client_left(_request: Request, _problem: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it; nginx's number, for access logs
+
+
+async def _http_error(_request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException), problem
+    body = replies.error(problem.detail, kind="invalid_request_error", code="not_found")
+    return Response(orjson.dumps(body), problem.status_code, media_type="application/json")
+
+
+async def _failed(_request: Request, _problem: Exception) -> Response:
+    body = replies.error("internal error", kind="server_error", code="internal_error")
+    return Response(orjson.dumps(body), 500, media_type="application/json")

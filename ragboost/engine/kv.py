@@ -1,0 +1,110 @@
+"""Where keys and values live: one growing buffer per running sequence, one pool of blocks.
+
+A sequence computes in its own contiguous buffer, so attention needs no gather; a prefix hit copies
+blocks of the pool into it once. Knows shapes and slots. Does not know which block means what.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class LayerShape(NamedTuple):
+    """Heads and dimensions of one layer's KV cache."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+
+
+class KVLayout(NamedTuple):
+    """What a model's KV cache is made of, one entry per layer."""
+
+    layers: tuple[LayerShape, ...]
+    dtype: Any  # torch.dtype
+    device: Any  # torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of all keys and values of one token."""
+        numbers = sum(
+            shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim
+            for shape in self.layers
+        )
+        return numbers * int(self.dtype.itemsize)
+
+    def allocate(self, *size: int) -> list[tuple[Tensor, Tensor]]:
+        """Uninitialised (keys, values) per layer, each (*size[:-1], heads, size[-1], dim)."""
+        options = {"dtype": self.dtype, "device": self.device}
+        *outer, tokens = size
+        return [
+            (
+                torch.empty(*outer, shape.key_heads, tokens, shape.key_dim, **options),
+                torch.empty(*outer, shape.value_heads, tokens, shape.value_dim, **options),
+            )
+            for shape in self.layers
+        ]
+
+
+class SequenceKV:
+    """The private KV cache of one running sequence; slot i holds position i.
+
+    Attributes:
+        layers: per layer (keys, values), each (heads, capacity, dim); keys are post-RoPE.
+        capacity: positions that fit; `reserve` grows it.
+    """
+
+    def __init__(self, layout: KVLayout, capacity: int) -> None:
+        self._layout = layout
+        self.capacity = capacity
+        self.layers = layout.allocate(capacity)
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for `num_tokens` positions; what was written stays."""
+        if num_tokens <= self.capacity:
+            return
+        capacity = max(num_tokens, self.capacity * 3 // 2)
+        grown = self._layout.allocate(capacity)
+        for old, new in zip(self.layers, grown, strict=True):
+            for source, target in zip(old, new, strict=True):
+                target[:, : self.capacity] = source
+        self.layers, self.capacity = grown, capacity
+
+    def write(self, layer: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put keys and values, (heads, len(positions), dim), at `positions`."""
+        self.layers[layer][0].index_copy_(1, positions, keys)
+        self.layers[layer][1].index_copy_(1, positions, values)
+
+
+class KVPool:
+    """Keys and values of cached blocks, one row ("slot") per block.
+
+    On a CPU the memory is reserved at once and committed by the operating system as rows are
+    written.
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.layers = layout.allocate(num_blocks, block_size)  # (slots, heads, block_size, dim)
+
+    def load(self, slots: Sequence[int], kv: SequenceKV, *, start: int) -> None:
+        """Copy blocks into `kv`, one after the other from position `start` on."""
+        index = torch.tensor(slots, device=self.layers[0][0].device)
+        end = start + len(slots) * self.block_size
+        kv.reserve(end)
+        for pool, sequence in zip(self.layers, kv.layers, strict=True):
+            for source, target in zip(pool, sequence, strict=True):
+                blocks = source.index_select(0, index).transpose(0, 1)  # (heads, n, block, dim)
+                target[:, start:end] = blocks.flatten(1, 2)
+
+    def store(self, slots: Sequence[int], kv: SequenceKV, *, start: int) -> None:
+        """Copy consecutive blocks of `kv`, from position `start` on, into `slots`."""
+        index = torch.tensor(slots, device=self.layers[0][0].device)
+        end = start + len(slots) * self.block_size
+        for pool, sequence in zip(self.layers, kv.layers, strict=True):
+            for target, source in zip(pool, sequence, strict=True):
+                blocks = source[:, start:end].unflatten(1, (len(slots), self.block_size))
+                target.index_copy_(0, index, blocks.transpose(0, 1))

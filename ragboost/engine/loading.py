@@ -1,0 +1,132 @@
+"""Make the engine's parts from settings: model, tokenizer, prefix store, thread."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ragboost.config import EngineSettings
+from ragboost.engine import builtin
+from ragboost.engine.core import Engine
+from ragboost.engine.model_runner import ModelRunner
+from ragboost.engine.prefix_cache import Event
+from ragboost.engine.prefix_store import PrefixStore
+from ragboost.engine.tokenizer import ChatTokenizer
+from ragboost.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to serve.
+
+    Attributes:
+        name: under which it is served.
+        stop_ids: tokens that end a generation.
+    """
+
+    name: str
+    runner: ModelRunner
+    tokenizer: ChatTokenizer
+    stop_ids: frozenset[int]
+
+
+def load_model(settings: EngineSettings) -> LoadedModel:
+    """Load `settings.model`, or build the built-in one.
+
+    Raises:
+        ConfigError: no model there, or one that cannot be served.
+    """
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    if settings.model is None:
+        model: Any = builtin.build_model(settings.builtin_size, seed=settings.seed)
+        tokenizer: Any = builtin.build_tokenizer()
+        name = f"ragboost-{settings.builtin_size}"
+    else:
+        model, tokenizer = _from_directory(settings)
+        name = settings.model.resolve().name
+    model = model.to(_device(settings))
+    runner = ModelRunner(model, max_length=settings.max_model_len)
+    logger.info(
+        "%s on %s, %s, %d bytes of KV per token",
+        name,
+        runner.device,
+        runner.layout.dtype,
+        runner.layout.bytes_per_token,
+    )
+    return LoadedModel(
+        name=settings.served_model_name or name,
+        runner=runner,
+        tokenizer=ChatTokenizer(tokenizer),
+        stop_ids=_stop_ids(model, tokenizer),
+    )
+
+
+def make_engine(
+    loaded: LoadedModel,
+    settings: EngineSettings,
+    *,
+    publish: Callable[[Sequence[Event]], None] | None = None,
+) -> Engine:
+    """Put a prefix store and a thread around a loaded model; the thread is not started.
+
+    Raises:
+        ConfigError: the capacity is less than one block.
+    """
+    if settings.capacity_tokens < settings.block_size:
+        raise ConfigError(
+            f"engine.capacity_tokens must be at least engine.block_size ({settings.block_size}), "
+            f"got {settings.capacity_tokens}"
+        )
+    store = PrefixStore(
+        loaded.runner.layout,
+        capacity_tokens=settings.capacity_tokens,
+        block_size=settings.block_size,
+    )
+    return Engine(
+        loaded.runner,
+        store,
+        max_running=settings.max_running,
+        max_step_tokens=settings.max_step_tokens,
+        max_waiting=settings.max_waiting,
+        publish=publish,
+    )
+
+
+def _from_directory(settings: EngineSettings) -> tuple[Any, Any]:
+    path = settings.model
+    assert path is not None, "no model directory"
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"engine.model: {path} is not a model directory (it has no config.json)")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, dtype=_dtype(settings)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(f"engine.model: cannot load {path}: {error}") from error
+    return model, tokenizer
+
+
+def _device(settings: EngineSettings) -> str:
+    if settings.device != "auto":
+        return settings.device
+    return "cuda" if torch.cuda.is_available() and settings.model is not None else "cpu"
+
+
+def _dtype(settings: EngineSettings) -> Any:
+    if settings.dtype != "auto":
+        return getattr(torch, settings.dtype)
+    # Without bf16 units a CPU is fastest, and exact, in fp32; a GPU takes what was stored.
+    return torch.float32 if _device(settings) == "cpu" else "auto"
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
+    listed = ids if isinstance(ids, list) else [ids]
+    return frozenset(i for i in [*listed, tokenizer.eos_token_id] if i is not None)

@@ -1,0 +1,49 @@
+"""Choose the next token from logits: greedy, or nucleus sampling with a seed per request."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled.
+
+    Attributes:
+        max_tokens: tokens to generate at most.
+        temperature: 0 is greedy.
+        top_p: mass of the most likely tokens that are kept.
+        seed: makes sampling repeatable; None: not.
+        ignore_eos: go on after an end-of-sequence token (for benchmarks).
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    def generator(self) -> torch.Generator | None:
+        """The request's own source of randomness; None where nothing is random."""
+        if self.temperature == 0:
+            return None
+        generator = torch.Generator()
+        if self.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(self.seed & 0x7FFF_FFFF_FFFF_FFFF)
+        return generator
+
+
+def sample(logits: Tensor, params: SamplingParams, generator: torch.Generator | None) -> int:
+    """Choose a token id from `logits`, (vocab,) float32."""
+    if generator is None:
+        return int(logits.argmax())
+    probs = (logits.cpu() / params.temperature).softmax(-1)
+    if params.top_p < 1:
+        ordered, ids = probs.sort(descending=True)
+        # Keep every token before which less than top_p has been gathered: at least the first.
+        ordered[ordered.cumsum(-1) - ordered >= params.top_p] = 0.0
+        return int(ids[torch.multinomial(ordered, 1, generator=generator)])
+    return int(torch.multinomial(probs, 1, generator=generator))

@@ -1,0 +1,139 @@
+"""Text to token ids and back: the model's tokenizer, its chat template, and a text stream.
+
+Knows the tokenizer. Does not know the model, requests or HTTP.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from ragboost.errors import RequestError
+
+_MAX_PENDING_TOKENS = 8  # a character has at most 4 bytes, so at most 4 byte-level tokens
+
+
+class ChatTokenizer:
+    """A Hugging Face tokenizer with the calls that a server needs.
+
+    Encoding may run in another thread than decoding; two encodings at once are not safe.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # The first call settles truncation and padding inside the fast tokenizer; later calls then
+        # only read it, so that decoding in another thread is safe.
+        tokenizer("ready", add_special_tokens=False)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`; lone surrogates, which no tokenizer takes, become `?`."""
+        clean = text.encode("utf-8", "replace").decode()
+        ids = self._tokenizer(clean, add_special_tokens=add_special_tokens, verbose=False)
+        return list(ids["input_ids"])
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`."""
+        text: str = self._tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Return the tokenizer's own spelling of each id."""
+        return list(self._tokenizer.convert_ids_to_tokens(list(ids)))
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render a conversation with the model's chat template.
+
+        Args:
+            messages: with string contents.
+            documents: `{"title", "text"}` and whatever else the template reads.
+            template_kwargs: further names for the template; `add_generation_prompt` is true unless
+                it is given or the last message is to be continued.
+
+        Raises:
+            RequestError: the model has no chat template, or it refuses the conversation.
+        """
+        names = dict(template_kwargs or {})
+        names.setdefault("add_generation_prompt", not names.get("continue_final_message", False))
+        if not self._tokenizer.chat_template:
+            raise RequestError(
+                "the model has no chat template; use /v1/completions", param="messages"
+            )
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages),
+                documents=None if documents is None else list(documents),
+                tokenize=False,
+                **names,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RequestError(
+                f"messages: the chat template failed: {error}", param="messages"
+            ) from None
+        return text
+
+
+class TextStream:
+    """Turns tokens into text as they come, and stops at stop strings.
+
+    Text is held back while it may be part of a stop string or an unfinished character, so the
+    pieces put together are exactly what is returned at once.
+
+    Attributes:
+        is_stopped: a stop string was found; the text ends in front of it.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, *, stop: Sequence[str] = ()) -> None:
+        self.is_stopped = False
+        self._tokenizer = tokenizer
+        self._stop = [text for text in stop if text]
+        self._ids: list[int] = []
+        self._first = 0  # tokens before it are not decoded any more
+        self._read = 0  # tokens before it have been turned into text
+        self._held = ""
+
+    def push(self, token_id: int) -> str:
+        """Add a token; return the text that is now certain, maybe none."""
+        self._ids.append(token_id)
+        return self._release(self._decode(is_last=False), is_last=False)
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        return self._release(self._decode(is_last=True), is_last=True)
+
+    def _decode(self, *, is_last: bool) -> str:
+        # A token's text may depend on the one before it (spaces of SentencePiece), so both are
+        # decoded and the known part is cut off.
+        known = self._tokenizer.decode(self._ids[self._first : self._read])
+        text = self._tokenizer.decode(self._ids[self._first :])
+        unfinished = text.endswith("�") and len(self._ids) - self._read < _MAX_PENDING_TOKENS
+        if unfinished and not is_last:
+            return ""
+        self._first, self._read = self._read, len(self._ids)
+        return text[len(known) :]
+
+    def _release(self, new: str, *, is_last: bool) -> str:
+        if self.is_stopped:
+            return ""
+        text = self._held + new
+        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(found)]
+        held = 0 if is_last else max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

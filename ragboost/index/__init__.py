@@ -1,0 +1,6 @@
+"""The context index: the document sequences that a prefix cache holds (RAGBoost section 4)."""
+
+from ragboost.index.context_index import ContextIndex, Match
+from ragboost.index.node import Node
+
+__all__ = ["ContextIndex", "Match", "Node"]

@@ -1,0 +1,75 @@
+"""What the clustering works on and returns: numbered contexts, merges, the cluster tree.
+
+Knows contexts as rows of document numbers. Does not know texts, requests or caches.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+class Merges(NamedTuple):
+    """A binary forest over `n` contexts: node `n + i` is the parent of `left[i]` and `right[i]`.
+
+    Attributes:
+        left, right: (merges,) nodes, each below its parent.
+        shared: (merges, width) the documents that everything below the node has, padded with -1.
+    """
+
+    left: Ints
+    right: Ints
+    shared: NDArray[np.int32]
+
+
+class Rows(NamedTuple):
+    """Contexts as numbers.
+
+    Attributes:
+        documents: (contexts, width) document numbers in relevance order, padded with -1. Numbers
+            are given by falling frequency, ties by first appearance.
+        tokens: (documents,) length of each document.
+        names: the documents by number.
+    """
+
+    documents: NDArray[np.int32]
+    tokens: Ints
+    names: list[Hashable]
+
+
+class ClusterTree(NamedTuple):
+    """The clustered contexts, in depth-first order.
+
+    Attributes:
+        leaves: (contexts,) positions of the contexts, in the order of a depth-first walk.
+        prefixes: for each context, by position, the documents that it shares with others, in the
+            order in which the tree adds them from the root down.
+        search_paths: for each context, by position, the child positions from the root.
+        saved_tokens: tokens that an unbounded prefix cache saves when the contexts are sent in
+            this order with these prefixes; the sum of the merges' shared tokens.
+    """
+
+    leaves: list[int]
+    prefixes: list[tuple[Hashable, ...]]
+    search_paths: list[tuple[int, ...]]
+    saved_tokens: int
+
+
+def number(contexts: Sequence[Sequence[Hashable]], tokens: Mapping[Hashable, int]) -> Rows:
+    """Replace documents by numbers; a document that a context repeats counts once."""
+    distinct = [tuple(dict.fromkeys(context)) for context in contexts]
+    first: dict[Hashable, int] = {}
+    flat = [first.setdefault(document, len(first)) for context in distinct for document in context]
+    lengths = np.fromiter(map(len, distinct), dtype=np.int64, count=len(distinct))
+    appearance = np.asarray(flat, dtype=np.int64)
+    by_frequency = np.argsort(-np.bincount(appearance, minlength=len(first)), kind="stable")
+    rank = np.empty(len(first), dtype=np.int32)
+    rank[by_frequency] = np.arange(len(first), dtype=np.int32)
+    documents = np.full((len(distinct), int(lengths.max(initial=0))), -1, dtype=np.int32)
+    documents[np.arange(documents.shape[1]) < lengths[:, None]] = rank[appearance]
+    known = list(first)
+    names = [known[i] for i in by_frequency.tolist()]
+    return Rows(documents, np.array([tokens[name] for name in names], dtype=np.int64), names)

@@ -1,0 +1,49 @@
+"""Cluster contexts by one of two linkages.
+
+Knows which linkage is which file. Does not know requests or caches.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from ragboost.index.clustering import distance, savings
+from ragboost.index.clustering.base import ClusterTree, Ints, number
+from ragboost.index.clustering.walk import walk
+
+Linkage = Literal["savings", "distance"]
+
+
+def cluster(
+    contexts: Sequence[Sequence[Hashable]],
+    tokens: Mapping[Hashable, int],
+    *,
+    linkage: Linkage = "savings",
+    alpha: float = 0.001,
+) -> ClusterTree:
+    """Cluster contexts by the documents they share. Deterministic.
+
+    Args:
+        contexts: documents of each context, in relevance order.
+        tokens: length of every document.
+        linkage: `savings` merges the pair whose common documents have the most tokens; `distance`
+            is the paper's (Eq. 1), quadratic in time.
+        alpha: weight of positions in Eq. 1.
+    """
+    rows = number(contexts, tokens)
+    if linkage == "distance":
+        rank = _sorted_rank(rows.names)
+        return walk(rows, distance.merge(rows, alpha=alpha, rank=rank), rank=rank)
+    return walk(rows, savings.merge(rows), rank=np.arange(len(rows.names)))
+
+
+def _sorted_rank(names: list[Hashable]) -> Ints:
+    """Rank of each document among the sorted names (the paper sorts by document id)."""
+    try:
+        order = sorted(range(len(names)), key=names.__getitem__)  # type: ignore[arg-type]
+    except TypeError:  # ids of several types
+        order = sorted(range(len(names)), key=lambda i: str(names[i]))
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[order] = np.arange(len(names))
+    return rank

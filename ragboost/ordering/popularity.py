@@ -1,0 +1,72 @@
+"""Which documents recent requests had together: the `popularity` order of a request's tail.
+
+Behind the cached prefix the order is free. What pays later is the order that most future requests
+can follow, so each step takes the document with the greatest expected saving: how many recent
+contexts hold it together with everything before it, times its tokens. Knows no index.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+
+class RecentContexts:
+    """The last `window` contexts as bit sets, one integer per document.
+
+    Memory is bounded by the window: a document that left it is forgotten.
+    """
+
+    def __init__(self, *, window: int = 2048) -> None:
+        self.window = window
+        self._contexts: list[tuple[Hashable, ...]] = []
+        self._next = 0
+        self._bits: dict[Hashable, int] = {}
+
+    def __repr__(self) -> str:
+        return f"RecentContexts(window={self.window})"
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def add(self, documents: Iterable[Hashable]) -> None:
+        """Remember a context; the oldest one goes when the window is full."""
+        context = tuple(documents)
+        bit = 1 << self._next
+        if len(self._contexts) < self.window:
+            self._contexts.append(context)
+        else:
+            self._forget(self._contexts[self._next], bit)
+            self._contexts[self._next] = context
+        for document in context:
+            self._bits[document] = self._bits.get(document, 0) | bit
+        self._next = (self._next + 1) % self.window
+
+    def order(
+        self,
+        documents: Sequence[Hashable],
+        tokens: Mapping[Hashable, int],
+        *,
+        prefix: Iterable[Hashable] = (),
+    ) -> list[Hashable]:
+        """Sort `documents` by expected saving behind `prefix`; ties keep the given order."""
+        shared = (1 << self.window) - 1
+        for document in prefix:
+            shared &= self._bits.get(document, 0)
+        rest = [(self._bits.get(document, 0), tokens[document], document) for document in documents]
+        ordered: list[Hashable] = []
+        while rest and shared:
+            savings = [(bits & shared).bit_count() * length for bits, length, _ in rest]
+            best = max(savings)
+            if not best:
+                break
+            bits, _, document = rest.pop(savings.index(best))
+            ordered.append(document)
+            shared &= bits
+        ordered.extend(document for _, _, document in rest)
+        return ordered
+
+    def _forget(self, context: tuple[Hashable, ...], bit: int) -> None:
+        for document in set(context):
+            left = self._bits[document] & ~bit
+            if left:
+                self._bits[document] = left
+            else:
+                del self._bits[document]

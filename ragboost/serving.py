@@ -1,0 +1,90 @@
+"""Run an ASGI application on uvicorn: in a thread, for tests and the demo, or in the foreground.
+
+Knows sockets and uvicorn. Does not know what the application does.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from ragboost.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_START_TIMEOUT_S = 60.0
+_KEEP_ALIVE_S = 75  # longer than the idle time of common clients, so that they close first
+
+
+@contextmanager
+def serve_in_thread(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve `app` in a background thread; yield its base URL; stop it on exit.
+
+    Args:
+        app: the ASGI application; its lifespan runs in the thread.
+        port: 0 picks a free one.
+
+    Raises:
+        ConfigError: the address cannot be bound, or the application does not start.
+    """
+    listening = _bind(host, port)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=5
+        )
+    )
+    thread = threading.Thread(
+        target=server.run, kwargs={"sockets": [listening]}, name="ragboost-serve", daemon=True
+    )
+    thread.start()
+    try:
+        _wait_until_started(server, thread)
+        yield f"http://{host}:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+def serve(app: Any, *, host: str, port: int) -> None:
+    """Serve `app` until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    listening = _bind(host, port)
+    config = uvicorn.Config(
+        app, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=30
+    )
+    logger.info("listening on http://%s:%d", host, listening.getsockname()[1])
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        listening.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
+        ) from None
+    return listening
+
+
+def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > deadline:
+            raise ConfigError("the server did not start; its log says why")
+        time.sleep(0.01)

@@ -1,0 +1,230 @@
+"""Replay document orders through an exact prefix cache and count the tokens that it saves.
+
+A radix tree over documents that evicts least recently used leaves, as engines do (RAGBoost
+section 4.1 models the same cache). Knows orders and token counts. Does not know where an order
+comes from, and holds no texts.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ragboost.errors import RequestError
+
+TokenCounts = Mapping[Any, int] | Callable[[Any], int]
+
+_ROOT = 0
+
+
+class HitRate(NamedTuple):
+    """How many of the prompt tokens came from the prefix cache."""
+
+    cached_tokens: int
+    prompt_tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens that were cached; 0.0 without prompts."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+class PrefixCache:
+    """An engine's prefix cache, one request at a time.
+
+    A request matches its longest resident prefix, then the rest is stored. What the request itself
+    uses is never evicted for it; a prompt larger than the cache keeps the prefix that fits.
+
+    Args:
+        tokens: token count of each document, at least 0.
+        capacity_tokens: document tokens that fit; None: unbounded.
+        block_size: None: documents match and are evicted whole. Else only full blocks of this many
+            tokens of the concatenated documents match and are stored; a block is identified by
+            all documents up to the one that holds its last token.
+
+    Attributes:
+        num_tokens: tokens held now.
+
+    Raises:
+        RequestError: a negative capacity, or a block size below 1.
+    """
+
+    # A node is a document behind its prefix. Nodes are rows of columns, not objects: a million
+    # objects would make the garbage collector the main cost. Rows of evicted nodes are used again.
+    #
+    # Eviction order: a request touches its whole path, so a node is never older than its
+    # descendants, and the nodes last used by request t are one run that ends at the deepest node of
+    # t's path. Hence the least recently used leaf is the end of the oldest run: walk the runs from
+    # the oldest one, each from its end upwards. No heap, and every touch is passed once.
+
+    def __init__(
+        self,
+        tokens: TokenCounts,
+        *,
+        capacity_tokens: int | None = None,
+        block_size: int | None = None,
+    ) -> None:
+        if capacity_tokens is not None and capacity_tokens < 0:
+            raise RequestError(
+                f"capacity_tokens must be at least 0, got {capacity_tokens}",
+                param="capacity_tokens",
+            )
+        if block_size is not None and block_size < 1:
+            raise RequestError(
+                f"block_size must be at least 1, got {block_size}", param="block_size"
+            )
+        self.num_tokens = 0
+        self._count = tokens.__getitem__ if isinstance(tokens, Mapping) else tokens
+        self._capacity = capacity_tokens
+        self._block_size = block_size
+        self._children: dict[tuple[int, Hashable], int] = {}
+        self._key: list[tuple[int, Hashable]] = [(_ROOT, None)]  # (parent, document)
+        self._size = [0]  # tokens that the node stands for
+        self._resident = [0]  # tokens it holds: fewer than `size` only as a leaf, with blocks
+        self._last_used = [-1]  # number of the request
+        self._free: list[int] = []
+        self._ends: list[int] = []  # for each request the deepest node of its path
+        self._oldest = 0  # runs before this one are used up
+
+    def request(self, documents: Sequence[Hashable]) -> HitRate:
+        """Replay one request: what it found cached, and its document tokens. Then it is stored.
+
+        Raises:
+            RequestError: a negative token count.
+        """
+        sizes, prompt_tokens = self._sizes(documents)
+        now = len(self._ends)
+        node, depth, cached_tokens = _ROOT, 0, 0
+        for document in documents:
+            child = self._children.get((node, document))
+            if child is None:
+                break
+            node = child
+            self._last_used[node] = now
+            cached_tokens += self._resident[node]
+            depth += 1
+        if self._is_filled(node):
+            for i in range(depth, len(sizes)):
+                child = self._add((node, documents[i]), size=sizes[i], now=now)
+                if child is None:
+                    break
+                node = child
+                if self._resident[node] < sizes[i]:
+                    break
+        self._ends.append(node)
+        return HitRate(cached_tokens, prompt_tokens)
+
+    def _sizes(self, documents: Sequence[Hashable]) -> tuple[list[int], int]:
+        """Storable tokens of each document, and all tokens."""
+        sizes = [self._count(document) for document in documents]
+        if sizes and min(sizes) < 0:
+            document = documents[sizes.index(min(sizes))]
+            raise RequestError(
+                f"tokens of document {document!r} must be at least 0, got {min(sizes)}",
+                param="tokens",
+            )
+        total = sum(sizes)
+        if self._block_size is not None:
+            end = stored = 0
+            for i, size in enumerate(sizes):
+                end += size
+                full = end - end % self._block_size
+                sizes[i] = full - stored
+                stored = full
+        return sizes, total
+
+    def _is_filled(self, node: int) -> bool:
+        """Complete a leaf that lost some of its blocks; says whether all of it is resident now."""
+        missing = self._size[node] - self._resident[node]
+        if missing:
+            added = self._make_room(missing)
+            self._resident[node] += added
+            self.num_tokens += added
+        return self._resident[node] == self._size[node]
+
+    def _add(self, key: tuple[int, Hashable], *, size: int, now: int) -> int | None:
+        """Add a leaf with what fits of its tokens; None if nothing does."""
+        resident = self._make_room(size)
+        if resident == 0 and size > 0:
+            return None
+        self.num_tokens += resident
+        if self._free:
+            node = self._free.pop()
+            self._key[node] = key
+            self._size[node] = size
+            self._resident[node] = resident
+            self._last_used[node] = now
+        else:
+            node = len(self._key)
+            self._key.append(key)
+            self._size.append(size)
+            self._resident.append(resident)
+            self._last_used.append(now)
+        self._children[key] = node
+        return node
+
+    def _make_room(self, wanted: int) -> int:
+        """Evict until `wanted` tokens fit; returns how many of them may be stored."""
+        if self._capacity is None:
+            return wanted
+        missing = self.num_tokens + wanted - self._capacity
+        if missing <= 0:
+            return wanted
+        room = wanted - (missing - self._evict(missing))
+        if room >= wanted:
+            return wanted
+        return room - room % self._block_size if self._block_size is not None else 0
+
+    def _evict(self, num_tokens: int) -> int:
+        """Evict at least `num_tokens` where there are as many; returns how many went."""
+        evicted = 0
+        while evicted < num_tokens and self._oldest < len(self._ends):
+            node = self._ends[self._oldest]
+            if self._last_used[node] != self._oldest:  # used again since, or the run is used up
+                self._oldest += 1
+                continue
+            going = self._resident[node]
+            if self._block_size is not None:
+                blocks = -(-(num_tokens - evicted) // self._block_size)
+                going = min(going, blocks * self._block_size)
+            evicted += going
+            self.num_tokens -= going
+            self._resident[node] -= going
+            if self._resident[node] == 0:
+                key = self._key[node]
+                del self._children[key]
+                self._free.append(node)
+                self._last_used[node] = -1
+                self._ends[self._oldest] = key[0]
+        return evicted
+
+
+def simulate(
+    orders: Iterable[Sequence[Hashable]],
+    tokens: TokenCounts,
+    *,
+    capacity_tokens: int | None,
+    block_size: int | None = None,
+    extra_tokens: int = 0,
+) -> HitRate:
+    """Replay requests through an empty prefix cache, in the given order.
+
+    Args:
+        orders: for each request, its documents in prompt order.
+        tokens: token count of each document.
+        capacity_tokens: document tokens that the cache holds; None: unbounded.
+        block_size: see `PrefixCache`.
+        extra_tokens: tokens of each prompt outside its documents; counted, never cached.
+
+    Raises:
+        RequestError: a negative count or capacity.
+    """
+    if extra_tokens < 0:
+        raise RequestError(
+            f"extra_tokens must be at least 0, got {extra_tokens}", param="extra_tokens"
+        )
+    cache = PrefixCache(tokens, capacity_tokens=capacity_tokens, block_size=block_size)
+    cached_tokens = prompt_tokens = 0
+    for documents in orders:
+        used = cache.request(documents)
+        cached_tokens += used.cached_tokens
+        prompt_tokens += used.prompt_tokens + extra_tokens
+    return HitRate(cached_tokens, prompt_tokens)

@@ -1,0 +1,59 @@
+"""A real engine server with the tiny built-in model, shared by the tests of this folder."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import openai
+import pytest
+import torch
+from starlette.applications import Starlette
+
+from ragboost.config import EngineSettings
+from ragboost.engine import create_engine_app
+from ragboost.engine.core import Engine
+from ragboost.serving import serve_in_thread
+
+torch.set_num_threads(1)
+
+SETTINGS = EngineSettings(
+    builtin_size="tiny",
+    num_threads=1,
+    capacity_tokens=4096,
+    max_step_tokens=128,
+    max_model_len=2048,
+    kv_events_endpoint="tcp://127.0.0.1:*",
+    kv_events_replay_endpoint="tcp://127.0.0.1:*",
+    kv_events_topic="kv@tiny",
+)
+MODEL = "ragboost-tiny"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running engine server."""
+
+    url: str
+    app: Starlette
+
+    @property
+    def engine(self) -> Engine:
+        engine: Engine = self.app.state.engine
+        return engine
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="package")
+def served() -> Iterator[Served]:
+    app = create_engine_app(SETTINGS)
+    with serve_in_thread(app) as url:
+        yield Served(url, app)
+
+
+@pytest.fixture
+def fresh(served: Served) -> Served:
+    """The shared server with an empty prefix cache."""
+    served.engine.reset_prefix_cache().result(10)
+    return served

@@ -1,0 +1,190 @@
+"""The engine thread and its scheduler, without HTTP."""
+
+import queue
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ragboost.config import EngineSettings
+from ragboost.engine.core import Engine
+from ragboost.engine.loading import LoadedModel, load_model, make_engine
+from ragboost.engine.sampling import SamplingParams, sample
+from ragboost.engine.sequence import Output, Sequence
+from ragboost.errors import ConfigError
+
+SETTINGS = EngineSettings(
+    builtin_size="tiny",
+    num_threads=1,
+    capacity_tokens=512,
+    block_size=16,
+    max_running=3,
+    max_waiting=4,
+    max_step_tokens=64,
+    max_model_len=1024,
+)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(SETTINGS)
+
+
+@pytest.fixture
+def engine(loaded: LoadedModel) -> Iterator[Engine]:
+    engine = make_engine(loaded, SETTINGS)
+    engine.start()
+    yield engine
+    engine.stop()
+    engine.store.cache.check_integrity()
+    assert not engine.scheduler.has_work
+
+
+class Request:
+    """A submitted sequence and what it has emitted."""
+
+    def __init__(
+        self, engine: Engine, prompt: list[int], *, max_tokens: int = 4, salt: str | None = None
+    ) -> None:
+        self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        self.sequence = Sequence(prompt, params, emit=self.outputs.put, salt=salt)
+        self.is_accepted = engine.submit(self.sequence)
+
+    def next(self) -> Output:
+        return self.outputs.get(timeout=20)
+
+    def finish(self) -> list[Output]:
+        outputs = [self.next()]
+        while outputs[-1].finish_reason is None:
+            outputs.append(self.next())
+        return outputs
+
+
+def prompt(length: int, *, first: int = 10) -> list[int]:
+    return [10 + (first * 31 + i * i) % 1000 for i in range(length)]
+
+
+def test_second_identical_request_is_a_hit_with_the_same_tokens(engine: Engine) -> None:
+    first = Request(engine, prompt(100)).finish()
+    second = Request(engine, prompt(100)).finish()
+    assert [output.token_id for output in first] == [output.token_id for output in second]
+    assert first[-1].cached_tokens == 0
+    assert second[0].cached_tokens == 96
+    assert engine.store.queried_tokens == 200
+    assert engine.store.hit_tokens == 96
+
+
+def test_generated_tokens_are_reused_by_the_next_turn(engine: Engine) -> None:
+    answer = Request(engine, prompt(40), max_tokens=40).finish()
+    tokens = [output.token_id for output in answer if output.token_id is not None]
+    turn_2 = Request(engine, [*prompt(40), *tokens, 5, 6, 7]).finish()
+    assert turn_2[0].cached_tokens == 64, "79 of the 80 tokens were computed, in 4 full blocks"
+
+
+def test_concurrent_equal_prompts_are_prefilled_once(engine: Engine) -> None:
+    requests = [Request(engine, prompt(200)) for _ in range(3)]
+    cached = [request.finish()[-1].cached_tokens for request in requests]
+    assert cached[0] == 0
+    assert min(cached[1:]) >= 128
+    assert len(engine.store.cache) == 12
+
+
+def test_batched_requests_give_what_they_give_alone(engine: Engine) -> None:
+    prompts = [prompt(30 + 37 * i, first=i) for i in range(5)]
+    together = [Request(engine, ids, max_tokens=6) for ids in prompts]
+    batched = [[output.token_id for output in request.finish()] for request in together]
+    engine.reset_prefix_cache().result(10)
+    alone = [
+        [output.token_id for output in Request(engine, ids, max_tokens=6).finish()]
+        for ids in prompts
+    ]
+    assert batched == alone
+
+
+def test_long_prefill_does_not_stop_decoding(engine: Engine) -> None:
+    steps: list[list[int]] = []
+    forward = engine.runner.forward
+
+    class Spy:
+        """The real runner, noting the rows of each step."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(engine.runner, name)
+
+        def forward(self, segments: list) -> torch.Tensor:  # type: ignore[type-arg]
+            steps.append([len(segment.token_ids) for segment in segments])
+            return forward(segments)
+
+    engine.scheduler._runner = Spy()  # type: ignore[assignment]
+    decoding = Request(engine, prompt(20), max_tokens=200)
+    decoding.next()
+    Request(engine, prompt(640, first=3), max_tokens=1).finish()
+    engine.abort(decoding.sequence)
+    mixed = [rows for rows in steps if len(rows) == 2]
+    assert len(mixed) >= 10, "the prefill came in chunks, each beside a decode row"
+    assert all(rows[0] == 1 and sum(rows) <= 64 for rows in mixed)
+
+
+def test_abort_frees_blocks_and_room(engine: Engine) -> None:
+    requests = [Request(engine, prompt(64, first=i), max_tokens=900) for i in range(7)]
+    assert all(request.is_accepted for request in requests)
+    assert not Request(engine, prompt(10)).is_accepted, "3 may run and 4 may wait"
+    requests[0].next()
+    for request in requests:
+        engine.abort(request.sequence)
+    engine.reset_prefix_cache().result(10)  # commands are obeyed in order
+    assert engine.num_running == engine.num_waiting == 0
+    assert all(request.sequence.kv is None for request in requests)
+    assert Request(engine, prompt(10)).finish()[-1].finish_reason == "length"
+
+
+def test_capacity_bounds_the_cache_not_the_requests(engine: Engine) -> None:
+    assert Request(engine, prompt(700)).finish()[-1].finish_reason == "length"
+    assert engine.store.usage == 1.0
+    assert Request(engine, prompt(700)).finish()[0].cached_tokens == 512
+
+
+def test_reset_while_running_leaves_the_answer_unchanged(engine: Engine) -> None:
+    expected = [output.token_id for output in Request(engine, prompt(64), max_tokens=60).finish()]
+    request = Request(engine, prompt(64), max_tokens=60)
+    tokens = [request.next().token_id]
+    engine.reset_prefix_cache().result(10)
+    tokens += [output.token_id for output in request.finish()]
+    assert tokens == expected
+    assert Request(engine, prompt(64)).finish()[0].cached_tokens == 0
+
+
+def test_salts_do_not_share_blocks(engine: Engine) -> None:
+    Request(engine, prompt(64), salt="a").finish()
+    assert Request(engine, prompt(64), salt="b").finish()[0].cached_tokens == 0
+    assert Request(engine, prompt(64), salt="a").finish()[0].cached_tokens == 48
+
+
+def test_stopping_fails_what_is_running(loaded: LoadedModel) -> None:
+    engine = make_engine(loaded, SETTINGS)
+    engine.start()
+    request = Request(engine, prompt(64), max_tokens=900)
+    request.next()
+    engine.stop()
+    assert request.finish()[-1].finish_reason == "error"
+    assert not Request(engine, prompt(10)).is_accepted
+
+
+def test_top_p_keeps_only_the_nucleus_and_a_seed_repeats() -> None:
+    logits = torch.tensor([0.6, 0.3, 0.1]).log()
+    params = SamplingParams(top_p=0.85, seed=3)
+    generator = params.generator()
+    tokens = [sample(logits, params, generator) for _ in range(200)]
+    again = params.generator()
+    assert set(tokens) == {0, 1}
+    assert tokens == [sample(logits, params, again) for _ in range(200)]
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        load_model(EngineSettings(model="/nonexistent"))
+    with pytest.raises(ConfigError, match="max_model_len must be at most 32768"):
+        load_model(SETTINGS.model_copy(update={"max_model_len": 99_999}))
+    with pytest.raises(ConfigError, match=r"at least engine\.block_size"):
+        make_engine(load_model(SETTINGS), SETTINGS.model_copy(update={"block_size": 4096}))

@@ -1,0 +1,177 @@
+"""Prefix reuse is exact: the same logits with and without the cache, for several architectures."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from ragboost.engine.model_runner import ModelRunner
+from ragboost.engine.prefix_store import PrefixStore
+from ragboost.engine.sampling import SamplingParams
+from ragboost.engine.sequence import Sequence
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.15,  # attention that is far from uniform
+}
+GQA = {**COMMON, "num_key_value_heads": 2}
+MODELS = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**COMMON, num_key_value_heads=4)),
+    "llama-gqa": (LlamaForCausalLM, LlamaConfig(**GQA)),
+    "llama-mqa": (LlamaForCausalLM, LlamaConfig(**COMMON, num_key_value_heads=1)),
+    "llama3-rope": (
+        LlamaForCausalLM,
+        LlamaConfig(
+            **GQA,
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 10_000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 256,
+            },
+        ),
+    ),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**GQA)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**GQA, head_dim=24)),
+    "mistral-window": (MistralForCausalLM, MistralConfig(**GQA, sliding_window=24)),
+    "gemma2-softcap-window": (
+        Gemma2ForCausalLM,
+        Gemma2Config(
+            **GQA, head_dim=16, sliding_window=24, attn_implementation="eager", pad_token_id=0
+        ),
+    ),
+}
+TOLERANCE = 2e-4  # fp32, logits of size 1 to 30
+
+
+def build(name: str) -> tuple[Any, ModelRunner]:
+    """The model with stock attention, and a runner over an equal one."""
+    kind, config = MODELS[name]
+    torch.manual_seed(7)
+    plain = kind(config).eval()
+    served = kind(copy.deepcopy(config))  # the runner sets its attention in the config
+    served.load_state_dict(plain.state_dict())
+    return plain, ModelRunner(served)
+
+
+def plain_logits(model: Any, ids: list[int]) -> Tensor:
+    """Logits of the last token, by one ordinary forward without any cache."""
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+    return logits
+
+
+def random_ids(count: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(0, 512, (count,), generator=generator).tolist()
+    return ids
+
+
+def new_sequence(ids: list[int]) -> Sequence:
+    return Sequence(ids, SamplingParams(temperature=0), emit=lambda _output: None)
+
+
+def compute(runner: ModelRunner, store: PrefixStore, sequence: Sequence, *, chunk: int) -> Tensor:
+    """Prefill as the scheduler does: take what is cached, compute the rest in chunks, store it."""
+    ids = sequence.token_ids
+    sequence.kv = runner.new_kv(8)
+    store.load(sequence)
+    logits = torch.empty(0)
+    while sequence.num_computed < len(ids):
+        start, end = sequence.num_computed, min(sequence.num_computed + chunk, len(ids))
+        logits = runner.forward([runner.segment(ids[start:end], sequence.kv, start=start)])
+        sequence.num_computed = end
+        store.save(sequence)
+    return logits[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_from_a_cached_prefix_equal_the_plain_forward(name: str) -> None:
+    plain, runner = build(name)
+    store = PrefixStore(runner.layout, capacity_tokens=512, block_size=8)
+    shared, tails = random_ids(83, 1), [random_ids(20, 2), random_ids(1, 3), random_ids(37, 4)]
+    for cached, tail in zip((0, 80, 80), tails, strict=True):
+        sequence = new_sequence(shared + tail)
+        logits = compute(runner, store, sequence, chunk=32)
+        expected = plain_logits(plain, shared + tail)
+        assert sequence.cached_tokens == cached
+        assert expected.abs().max() > 0.5, "logits too small to compare"
+        assert (logits - expected).abs().max() < TOLERANCE
+        store.release(sequence)
+        store.cache.check_integrity()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_several_sequences_in_one_forward_do_not_see_each_other(name: str) -> None:
+    plain, runner = build(name)
+    prompts = [random_ids(40, 5), random_ids(9, 6), random_ids(61, 7)]
+    kvs = [runner.new_kv(4) for _ in prompts]
+    starts = [39, 4, 30]  # a decode row, a prefill from the middle, another
+    for ids, kv, start in zip(prompts, kvs, starts, strict=True):
+        runner.forward([runner.segment(ids[:start], kv, start=0, wants_logits=False)])
+    logits = runner.forward(
+        [
+            runner.segment(ids[start:], kv, start=start, wants_logits=i != 1)
+            for i, (ids, kv, start) in enumerate(zip(prompts, kvs, starts, strict=True))
+        ]
+    )
+    expected = torch.stack([plain_logits(plain, prompts[0]), plain_logits(plain, prompts[2])])
+    assert logits.shape == expected.shape
+    assert (logits - expected).abs().max() < TOLERANCE
+
+
+def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
+    plain, runner = build("llama-gqa")
+    store = PrefixStore(runner.layout, capacity_tokens=512, block_size=8)
+    ids = random_ids(64, 8)
+    for cached in (0, 56):
+        sequence = new_sequence(ids)
+        logits = compute(runner, store, sequence, chunk=16)
+        assert sequence.cached_tokens == cached
+        assert (logits - plain_logits(plain, ids)).abs().max() < TOLERANCE
+        store.release(sequence)
+
+
+def test_reuse_stays_exact_when_blocks_are_evicted_and_stored_again() -> None:
+    plain, runner = build("llama-gqa")
+    store = PrefixStore(runner.layout, capacity_tokens=96, block_size=8)
+    prompts = [random_ids(30, seed) + random_ids(17, seed + 10) for seed in range(4)]
+    for turn, which in enumerate((0, 1, 0, 2, 3, 2, 1, 0, 0, 3, 1, 1)):
+        ids = prompts[which][: 47 - turn]
+        sequence = new_sequence(ids)
+        logits = compute(runner, store, sequence, chunk=16)
+        assert (logits - plain_logits(plain, ids)).abs().max() < TOLERANCE
+        store.release(sequence)
+        store.cache.check_integrity()
+    assert store.hit_tokens > 0
+    assert len(store.cache) == 12
+
+
+def test_a_sequence_that_is_not_exact_never_reaches_the_prefix_cache() -> None:
+    _, runner = build("llama-gqa")
+    store = PrefixStore(runner.layout, capacity_tokens=96, block_size=8)
+    sequence = new_sequence(random_ids(30, 1))
+    sequence.is_exact = False
+    compute(runner, store, sequence, chunk=16)
+    assert len(store.cache) == 0

@@ -1,0 +1,76 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragboost.hints import label_documents, location_hints, order_hint
+from ragboost.types import Document
+
+IDS = st.sampled_from([None, 1, "1", True, "true", 1.0, "x", "1~abcd", "two words"])
+DOCUMENTS = st.lists(st.builds(Document, text=st.sampled_from("abcdef"), id=IDS), max_size=12)
+
+
+def test_the_order_hint_has_the_papers_wording() -> None:
+    template = (
+        "Please read the context in the following priority order: {order} and answer the question."
+    )
+
+    hint = order_hint(["[Doc_2]", "[Doc_1]", "[Doc_4]"], template=template)
+
+    assert hint.text == (
+        "Please read the context in the following priority order: [Doc_2] >> [Doc_1] >> [Doc_4] "
+        "and answer the question."
+    )
+
+
+def test_a_long_order_hint_names_the_most_relevant_and_the_rest_as_shown() -> None:
+    labels = [f"[{i}]" for i in range(51)]
+
+    assert order_hint(labels[:50], template="{order}").text.endswith("[48] >> [49]")
+    long = order_hint(labels, template="{order}.")
+    assert long.text.endswith("[48] >> [49] >> then the rest in the order shown.")
+    assert long.labels == tuple(labels[:50])
+
+
+def test_there_is_one_location_hint_per_document() -> None:
+    hints = location_hints(["[a]", "[b]"], template="See {document}.")
+
+    assert [(hint.text, hint.labels) for hint in hints] == [
+        ("See [a].", ("[a]",)),
+        ("See [b].", ("[b]",)),
+    ]
+
+
+def test_a_label_known_to_the_session_stays() -> None:
+    old, new = Document("old", id=7), Document("new", id=7)
+
+    labels = label_documents([new, old], template="<{label}>", known={old.key: "<7>"})
+
+    assert labels == (f"<7~{new.key[:4]}>", "<7>")
+
+
+def test_new_labels_carry_their_key_where_others_may_have_been_forgotten() -> None:
+    document = Document("text", id=7)
+
+    labels = label_documents([document], template="<{label}>", known={}, is_complete=False)
+
+    assert labels == (f"<7~{document.key[:8]}>",)
+
+
+@given(DOCUMENTS, st.booleans())
+def test_different_documents_have_different_labels(
+    documents: list[Document], is_complete: bool
+) -> None:
+    labels = label_documents(documents, template="[{label}]", known={}, is_complete=is_complete)
+
+    assert len(set(labels)) == len({document.key for document in documents})
+    assert len(set(zip(labels, documents, strict=True))) == len(set(labels))
+
+
+@given(DOCUMENTS, DOCUMENTS)
+def test_labels_do_not_depend_on_what_follows(
+    leading: list[Document], others: list[Document]
+) -> None:
+    alone = label_documents(leading, template="[{label}]", known={})
+
+    together = label_documents([*leading, *others], template="[{label}]", known={})
+
+    assert together[: len(leading)] == alone

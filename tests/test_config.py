@@ -1,0 +1,157 @@
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from ragboost.config import Settings, field_paths, load_settings
+from ragboost.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _no_outside_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("RAGBOOST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def _toml(text: str) -> Path:
+    path = Path("ragboost.toml")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults_stand_where_nothing_else_is_given() -> None:
+    assert load_settings() == Settings()
+
+
+def test_toml_beats_defaults() -> None:
+    _toml("[proxy]\nport = 1111\n")
+
+    assert load_settings().proxy.port == 1111
+
+
+def test_environment_beats_toml(monkeypatch: pytest.MonkeyPatch) -> None:
+    _toml("[proxy]\nport = 1111\nhost = '0.0.0.0'\n")
+    monkeypatch.setenv("RAGBOOST_PROXY__PORT", "2222")
+
+    assert load_settings().proxy.port == 2222
+    assert load_settings().proxy.host == "0.0.0.0"
+
+
+def test_flags_beat_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    _toml("[proxy]\nport = 1111\n")
+    monkeypatch.setenv("RAGBOOST_PROXY__PORT", "2222")
+    monkeypatch.setenv("RAGBOOST_PROXY__HOST", "::1")
+
+    settings = load_settings({"proxy.port": 3333, "proxy.host": None})
+
+    assert (settings.proxy.port, settings.proxy.host) == (3333, "::1")
+
+
+def test_a_named_file_beats_the_one_of_the_working_directory(tmp_path: Path) -> None:
+    _toml("[proxy]\nport = 1111\n")
+    other = tmp_path / "other.toml"
+    other.write_text("[proxy]\nport = 4444\n")
+
+    assert load_settings(toml=other).proxy.port == 4444
+
+
+def test_settings_in_code_read_neither_environment_nor_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _toml("[proxy]\nport = 1111\n")
+    monkeypatch.setenv("RAGBOOST_PROXY__HOST", "0.0.0.0")
+
+    assert Settings().proxy.port == 8080
+    assert Settings().proxy.host == "127.0.0.1"
+
+
+def test_an_unknown_key_names_the_nearest_and_its_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match=r"'proxy.prot' \(from command line\).*'proxy.port'"):
+        load_settings({"proxy.prot": 1})
+
+    monkeypatch.setenv("RAGBOOST_HINTS__ORDR", "false")
+    with pytest.raises(ConfigError, match=r"RAGBOOST_HINTS__ORDR\); did you mean 'hints.order'"):
+        load_settings()
+    monkeypatch.delenv("RAGBOOST_HINTS__ORDR")
+
+    _toml("[index]\nmax_node = 5\n")
+    with pytest.raises(ConfigError, match=r"ragboost.toml\); did you mean 'index.max_nodes'"):
+        load_settings()
+
+
+@pytest.mark.parametrize("text", ["port = 5\n", "[unheard]\nof = 1\n", "[unheard]\n"])
+def test_an_unknown_section_is_an_error(text: str) -> None:
+    _toml(text)
+
+    with pytest.raises(ConfigError, match="unknown setting"):
+        load_settings()
+
+
+def test_a_section_that_is_no_table_is_named() -> None:
+    _toml("proxy = 5\n")
+
+    with pytest.raises(ConfigError, match=r"proxy: .*got 5 \(from ragboost\.toml\)"):
+        load_settings()
+
+
+def test_loaded_settings_are_of_the_public_class() -> None:
+    assert type(load_settings()) is Settings
+
+
+def test_a_value_out_of_range_names_field_value_and_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAGBOOST_PROXY__PORT", "70000")
+
+    with pytest.raises(ConfigError, match=r"proxy.port: .*got '?70000.*RAGBOOST_PROXY__PORT"):
+        load_settings()
+
+
+@pytest.mark.parametrize("text", ["[proxy\n", "a = \n", "[proxy]\nport = 1\nport = 2\n"])
+def test_bad_toml_names_the_file(text: str) -> None:
+    _toml(text)
+
+    with pytest.raises(ConfigError, match=r"ragboost\.toml is not valid TOML"):
+        load_settings()
+
+
+def test_a_file_that_is_not_utf8_names_the_file() -> None:
+    Path("ragboost.toml").write_bytes(b"[proxy]\nhost = '\xff'\n")
+
+    with pytest.raises(ConfigError, match=r"ragboost\.toml is not valid TOML"):
+        load_settings()
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*missing\.toml"):
+        load_settings(toml=Path("missing.toml"))
+
+
+@pytest.mark.parametrize(
+    ("field", "placeholder"),
+    [("order_template", "order"), ("label_template", "label"), ("location_template", "document")],
+)
+def test_a_template_must_contain_its_placeholder(field: str, placeholder: str) -> None:
+    with pytest.raises(ConfigError, match=rf"hints\.{field}: .*must contain {{{placeholder}}}"):
+        load_settings({f"hints.{field}": "nothing to fill in"})
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().proxy.port = 1  # type: ignore[misc]
+
+
+def test_every_setting_has_a_description() -> None:
+    assert [path for path, description in field_paths().items() if not description] == []
+
+
+def test_repr_shows_what_was_changed() -> None:
+    assert repr(Settings()) == "Settings()"
+    settings = Settings.model_validate({"ordering": {"keep_last": 2}})
+    assert repr(settings) == "Settings(ordering=OrderingSettings(keep_last=2))"

@@ -1,0 +1,78 @@
+"""Each package imports only what it may, seen from a fresh process (docs/architecture.md)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WEB = {"fastapi", "starlette", "uvicorn", "aiohttp"}
+EVENTS = {"zmq", "msgspec"}
+TORCH = {"torch", "transformers", "tokenizers", "safetensors"}
+NUMPY = {"numpy", "scipy"}
+RETRIEVAL = {"faiss", "rank_bm25"}
+SETTINGS = {"pydantic", "pydantic_settings"}
+HEAVY = WEB | EVENTS | TORCH | NUMPY | RETRIEVAL | SETTINGS
+
+# What may be loaded by importing a module; everything else of HEAVY may not.
+RULES: dict[str, set[str]] = {
+    "ragboost": set(),
+    "ragboost.types": set(),
+    "ragboost.errors": set(),
+    "ragboost.render": set(),
+    "ragboost.session": set(),
+    "ragboost.tokens": set(),
+    "ragboost.config": SETTINGS,
+    "ragboost.index": NUMPY | SETTINGS,
+    "ragboost.ordering": NUMPY | SETTINGS,
+    "ragboost.dedup": NUMPY | SETTINGS,
+    "ragboost.hints": NUMPY | SETTINGS,
+    "ragboost.formats": NUMPY | SETTINGS,
+    "ragboost.booster": NUMPY | SETTINGS,
+    "ragboost.simulate": NUMPY | SETTINGS,
+    "ragboost.batch": NUMPY | SETTINGS,
+    "ragboost.engine_hooks": EVENTS | NUMPY | SETTINGS,
+    "ragboost.retrieval": NUMPY | SETTINGS | RETRIEVAL,
+    "ragboost.cli": NUMPY | SETTINGS,
+    "ragboost.proxy": NUMPY | SETTINGS | EVENTS | WEB,
+    "ragboost.chunk_cache": NUMPY | SETTINGS | TORCH,
+    "ragboost.engine": NUMPY | SETTINGS | TORCH | WEB | EVENTS,
+}
+
+
+def _modules(package: str) -> list[str]:
+    """The package's modules that exist, the package itself first."""
+    path = ROOT.joinpath(*package.split("."))
+    if package != "ragboost" and path.is_dir():
+        names = [f.relative_to(ROOT).with_suffix("") for f in sorted(path.rglob("*.py"))]
+        return [".".join(name.parts).removesuffix(".__init__") for name in names]
+    return [package] if path.is_dir() or path.with_suffix(".py").is_file() else []
+
+
+def _loaded(modules: list[str]) -> set[str]:
+    code = (
+        "import importlib, json, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("package", RULES)
+def test_a_package_loads_only_what_it_may(package: str) -> None:
+    modules = _modules(package)
+    if not modules:
+        pytest.skip(f"{package} is not there yet")
+
+    assert _loaded(modules) & HEAVY <= RULES[package]
+
+
+def test_every_package_has_a_rule() -> None:
+    packages = {f"ragboost.{p.parent.name}" for p in (ROOT / "ragboost").glob("*/__init__.py")}
+
+    assert packages <= set(RULES)

@@ -1,0 +1,32 @@
+"""Serving an ASGI application in a thread."""
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from ragboost.errors import ConfigError
+from ragboost.serving import serve_in_thread
+
+
+async def hello(_request: object) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+def test_application_is_served_until_the_block_ends() -> None:
+    with serve_in_thread(Starlette(routes=[Route("/", hello)])) as url:
+        assert httpx.get(url).text == "hello"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+def test_taken_port_is_named() -> None:
+    app = Starlette(routes=[Route("/", hello)])
+    with serve_in_thread(app) as url:
+        port = int(url.rpartition(":")[2])
+        with (
+            pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"),
+            serve_in_thread(app, port=port),
+        ):
+            pass
