@@ -139,6 +139,11 @@ class ModelAdapter:
             logits_to_keep=1,
             **{PLAN: plan},
         )
+        if not plan.windows:
+            raise UnsupportedModelError(
+                f"{self.name} does not run the attention that reuse needs: it passes no keywords on "
+                "to it, or set_attn_implementation was called after the adapter was made"
+            )
         logits: torch.Tensor = out.logits[0, -1]
         return logits
 
@@ -220,7 +225,10 @@ class ModelAdapter:
         tokens = [(17 * i + 3) % vocabulary for i in range(_PROBE_LENGTH)]
         self._call(tokens, positions, cache=cache, plan=plan)
         if set(plan.windows) != set(range(self.num_layers)):
-            raise UnsupportedModelError(f"{self.name} passes no keywords on to its attention")
+            raise UnsupportedModelError(
+                f"{self.name} has {self.num_layers} layers, {len(plan.windows)} of which run the "
+                "attention that reuse needs"
+            )
         types = getattr(self.config, "layer_types", None) or []
         for layer, kind in enumerate(types):
             if (kind == "sliding_attention") != (plan.windows[layer] is not None):
