@@ -193,11 +193,11 @@ class Booster:
     ) -> tuple[Sequence[tuple[int, ...]], Sequence[int]]:
         """Prompt order of each context, and the release order of them all."""
         ordering = self.settings.ordering
-        if not ordering.enabled:
+        if not ordering.enabled or not leading:
             return [tuple(range(len(r.elements))) for r in leading], range(len(leading))
         plan = plan_batch(
             [r.elements[ordering.keep_last :] for r in leading],
-            [r.tokens[ordering.keep_last :] for r in leading],
+            {e: length for r in leading for e, length in zip(r.elements, r.tokens, strict=True)},
             linkage=ordering.linkage,
             alpha=ordering.alpha,
         )

@@ -30,6 +30,7 @@ class Segment:
         num_keys: keys that the last row sees, its position + 1.
         kv: the sequence's KV cache; the rows' keys and values are written to it.
         wants_logits: whether the last row's logits are needed.
+        windows: sliding windows that layers have asked for.
     """
 
     token_ids: Sequence[int]
@@ -37,7 +38,8 @@ class Segment:
     num_keys: int
     kv: SequenceKV
     wants_logits: bool = True
-    _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+    windows: set[int | None] = field(default_factory=set)
+    _masks: dict[int | None, Tensor | None] = field(default_factory=dict, init=False, repr=False)
 
     def is_square(self, window: int | None) -> bool:
         """Whether the rows are all positions from 0 on, each seeing all before it."""
@@ -145,6 +147,7 @@ def ragged_attention(
     outputs, first = [], 0
     for segment in ragged.segments:
         last = first + len(segment.token_ids)
+        segment.windows.add(sliding_window)
         keys, values = segment.kv.layers[module.layer_idx]
         outputs.append(
             _attend(

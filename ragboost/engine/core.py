@@ -21,19 +21,25 @@ logger = logging.getLogger(__name__)
 
 
 class Add(NamedTuple):
+    """Queue a sequence."""
+
     sequence: Sequence
 
 
 class Abort(NamedTuple):
+    """Forget a sequence."""
+
     sequence: Sequence
 
 
 class Reset(NamedTuple):
+    """Drop all cached blocks, then say so."""
+
     done: "Future[None]"
 
 
 class Stop(NamedTuple):
-    pass
+    """End the thread."""
 
 
 Command = Add | Abort | Reset | Stop

@@ -19,6 +19,7 @@ from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest logit
 _TOLERANCE_HALF = 5e-2
 
@@ -40,6 +41,7 @@ class ModelRunner:
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.max_length = _max_length(config, max_length)
+        _check_layer_types(model, config)
         probe = torch.arange(24, device=model.device) % self.vocab_size
         expected = self._plain_logits(probe)
         self.layout = self._probe_layout(probe)
@@ -102,8 +104,11 @@ class ModelRunner:
     def _probe_layout(self, ids: Tensor) -> KVLayout:
         """Shapes that the model really writes; no config knows them for every architecture."""
         cache = DynamicCache()
-        with torch.inference_mode():
-            self.model(input_ids=ids[None, :1], past_key_values=cache, use_cache=True)
+        try:
+            with torch.inference_mode():
+                self.model(input_ids=ids[None, :1], past_key_values=cache, use_cache=True)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _unsupported(self.model, f"it takes no KV cache ({error})") from error
         layers = []
         for layer in cache.layers:
             if not isinstance(layer, DynamicLayer) or layer.keys is None:
@@ -112,6 +117,8 @@ class ModelRunner:
             layers.append(
                 LayerShape(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3])
             )
+        if not layers:
+            raise _unsupported(self.model, "it caches no keys and values")
         return KVLayout(tuple(layers), cache.layers[0].keys.dtype, cache.layers[0].keys.device)
 
     def _self_test(self, ids: Tensor, expected: Tensor) -> None:
@@ -120,12 +127,11 @@ class ModelRunner:
         first, second = self.new_kv(4), self.new_kv(4)
         try:
             self.forward([self.segment(tokens[:9], first, start=0)])
-            actual = self.forward(
-                [
-                    self.segment(tokens[9:], first, start=9),
-                    self.segment(tokens[:7], second, start=0),
-                ]
-            )
+            segments = [
+                self.segment(tokens[9:], first, start=9),
+                self.segment(tokens[:7], second, start=0),
+            ]
+            actual = self.forward(segments)
         except (TypeError, KeyError, IndexError, RuntimeError) as error:
             raise _unsupported(self.model, f"ragged attention failed ({error})") from error
         difference = float((actual - expected[[len(tokens) - 1, 6]]).abs().max())
@@ -134,6 +140,9 @@ class ModelRunner:
             raise _unsupported(
                 self.model, f"logits differ from the plain forward by {difference:.3g}"
             )
+        # The probe is shorter than any window: see that the layers ask for theirs at all.
+        if _has_window(self.model.config.get_text_config()) and not segments[0].windows - {None}:
+            raise _unsupported(self.model, "its layers do not pass on their sliding window")
         logger.info("self-test passed: logits differ by %.2g at most", difference)
 
 
@@ -146,6 +155,18 @@ def _max_length(config: Any, wanted: int | None) -> int:
     if wanted is not None and limit and wanted > limit:
         raise ConfigError(f"engine.max_model_len must be at most {limit} (the model), got {wanted}")
     return wanted or limit or 32_768
+
+
+def _check_layer_types(model: Any, config: Any) -> None:
+    unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if unknown:
+        raise _unsupported(model, f"it has layers of type {', '.join(sorted(unknown))}")
+
+
+def _has_window(config: Any) -> bool:
+    types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    return window is not None and (types is None or "sliding_attention" in types)
 
 
 def _unsupported(model: Any, reason: str) -> ConfigError:

@@ -1,12 +1,16 @@
 """The engine thread and its scheduler, without HTTP."""
 
 import queue
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ragboost.config import EngineSettings
+from ragboost.engine.builtin import build_tokenizer
 from ragboost.engine.core import Engine
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.sampling import SamplingParams, sample
@@ -171,6 +175,30 @@ def test_stopping_fails_what_is_running(loaded: LoadedModel) -> None:
     assert not Request(engine, prompt(10)).is_accepted
 
 
+def test_a_failing_step_fails_all_requests_and_the_engines_health(loaded: LoadedModel) -> None:
+    is_submitted = threading.Event()
+
+    class Broken:
+        """The real runner, with a forward that fails once both requests are there."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(loaded.runner, name)
+
+        def forward(self, segments: object) -> None:
+            assert is_submitted.wait(10)
+            raise RuntimeError("out of memory")
+
+    engine = make_engine(loaded, SETTINGS)
+    engine.scheduler._runner = Broken()  # type: ignore[assignment]
+    engine.start()
+    requests = [Request(engine, prompt(64)) for _ in range(2)]
+    is_submitted.set()
+    assert [request.finish()[-1] for request in requests] == [Output(None, "error", 0)] * 2
+    assert not engine.is_healthy
+    assert not Request(engine, prompt(10)).is_accepted
+    engine.stop()
+
+
 def test_top_p_keeps_only_the_nucleus_and_a_seed_repeats() -> None:
     logits = torch.tensor([0.6, 0.3, 0.1]).log()
     params = SamplingParams(top_p=0.85, seed=3)
@@ -188,3 +216,30 @@ def test_bad_settings_are_named() -> None:
         load_model(SETTINGS.model_copy(update={"max_model_len": 99_999}))
     with pytest.raises(ConfigError, match=r"at least engine\.block_size"):
         make_engine(load_model(SETTINGS), SETTINGS.model_copy(update={"block_size": 4096}))
+
+
+def test_model_directory_is_served_under_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "tiny-qwen"
+    config = Qwen2Config(
+        vocab_size=4096,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=2,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    build_tokenizer().save_pretrained(path)
+    loaded = load_model(EngineSettings(model=path, num_threads=1))
+    assert loaded.name == "tiny-qwen"
+    assert loaded.runner.max_length == 512
+    assert loaded.stop_ids == {2}
+    engine = make_engine(loaded, SETTINGS)
+    engine.start()
+    Request(engine, prompt(64)).finish()
+    assert Request(engine, prompt(64)).finish()[-1].cached_tokens == 48
+    engine.stop()
+    text = loaded.tokenizer.render_chat([{"role": "user", "content": "Hi"}])
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"

@@ -9,8 +9,12 @@ from torch import Tensor
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
@@ -23,6 +27,7 @@ from ragboost.engine.model_runner import ModelRunner
 from ragboost.engine.prefix_store import PrefixStore
 from ragboost.engine.sampling import SamplingParams
 from ragboost.engine.sequence import Sequence
+from ragboost.errors import ConfigError
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,
@@ -62,7 +67,7 @@ MODELS = {
         ),
     ),
 }
-TOLERANCE = 2e-4  # fp32, logits of size 1 to 30
+TOLERANCE = 2e-5  # fp32, logits of size 1 to 30
 
 
 def build(name: str) -> tuple[Any, ModelRunner]:
@@ -175,3 +180,39 @@ def test_a_sequence_that_is_not_exact_never_reaches_the_prefix_cache() -> None:
     sequence.is_exact = False
     compute(runner, store, sequence, chunk=16)
     assert len(store.cache) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (
+            lambda: MambaForCausalLM(
+                MambaConfig(
+                    vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4, eos_token_id=0
+                )
+            ),
+            "layers of type linear_attention",
+        ),
+        (
+            lambda: LlamaForCausalLM(LlamaConfig(**GQA, layer_types=["chunked_attention"] * 3)),
+            "layers of type chunked_attention",
+        ),
+        (
+            lambda: GptOssForCausalLM(
+                GptOssConfig(
+                    **GQA,
+                    head_dim=16,
+                    num_local_experts=2,
+                    num_experts_per_tok=1,
+                    eos_token_id=0,
+                    pad_token_id=0,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+                )
+            ),
+            "logits differ from the plain forward",  # attention sinks
+        ),
+    ],
+)
+def test_model_that_cannot_be_served_exactly_is_refused(model: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot be served by the embedded engine.*{reason}"):
+        ModelRunner(model())

@@ -239,6 +239,18 @@ def test_unknown_routes_and_large_bodies_have_the_same_error_shape(served: Serve
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+def test_full_engine_answers_503_at_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    monkeypatch.setattr(served.engine, "_max_pending", 0)
+    with pytest.raises(openai.InternalServerError, match="the engine is full") as caught:
+        ask(served, "anyone?", stream=is_stream)
+    assert caught.value.status_code == 503
+    assert caught.value.response.headers["retry-after"] == "1"
+    assert caught.value.code == "engine_overloaded"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
 def test_client_that_leaves_frees_the_engine(fresh: Served, is_stream: bool) -> None:
     body = {
         "prompt": list(range(5, 400)),

@@ -58,6 +58,10 @@ class ClusterTree(NamedTuple):
     saved_tokens: int
 
 
+MAX_WIDTH = 256
+"""Documents of a context that take part in the clustering: its most frequent ones in the batch."""
+
+
 def number(contexts: Sequence[Sequence[Hashable]], tokens: Mapping[Hashable, int]) -> Rows:
     """Replace documents by numbers; a document that a context repeats counts once."""
     distinct = [tuple(dict.fromkeys(context)) for context in contexts]
@@ -68,8 +72,21 @@ def number(contexts: Sequence[Sequence[Hashable]], tokens: Mapping[Hashable, int
     by_frequency = np.argsort(-np.bincount(appearance, minlength=len(first)), kind="stable")
     rank = np.empty(len(first), dtype=np.int32)
     rank[by_frequency] = np.arange(len(first), dtype=np.int32)
+    numbers = rank[appearance]
+    if (lengths > MAX_WIDTH).any():
+        numbers, lengths = _most_frequent(numbers, lengths)
     documents = np.full((len(distinct), int(lengths.max(initial=0))), -1, dtype=np.int32)
-    documents[np.arange(documents.shape[1]) < lengths[:, None]] = rank[appearance]
+    documents[np.arange(documents.shape[1]) < lengths[:, None]] = numbers
     known = list(first)
     names = [known[i] for i in by_frequency.tolist()]
     return Rows(documents, np.array([tokens[name] for name in names], dtype=np.int64), names)
+
+
+def _most_frequent(numbers: NDArray[np.int32], lengths: Ints) -> tuple[NDArray[np.int32], Ints]:
+    """Keep the `MAX_WIDTH` lowest numbers of each context, in their order."""
+    kept = []
+    for context in np.split(numbers, np.cumsum(lengths)[:-1]):
+        if len(context) > MAX_WIDTH:
+            context = context[np.sort(np.argpartition(context, MAX_WIDTH)[:MAX_WIDTH])]
+        kept.append(context)
+    return np.concatenate(kept), np.minimum(lengths, MAX_WIDTH)

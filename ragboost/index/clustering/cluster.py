@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ragboost.index.clustering import distance, savings
+from ragboost.index.clustering import distance, large
 from ragboost.index.clustering.base import ClusterTree, Ints, number
 from ragboost.index.clustering.walk import walk
 
@@ -28,14 +28,14 @@ def cluster(
         contexts: documents of each context, in relevance order.
         tokens: length of every document.
         linkage: `savings` merges the pair whose common documents have the most tokens; `distance`
-            is the paper's (Eq. 1), quadratic in time.
+            is the paper's (Eq. 1), quadratic in time and memory.
         alpha: weight of positions in Eq. 1.
     """
     rows = number(contexts, tokens)
     if linkage == "distance":
         rank = _sorted_rank(rows.names)
         return walk(rows, distance.merge(rows, alpha=alpha, rank=rank), rank=rank)
-    return walk(rows, savings.merge(rows), rank=np.arange(len(rows.names)))
+    return walk(rows, large.merge(rows), rank=np.arange(len(rows.names)))
 
 
 def _sorted_rank(names: list[Hashable]) -> Ints:

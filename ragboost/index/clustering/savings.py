@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ragboost.index.clustering.base import Ints, Merges, Rows
+from ragboost.index.clustering.base import Ints, Merges
 
 Floats = NDArray[np.float32]
 
@@ -25,10 +25,17 @@ _SLOW_ROUND = 0.01
 _SLOW_ROUND_SHARE = 0.05
 
 
-def merge(rows: Rows) -> Merges:
-    """Merge greedily by saved tokens until no two clusters share a document."""
+def merge(documents: NDArray[np.int32], tokens: Ints) -> Merges:
+    """Merge greedily by saved tokens until no two clusters share a document.
+
+    Time grows with the square of the number of contexts.
+
+    Args:
+        documents: (contexts, width) document numbers, padded with -1; low numbers are frequent.
+        tokens: (documents,) length of each document.
+    """
     with threadpool_limits(limits=1, user_api="blas"):  # the products are small: threads only spin
-        return _Agglomeration(rows.documents, rows.tokens).run()
+        return _Agglomeration(documents, tokens).run()
 
 
 class _Agglomeration:
@@ -244,5 +251,9 @@ class _Postings:
 
 def _intersect(a: NDArray[np.int32], b: NDArray[np.int32]) -> NDArray[np.int32]:
     """Documents of each row of `a` that are in the same row of `b`; the others become -1."""
-    common = (a[:, :, None] == b[:, None, :]).any(axis=2) & (a >= 0)
+    if a.shape[1] <= 32:
+        common = (a[:, :, None] == b[:, None, :]).any(axis=2) & (a >= 0)
+    else:  # by sorting, as all pairs would be too many
+        row = np.arange(len(a), dtype=np.int64)[:, None] << 32
+        common = np.isin(row + a, (row + b)[b >= 0]) & (a >= 0)
     return np.where(common, a, np.int32(-1))

@@ -1,0 +1,126 @@
+"""Cluster a batch that is too large for the quadratic search, in parts.
+
+Contexts are parted by their most valuable common documents, each part is clustered, the best merges
+of all parts are kept, and the clusters that remain go into the next level. What is lost by never
+comparing contexts of different parts is measured in docs/benchmarks.md. Knows arrays only.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragboost.index.clustering import savings
+from ragboost.index.clustering.base import Ints, Merges, Rows
+
+EXACT_CONTEXTS = 16_000
+"""Batches up to this size are searched whole."""
+
+_PART = 8_000  # clusters of one part
+_KEEP = 0.3  # share of clusters that go into the next level
+_MAX_LEVELS = 12
+
+
+def merge(rows: Rows) -> Merges:
+    """Merge greedily by saved tokens, whole where possible and in parts above `EXACT_CONTEXTS`."""
+    shared, tokens = rows.documents, rows.tokens
+    if len(shared) <= EXACT_CONTEXTS:
+        return savings.merge(shared, tokens)
+    forest = _Forest(shared)
+    for _ in range(_MAX_LEVELS):
+        if len(forest.tops) <= _PART or not _merge_level(forest, tokens):
+            break
+    if len(forest.tops) <= EXACT_CONTEXTS:
+        forest.add(forest.tops, savings.merge(forest.shared(forest.tops), tokens))
+    return forest.merges()
+
+
+class _Forest:
+    """Merges gathered part by part; `tops` are the clusters that no merge has taken in yet."""
+
+    def __init__(self, shared: NDArray[np.int32]) -> None:
+        self.num_contexts = len(shared)
+        self.tops = np.arange(len(shared))
+        self._shared = np.concatenate([shared, np.full_like(shared, -1)])
+        self._left = np.full(len(shared), -1)
+        self._right = np.full(len(shared), -1)
+        self._count = len(shared)
+
+    def shared(self, clusters: Ints) -> NDArray[np.int32]:
+        rows: NDArray[np.int32] = self._shared[clusters]
+        return rows
+
+    def add(self, clusters: Ints, merges: Merges) -> None:
+        """Take over merges of `clusters`, whose children come before them."""
+        made = np.arange(self._count, self._count + len(merges.left))
+        names = np.concatenate([clusters, made])
+        at = made - self.num_contexts
+        self._left[at], self._right[at] = names[merges.left], names[merges.right]
+        self._shared[made] = merges.shared
+        self._count += len(made)
+        is_top = np.zeros(self._count, dtype=bool)
+        is_top[self.tops] = is_top[made] = True
+        is_top[self._left[at]] = is_top[self._right[at]] = False
+        self.tops = np.flatnonzero(is_top)
+
+    def merges(self) -> Merges:
+        made = self._count - self.num_contexts
+        return Merges(
+            self._left[:made], self._right[:made], self._shared[self.num_contexts : self._count]
+        )
+
+
+def _merge_level(forest: _Forest, tokens: Ints) -> bool:
+    """Cluster the tops in parts and keep the best merges; False if there are none."""
+    tops = forest.tops
+    parts = [tops[part] for part in _parts(forest.shared(tops), tokens)]
+    found = [savings.merge(forest.shared(part), tokens) for part in parts]
+    saved = [np.append(tokens, 0)[merges.shared].sum(axis=1) for merges in found]
+    ranked = np.sort(np.concatenate(saved))[::-1]
+    wanted = len(tops) - max(_PART // 2, int(len(tops) * _KEEP))
+    # A merge shares no more than those below it, so what is above the limit is whole subtrees.
+    limit = int(ranked[wanted]) if wanted < len(ranked) else 0
+    for part, merges, tokens_saved in zip(parts, found, saved, strict=True):
+        forest.add(part, _only(merges, tokens_saved > limit, len(part)))
+    return len(forest.tops) < len(tops)
+
+
+def _only(merges: Merges, keep: NDArray[np.bool_], count: int) -> Merges:
+    """Drop merges and close the gaps in the numbering."""
+    number = np.concatenate([np.arange(count), count - 1 + np.cumsum(keep)])
+    return Merges(number[merges.left[keep]], number[merges.right[keep]], merges.shared[keep])
+
+
+def _parts(shared: NDArray[np.int32], tokens: Ints) -> list[Ints]:
+    """Part clusters into groups of at most `_PART` that have much in common.
+
+    Again and again the document that would save most in the group, its tokens times the clusters
+    that have it, parts those from the others. Small groups are put together.
+    """
+    groups: list[Ints] = []
+    stack: list[tuple[Ints, tuple[int, ...]]] = [(np.arange(len(shared)), ())]
+    while stack:
+        group, above = stack.pop()
+        documents = shared[group]
+        frequency = np.bincount(documents[documents >= 0], minlength=len(tokens))
+        frequency[list(above)] = 0
+        best = int(((frequency - 1) * tokens).argmax())
+        if len(group) <= _PART or frequency[best] < 2:
+            groups.extend(group[at : at + _PART] for at in range(0, len(group), _PART))
+            continue
+        has = (documents == best).any(axis=1)
+        if not has.all():
+            stack.append((group[~has], above))
+        stack.append((group[has], (*above, best)))
+    return _packed(groups)
+
+
+def _packed(groups: list[Ints]) -> list[Ints]:
+    parts: list[Ints] = []
+    waiting: list[Ints] = []
+    for group in groups:
+        if waiting and sum(map(len, waiting)) + len(group) > _PART:
+            parts.append(np.concatenate(waiting))
+            waiting = []
+        waiting.append(group)
+    if waiting:
+        parts.append(np.concatenate(waiting))
+    return parts

@@ -1,0 +1,164 @@
+"""Plan a few waiting requests together, against what the cache holds (RAGBoost section 5).
+
+Requests are grouped like a batch, but a group must pay: following it may cost a request the cached
+prefix that it would have had alone. Knows documents as keys.
+"""
+
+import heapq
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+from ragboost.index import ContextIndex
+from ragboost.ordering.popularity import RecentContexts
+
+Documents = Sequence[Hashable]
+
+
+class WindowPlan(NamedTuple):
+    """How to send a window of requests.
+
+    Attributes:
+        release_order: positions of the contexts, in the order in which to send them.
+        orders: for each of `release_order`, the documents in prompt order.
+    """
+
+    release_order: tuple[int, ...]
+    orders: tuple[tuple[Hashable, ...], ...]
+
+
+def plan_window(
+    index: ContextIndex,
+    contexts: Sequence[Documents],
+    tokens: Mapping[Hashable, int],
+    *,
+    recent: RecentContexts,
+) -> WindowPlan:
+    """Order documents and requests of a window, and insert them into the index.
+
+    Two groups with `m` cached tokens each merge when sharing the documents `R` first saves more
+    than going on alone: tokens(R) + m(R) - m(A) - m(B) > 0, the best pair first. Work grows with
+    the pairs that share documents: meant for up to some hundred requests.
+
+    Args:
+        index: what the backend's prefix cache holds; every context is inserted in its new order.
+        contexts: distinct documents of each request, most relevant first.
+        tokens: length of every document.
+        recent: what requests had lately; the window is added to it.
+    """
+    for context in contexts:
+        recent.add(context)
+    groups = _Groups(index, contexts, tokens)
+    groups.merge()
+    release: list[int] = []
+    orders: list[tuple[Hashable, ...]] = []
+    stack: list[tuple[int, tuple[int, ...]]] = [
+        (group, ()) for group in sorted(groups.alive, key=lambda group: groups.cached[group])
+    ]
+    while stack:
+        group, above = stack.pop()
+        if group in groups.parts:
+            stack.extend((part, (*above, group)) for part in groups.parts[group])
+            continue
+        chain = [groups.documents[step] for step in (*above, group)]
+        order = _order_chain(index, chain, tokens, recent=recent)
+        index.insert(order, [tokens[document] for document in order])
+        release.append(group)
+        orders.append(tuple(order))
+    return WindowPlan(tuple(release), tuple(orders))
+
+
+class _Groups:
+    """Groups of requests, single ones first; `alive` are those not merged yet.
+
+    Attributes:
+        documents: what all requests of the group share, in the relevance order of one of them.
+        cached: tokens of the longest cached prefix within these.
+        parts: the two groups that a merged one consists of.
+    """
+
+    def __init__(
+        self,
+        index: ContextIndex,
+        contexts: Sequence[Documents],
+        tokens: Mapping[Hashable, int],
+    ) -> None:
+        self.index = index
+        self.tokens = tokens
+        self.documents: list[Documents] = [list(context) for context in contexts]
+        self.sets = [frozenset(context) for context in contexts]
+        self.cached = [self._cached_tokens(context) for context in contexts]
+        self.parts: dict[int, tuple[int, int]] = {}
+        self.alive = set(range(len(contexts)))
+        # Entries: (-gain, is exact, groups). A gain is a bound until the pair comes up.
+        self._pairs: list[tuple[int, bool, int, int]] = []
+
+    def merge(self) -> None:
+        """Merge the pair that gains most, until none gains."""
+        for a, b in self._sharing_pairs():
+            self._push_bound(a, b)
+        while self._pairs:
+            _, is_exact, a, b = heapq.heappop(self._pairs)
+            if a not in self.alive or b not in self.alive:
+                continue
+            common = [document for document in self.documents[a] if document in self.sets[b]]
+            cached = self._cached_tokens(common) if min(self.cached[a], self.cached[b]) else 0
+            gain = self._length(common) + cached - self.cached[a] - self.cached[b]
+            if is_exact:
+                self._join(a, b, common, cached)
+            elif gain > 0:
+                heapq.heappush(self._pairs, (-gain, True, a, b))
+
+    def _join(self, a: int, b: int, common: Documents, cached: int) -> None:
+        merged = len(self.documents)
+        self.documents.append(common)
+        self.sets.append(frozenset(common))
+        self.cached.append(cached)
+        self.parts[merged] = (a, b)
+        self.alive -= {a, b}
+        for other in self.alive:
+            self._push_bound(other, merged)
+        self.alive.add(merged)
+
+    def _push_bound(self, a: int, b: int) -> None:
+        """Queue a pair by the most it can gain: what it shares cannot be cached longer than what
+        either group has alone."""
+        bound = self._length(self.sets[a] & self.sets[b]) - max(self.cached[a], self.cached[b])
+        if bound > 0:
+            heapq.heappush(self._pairs, (-bound, False, a, b))
+
+    def _sharing_pairs(self) -> list[tuple[int, int]]:
+        holders: dict[Hashable, list[int]] = {}
+        for i, context in enumerate(self.documents):
+            for document in context:
+                holders.setdefault(document, []).append(i)
+        return sorted({(a, b) for held in holders.values() for b in held for a in held if a < b})
+
+    def _length(self, documents: Documents | frozenset[Hashable]) -> int:
+        return sum(self.tokens[document] for document in documents)
+
+    def _cached_tokens(self, documents: Documents) -> int:
+        lengths = [self.tokens[document] for document in documents]
+        return self.index.search(documents, lengths).cached_tokens
+
+
+def _order_chain(
+    index: ContextIndex,
+    chain: Sequence[Documents],
+    tokens: Mapping[Hashable, int],
+    *,
+    recent: RecentContexts,
+) -> list[Hashable]:
+    """Order a request's documents group by group, from the largest group to the request itself.
+
+    The documents of an outer group come first, so that all its requests start alike. Within that,
+    the cached prefix comes first, then what recent requests had together.
+    """
+    order: list[Hashable] = []
+    for documents in chain:
+        match = index.search(documents, [tokens[document] for document in documents])
+        if set(match.documents[: len(order)]) == set(order):
+            order = list(match.documents)
+        placed = set(order)
+        rest = [document for document in documents if document not in placed]
+        order += recent.order(rest, tokens, prefix=order)
+    return order
