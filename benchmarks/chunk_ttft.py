@@ -4,9 +4,9 @@
     python -m benchmarks.chunk_ttft --tokens 8192,16384,32768 --device cuda --shape 7b --json
 
 Timing needs no trained weights: the model is random. On a CPU the processor time of the process
-counts, which other processes disturb less than the clock; on an accelerator the clock, synchronised.
-Selection is included. `ratio[tokens][recompute]` is full prefill / reuse, `assembly_share` the part
-of a full prefill that putting the stored KV together takes.
+counts, which other processes disturb less than the clock; on an accelerator the clock,
+synchronised. Selection is included. `ratio[tokens][recompute]` is full prefill / reuse,
+`assembly_share` the part of a full prefill that putting the stored KV together takes.
 """
 
 import argparse

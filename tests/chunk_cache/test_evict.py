@@ -89,6 +89,6 @@ def test_decoding_over_a_shrunken_cache_equals_attention_to_the_kept_tokens_alon
 
 
 def test_the_capacity_must_hold_system_prompt_and_question() -> None:
-    with pytest.raises(ChunkCacheError, match="capacity must be at least 13, .* got 12"):
+    with pytest.raises(ChunkCacheError, match=r"capacity must be at least 13, .* got 12"):
         prefill(12)
     assert prefill(13).cache.layers[0].keys.shape[2] == 13

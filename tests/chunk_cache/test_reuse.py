@@ -1,4 +1,5 @@
-"""A request takes what is exact, then what is stored, and computes the rest; nothing else changes."""
+"""A request takes what is exact, then what is stored, and computes the rest; nothing else
+changes."""
 
 from concurrent.futures import ThreadPoolExecutor
 

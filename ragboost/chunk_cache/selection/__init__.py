@@ -21,6 +21,7 @@ POLICIES = {
     "fusionrag-literal": "fusionrag:QuestionAlone",
     "mean-layers": "mean_layers:MeanLayers",
     "two-stage": "two_stage:TwoStage",
+    "influence": "influence:Influence",
     "hybrid": "hybrid:Hybrid",
     "hybrid-offline": "hybrid:HybridOffline",
 }
