@@ -141,8 +141,9 @@ class ModelAdapter:
         )
         if not plan.windows:
             raise UnsupportedModelError(
-                f"{self.name} does not run the attention that reuse needs: it passes no keywords on
-                " "to it, or set_attn_implementation was called after the adapter was made"
+                f"{self.name} does not run the attention that reuse needs: it passes no "
+                "keywords on to it, or set_attn_implementation was called after the adapter was "
+                "made"
             )
         logits: torch.Tensor = out.logits[0, -1]
         return logits
