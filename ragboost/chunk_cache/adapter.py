@@ -53,8 +53,13 @@ class ModelAdapter:
         self._is_dynamic = any("dynamic" in kind or kind == "longrope" for kind in kinds)
         self._lock = threading.RLock()
         self._static: tuple[Frequencies, ...] | None = None
-        install(model)
+        self.install()
         self.layouts: tuple[Layout, ...] = self._measure_layouts()
+
+    def install(self) -> None:
+        """Install our attention; call it again after anything has set the model's attention
+        implementation, as the embedded engine does."""
+        install(self.model)
 
     def frequencies(self, length: int) -> tuple[Frequencies, ...]:
         """Return each layer's rotation speeds in a prompt of this many tokens. Layers that turn
@@ -142,8 +147,8 @@ class ModelAdapter:
         if not plan.windows:
             raise UnsupportedModelError(
                 f"{self.name} does not run the attention that reuse needs: it passes no "
-                "keywords on to it, or set_attn_implementation was called after the adapter was "
-                "made"
+                "keywords on to it, or set_attn_implementation was called and install was not "
+                "called again"
             )
         logits: torch.Tensor = out.logits[0, -1]
         return logits

@@ -13,10 +13,11 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ragboost.chunk_cache.attention.base import AttentionBackend, AttentionInputs, exact_mask
+from ragboost.chunk_cache.attention.dense import DenseAttention
 
 PLAN = "ragboost_plan"
 """The keyword that carries a `Plan` through the model to its attention."""
-_PREFIX = "ragboost_"
+_PREFIX = "ragboost_planned_"
 
 
 class StopForwardError(Exception):
@@ -29,7 +30,7 @@ class Plan:
 
     Attributes:
         positions: of the rows, (rows,), ascending; the key in slot j stands at position j.
-        backend: None: the model's own attention under a dense exact mask.
+        backend: None: the model's own attention under a dense exact mask, where it takes one.
         visible: keys that may be seen at all, (keys,) bool; None: every key.
         observe: called in each layer with its number and what its attention is given.
         windows: each layer's window, filled in on the way.
@@ -54,7 +55,8 @@ class Plan:
 def install(model: Any) -> None:
     """Replace the model's attention by one that does the same, bit for bit, without a plan.
 
-    Installing twice does nothing more.
+    Installing twice does nothing more. Whatever sets another implementation undoes it; install
+    again then, and the new one serves the ordinary calls.
     """
     original: str = model.config._attn_implementation
     if original.startswith(_PREFIX):
@@ -102,14 +104,17 @@ def _planned(
         plan.observe(module.layer_idx, inputs)
     if plan.backend is not None and plan.backend.supports(inputs):
         return plan.backend.attend(inputs).transpose(1, 2).contiguous(), None
+    if original not in ("eager", "sdpa"):
+        return DenseAttention().attend(inputs).transpose(1, 2).contiguous(), None
     mask = plan.mask(key.shape[2], window)
     if original == "eager":
         floor = torch.finfo(query.dtype).min
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(
             ~mask, floor
         )
-    forward = _implementation("eager" if original == "eager" else "sdpa", module)
-    out: torch.Tensor = forward(module, query, key, value, mask, **kwargs)[0]
+    out: torch.Tensor = _implementation(original, module)(
+        module, query, key, value, mask, **kwargs
+    )[0]
     return out, None
 
 

@@ -8,9 +8,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.attention.tiled import TiledAttention
+from ragboost.chunk_cache.recompute import rows_to_compute
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.selection.baseline import Random
 from ragboost.chunk_cache.selftest import self_test
+from ragboost.chunk_cache.store import ChunkStore
+from ragboost.engine.attention import Segment
+from ragboost.engine.model_runner import ModelRunner
 from ragboost.errors import UnsupportedModelError
-from tests.chunk_cache.families import build_adapter
+from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
+from tests.chunk_cache.reference import ordinary
 
 
 def tiny(kind: str, **options: Any) -> Any:
@@ -49,11 +56,44 @@ def test_a_model_whose_kv_cannot_be_moved_is_refused_with_the_reason(
         ModelAdapter(tiny(kind, **options))
 
 
-def test_attention_that_was_replaced_later_is_noticed() -> None:
+def test_attention_that_was_replaced_is_noticed_and_can_be_installed_again() -> None:
     adapter = build_adapter()
     adapter.model.set_attn_implementation("sdpa")
-    with pytest.raises(UnsupportedModelError, match="set_attn_implementation was called after"):
+    with pytest.raises(UnsupportedModelError, match="install was not called again"):
         self_test(adapter)
+    adapter.install()
+    assert self_test(adapter).full_error < 1e-6
+
+
+@pytest.mark.parametrize("backend", [None, "tiled"])
+def test_the_embedded_engine_and_reuse_share_a_model(backend: str | None) -> None:
+    model = build_model("qwen3-qk-norm")
+    system, chunks, question = make_prompt()
+    tokens = [*system, *flat(chunks), *question]
+    want = ordinary(model, tokens)
+    adapter = ModelAdapter(model)
+
+    runner = ModelRunner(model)
+    adapter.install()
+
+    reuse = ChunkReuse(adapter, ChunkStore(), backend=backend)
+    reuse.precompute(system, chunks)
+    whole = reuse.prefill(system, chunks, question, ratio=1.0)
+    torch.testing.assert_close(whole.logits, want, atol=1e-5, rtol=1e-5)
+    kv = runner.new_kv(len(tokens))
+    packed = runner.forward([runner.segment(tokens, kv, start=0)])
+    torch.testing.assert_close(packed[0], want, atol=1e-5, rtol=1e-5)
+
+    # The selective pass itself may run as rows of an engine step, beside other requests' rows.
+    assembly = reuse.assemble(system, chunks, question)
+    selected = reuse.select(assembly, policy=Random(), ratio=0.3)
+    rows = rows_to_compute(assembly, selected)
+    for (keys, values), layer in zip(kv.layers, assembly.cache.layers, strict=True):
+        keys[:, : len(tokens)], values[:, : len(tokens)] = layer.keys[0], layer.values[0]
+    segment = Segment([tokens[row] for row in rows.tolist()], rows, len(tokens), kv)
+    stepped = runner.forward([segment])
+    alone = reuse.prefill(system, chunks, question, policy="random", ratio=0.3)
+    torch.testing.assert_close(stepped[0], alone.logits, atol=1e-5, rtol=1e-5)
 
 
 def test_keys_that_do_not_move_as_rope_says_are_refused() -> None:

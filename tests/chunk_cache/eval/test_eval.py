@@ -188,3 +188,43 @@ def test_the_command_evaluates_a_model_on_a_file_of_token_ids(tmp_path: Path) ->
     refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "--ratio must be between 0 and 1, got 1.0" in refused.stderr
+
+
+def test_text_cases_are_tokenised_in_parts_and_answered_in_words(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *["Question", ":", "Answer", "ada", "signed", "the", "lease", "who", "."],
+    ]
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    rows = [
+        {"query": "who", "documents": ["ada signed", {"title": "lease", "text": "the ."}]},
+        {"question": "who", "documents": ["ada"], "answers": ["ada"], "task": "named"},
+    ]
+    path = tmp_path / "cases.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+    first, second = read_cases(path, tokenizer=tokenizer)
+    chunks = [tokenizer.decode(list(chunk)) for chunk in first.chunks]
+    assert chunks == ["ada signed", "lease the ."]
+    assert tokenizer.decode(list(first.question)) == "Question : who Answer :"
+    assert (second.task, second.answers) == ("named", ("ada",))
+
+    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    found = evaluate(
+        reuse, [first, second], policies=[], ratios=[], tokenizer=tokenizer, max_new_tokens=4
+    )
+
+    scores = {(row.task, row.policy): row.score for row in found}
+    assert scores["data", "full"] == 1.0, "without answers full attention is right"
+    assert 0.0 <= scores["named", "full"] <= 1.0
