@@ -21,11 +21,11 @@ POLICIES = {
     "fusionrag-literal": "fusionrag:QuestionAlone",
     "mean-layers": "mean_layers:MeanLayers",
     "two-stage": "two_stage:TwoStage",
-    "influence": "influence:Influence",
+    "gradual": "gradual:Gradual",
     "hybrid": "hybrid:Hybrid",
     "hybrid-offline": "hybrid:HybridOffline",
 }
-DEFAULT_POLICY = "hybrid"
+DEFAULT_POLICY = "gradual"
 DEFAULT_RATIO = 0.15
 
 

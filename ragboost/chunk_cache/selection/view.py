@@ -13,7 +13,7 @@ from ragboost.chunk_cache.assemble import Assembly, Source
 from ragboost.chunk_cache.attention.base import AttentionBackend, AttentionInputs, exact_mask
 from ragboost.chunk_cache.attention.dense import attention_weights
 from ragboost.chunk_cache.hook import Plan, StopForwardError
-from ragboost.chunk_cache.recompute import recompute
+from ragboost.chunk_cache.recompute import recompute, rows_to_compute
 from ragboost.errors import ChunkCacheError
 
 CHECK_LAYER = 1
@@ -93,14 +93,19 @@ class SelectionView:
         Raises:
             ChunkCacheError: the model has too few layers.
         """
-        if self._adapter.num_layers <= CHECK_LAYER:
-            raise ChunkCacheError(
-                f"{self._adapter.name} has {self._adapter.num_layers} layers; this policy looks at "
-                f"layer {CHECK_LAYER}"
-            )
         if self._fresh is None:
-            self._fresh = self._fresh_pass()
+            rows = torch.nonzero(self.assembly.source != Source.EXACT).flatten()
+            self._fresh = self._fresh_pass(rows, CHECK_LAYER)
         return self._fresh
+
+    def deeper_layer(self, positions: torch.Tensor) -> FreshLayer:
+        """Return the layer after `CHECK_LAYER` computed for some candidates, the missing tokens and
+        the question, over the reused KV of the others, whose change is 0.
+
+        Raises:
+            ChunkCacheError: the model has too few layers.
+        """
+        return self._fresh_pass(rows_to_compute(self.assembly, positions), CHECK_LAYER + 1)
 
     def _question_pass(self, visible: torch.Tensor, *, judged: torch.Tensor | None) -> torch.Tensor:
         """Run the question over the visible tokens and return its attention to the judged ones;
@@ -122,24 +127,28 @@ class SelectionView:
         self._adapter.forward(self.assembly.tokens[question:], self.assembly.cache, plan=plan)
         return mass
 
-    def _fresh_pass(self) -> FreshLayer:
-        assembly, cache = self.assembly, self.assembly.cache
-        rows = torch.nonzero(assembly.source != Source.EXACT).flatten()
+    def _fresh_pass(self, rows: torch.Tensor, layer: int) -> FreshLayer:
+        if self._adapter.num_layers <= layer:
+            raise ChunkCacheError(
+                f"{self._adapter.name} has {self._adapter.num_layers} layers; this policy looks at "
+                f"layer {layer}"
+            )
+        assembly = self.assembly
+        num_rows = len(assembly.tokens) - assembly.question
         seen: list[FreshLayer] = []
 
-        def observe(layer: int, inputs: AttentionInputs) -> None:
-            if layer < CHECK_LAYER:
+        def observe(number: int, inputs: AttentionInputs) -> None:
+            if number < layer:
                 return
-            reused = cache.layers[layer]
+            reused = assembly.cache.layers[layer]
             keys = (inputs.key - reused.keys).float().square().sum((0, 1, 3))
             values = (inputs.value - reused.values).float().square().sum((0, 1, 3))
-            num_rows = len(assembly.tokens) - assembly.question
             seen.append(FreshLayer(keys, values, attention_mass(inputs, num_rows=num_rows)))
             raise StopForwardError
 
         plan = Plan(rows, backend=self._backend, observe=observe)
         tokens = [assembly.tokens[position] for position in rows.tolist()]
-        self._adapter.forward(tokens, cache, plan=plan, frozen_from=CHECK_LAYER)
+        self._adapter.forward(tokens, assembly.cache, plan=plan, frozen_from=0)
         return seen[0]
 
 
