@@ -29,7 +29,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "small": {
         "hidden_size": 512,
         "intermediate_size": 1376,
-        "num_hidden_layers": 24,
+        "num_hidden_layers": 32,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
         "vocab_size": 8192,

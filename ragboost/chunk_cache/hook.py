@@ -5,7 +5,7 @@ Knows the attention interface of transformers. Does not know caches or chunks.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ class Plan:
         visible: keys that may be seen at all, (keys,) bool; None: every key.
         observe: called in each layer with its number and what its attention is given.
         windows: each layer's window, filled in on the way.
-        masks: dense masks by number of keys and window, filled in on the way.
+        memo: masks that all layers of the pass share, filled in on the way.
     """
 
     positions: torch.Tensor
@@ -42,14 +42,15 @@ class Plan:
     visible: torch.Tensor | None = None
     observe: Callable[[int, AttentionInputs], None] | None = None
     windows: dict[int, int | None] = field(default_factory=dict)
-    masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+    memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def mask(self, num_keys: int, window: int | None) -> torch.Tensor:
         """Return the dense mask, (1, 1, rows, num_keys) bool, made once per pass."""
-        if (num_keys, window) not in self.masks:
+        key = ("dense", num_keys, window)
+        if key not in self.memo:
             mask = exact_mask(self.positions, num_keys, window=window, visible=self.visible)
-            self.masks[num_keys, window] = mask[None, None]
-        return self.masks[num_keys, window]
+            self.memo[key] = mask[None, None]
+        return self.memo[key]
 
 
 def install(model: Any) -> None:
@@ -99,6 +100,7 @@ def _planned(
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
         visible=plan.visible,
+        memo=plan.memo,
     )
     if plan.observe is not None:
         plan.observe(module.layer_idx, inputs)

@@ -3,8 +3,9 @@
 Knows queries, keys and positions. Does not know models, chunks or caches.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -22,6 +23,8 @@ class AttentionInputs:
         softcap: scores become softcap * tanh(score / softcap); None: no cap.
         sinks: a score per head that takes part in the softmax and has no value, (heads,), or None.
         visible: keys that may be seen at all, (keys,) bool; None: every key.
+        memo: where a back end keeps what later layers of the same forward can use again, such as
+            masks; all inputs that share it have the same positions, keys and visibility.
     """
 
     query: torch.Tensor
@@ -33,6 +36,7 @@ class AttentionInputs:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     visible: torch.Tensor | None = None
+    memo: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def num_keys(self) -> int:

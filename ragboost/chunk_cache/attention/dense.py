@@ -33,9 +33,7 @@ def masked_attention(
         return F.scaled_dot_product_attention(
             query, key, value, mask, scale=inputs.scaling, enable_gqa=query.shape[1] != key.shape[1]
         )
-    weights = attention_weights(inputs, query, key, mask)
-    group = query.shape[1] // key.shape[1]
-    return weights.to(value.dtype) @ value.repeat_interleave(group, 1)
+    return weighted_values(attention_weights(inputs, query, key, mask), value)
 
 
 def attention_weights(
@@ -43,8 +41,10 @@ def attention_weights(
 ) -> torch.Tensor:
     """Return softmax weights in float32, (1, heads, rows, keys); with sinks they add to less than
     1."""
-    group = query.shape[1] // key.shape[1]
-    scores = query.float() @ key.float().repeat_interleave(group, 1).mT * inputs.scaling
+    # Heads that share a KV head become rows of it, so that no key is copied.
+    heads, rows, dim = query.shape[1:]
+    shared = query.float().reshape(1, key.shape[1], -1, dim)
+    scores = (shared @ key.float().mT).view(1, heads, rows, -1) * inputs.scaling
     if inputs.softcap is not None:
         scores = inputs.softcap * torch.tanh(scores / inputs.softcap)
     scores = scores.masked_fill(~mask, float("-inf"))
@@ -52,3 +52,10 @@ def attention_weights(
         return scores.softmax(-1)
     sinks = inputs.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
     return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+
+
+def weighted_values(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sums of the values, (1, heads, rows, head_dim)."""
+    heads, rows, keys = weights.shape[1:]
+    shared = weights.to(value.dtype).view(1, value.shape[1], -1, keys)
+    return (shared @ value).view(1, heads, rows, value.shape[-1])

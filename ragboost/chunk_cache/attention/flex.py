@@ -55,14 +55,10 @@ def _listed(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class FlexAttention:
-    """Compiled on an accelerator. Uncompiled elsewhere: exact, and slower than the tiled back end.
-
-    One mask serves all layers of a forward with the same positions and window.
-    """
+    """Compiled on an accelerator. Elsewhere not: exact, and slower than the tiled back end."""
 
     def __init__(self) -> None:
         self._compiled: Callable[..., Any] | None = None
-        self._masks: dict[int | None, tuple[torch.Tensor, int, BlockMask]] = {}
 
     def supports(self, inputs: AttentionInputs) -> bool:
         return inputs.sinks is None and inputs.visible is None
@@ -84,15 +80,15 @@ class FlexAttention:
             inputs.key,
             inputs.value,
             score_mod=None if cap is None else capped,
-            block_mask=self._mask(inputs),
+            block_mask=_mask(inputs),
             scale=inputs.scaling,
             enable_gqa=inputs.query.shape[1] != inputs.key.shape[1],
         )
         return out
 
-    def _mask(self, inputs: AttentionInputs) -> BlockMask:
-        positions, num_keys, mask = self._masks.get(inputs.window, (None, 0, None))
-        if positions is not inputs.positions or num_keys != inputs.num_keys or mask is None:
-            mask = block_mask(inputs.positions, inputs.num_keys, window=inputs.window)
-            self._masks[inputs.window] = (inputs.positions, inputs.num_keys, mask)
-        return mask
+
+def _mask(inputs: AttentionInputs) -> BlockMask:
+    memo = ("flex", inputs.window)
+    if memo not in inputs.memo:
+        inputs.memo[memo] = block_mask(inputs.positions, inputs.num_keys, window=inputs.window)
+    return inputs.memo[memo]

@@ -20,28 +20,40 @@ class TiledAttention:
         return True
 
     def attend(self, inputs: AttentionInputs) -> torch.Tensor:
-        bounds = inputs.positions.tolist()
         out = torch.empty(
             (*inputs.query.shape[:3], inputs.value.shape[-1]),
             dtype=inputs.query.dtype,
             device=inputs.query.device,
         )
-        for begin in range(0, len(bounds), TILE):
-            end = min(begin + TILE, len(bounds))
-            first = 0 if inputs.window is None else max(0, bounds[begin] - inputs.window + 1)
-            keys = slice(first, bounds[end - 1] + 1)
-            mask = exact_mask(
-                inputs.positions[begin:end],
-                keys.stop - first,
-                window=inputs.window,
-                visible=inputs.visible,
-                first_key=first,
-            )
-            out[:, :, begin:end] = masked_attention(
+        for rows, keys, mask in _tiles(inputs):
+            out[:, :, rows] = masked_attention(
                 inputs,
-                inputs.query[:, :, begin:end],
+                inputs.query[:, :, rows],
                 inputs.key[:, :, keys],
                 inputs.value[:, :, keys],
                 mask,
             )
         return out
+
+
+def _tiles(inputs: AttentionInputs) -> list[tuple[slice, slice, torch.Tensor]]:
+    """Return rows, keys and mask of each tile, made once for all layers with the same window."""
+    memo = ("tiled", inputs.window)
+    if memo in inputs.memo:
+        known: list[tuple[slice, slice, torch.Tensor]] = inputs.memo[memo]
+        return known
+    bounds, tiles = inputs.positions.tolist(), []
+    for begin in range(0, len(bounds), TILE):
+        end = min(begin + TILE, len(bounds))
+        first = 0 if inputs.window is None else max(0, bounds[begin] - inputs.window + 1)
+        keys = slice(first, bounds[end - 1] + 1)
+        mask = exact_mask(
+            inputs.positions[begin:end],
+            keys.stop - first,
+            window=inputs.window,
+            visible=inputs.visible,
+            first_key=first,
+        )
+        tiles.append((slice(begin, end), keys, mask))
+    inputs.memo[memo] = tiles
+    return tiles

@@ -11,14 +11,15 @@ import torch
 
 from ragboost.chunk_cache.selection.base import Policy, choose
 from ragboost.chunk_cache.selection.hybrid import rank
-from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.selection.view import CHECK_LAYER, SelectionView
 
 WIDTH = 2
 """Tokens that get the second look, as a multiple of the budget."""
 
 
 class Gradual(Policy):
-    """The better of a token's two ranks: in the first look and in the second."""
+    """The better of a token's two ranks: in the first look and in the second. A model without a
+    third layer gets the first look alone."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
         here = view.candidates
@@ -26,6 +27,8 @@ class Gradual(Policy):
         reused = view.question_attention().mean(0)
         read = torch.maximum(rank(fresh.attention[here]), rank(reused[here]))
         first = read + rank(fresh.value_change[here])
+        if view.num_layers <= CHECK_LAYER + 1:
+            return first
         promising = choose(view.assembly, first, num_tokens=min(len(here), WIDTH * view.budget))
         deeper = view.deeper_layer(promising)
         second = deeper.attention[here] * deeper.value_change[here].sqrt()

@@ -4,6 +4,7 @@ Each look costs a partial forward pass, is made on demand and kept for the reque
 look; does not know what is made of it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Assembly, Source
 from ragboost.chunk_cache.attention.base import AttentionBackend, AttentionInputs, exact_mask
-from ragboost.chunk_cache.attention.dense import attention_weights
+from ragboost.chunk_cache.attention.dense import attention_weights, weighted_values
 from ragboost.chunk_cache.hook import Plan, StopForwardError
 from ragboost.chunk_cache.recompute import recompute, rows_to_compute
 from ragboost.errors import ChunkCacheError
@@ -19,7 +20,7 @@ from ragboost.errors import ChunkCacheError
 CHECK_LAYER = 1
 """The layer that CacheBlend and A3 look at, counted from 0: the first whose keys depend on the text
 before a token."""
-_ROWS = 16
+_ROWS = 64
 """Question rows whose attention weights are held at once."""
 
 
@@ -44,6 +45,7 @@ class SelectionView:
         assembly: the prompt with its reused KV.
         budget: how many tokens may be computed again.
         candidates: positions to choose from, (candidates,), ascending.
+        num_layers: of the model.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class SelectionView:
         self.assembly = assembly
         self.budget = budget
         self.candidates = assembly.candidates
+        self.num_layers = adapter.num_layers
         self._adapter, self._backend = adapter, backend
         self._attention: torch.Tensor | None = None
         self._fresh: FreshLayer | None = None
@@ -68,7 +71,7 @@ class SelectionView:
         if self._attention is None:
             visible = self.assembly.source != Source.MISSING
             visible[self.assembly.question :] = True
-            self._attention = self._question_pass(visible, judged=visible)
+            self._attention = self._question_pass(visible)
         return self._attention
 
     def question_alone_attention(self) -> torch.Tensor:
@@ -79,7 +82,15 @@ class SelectionView:
         visible[: self.assembly.chunks[0][0] if self.assembly.chunks else 0] = True
         visible &= self.assembly.source != Source.MISSING
         visible[self.assembly.question :] = True
-        return self._question_pass(visible, judged=None)
+        chunks = self.assembly.chunks
+        mass = torch.zeros(self.num_layers, len(visible), device=visible.device)
+
+        def observe(layer: int, inputs: AttentionInputs) -> None:
+            for start, stop in chunks:
+                mass[layer, start:stop] = attention_mass(inputs, first=start, last=stop)
+
+        self._run_question(Plan(self._question_rows(), visible=visible, observe=observe))
+        return mass
 
     def repair(self, positions: torch.Tensor) -> None:
         """Compute these tokens again in the reused KV; looks made later see the result."""
@@ -107,25 +118,19 @@ class SelectionView:
         """
         return self._fresh_pass(rows_to_compute(self.assembly, positions), CHECK_LAYER + 1)
 
-    def _question_pass(self, visible: torch.Tensor, *, judged: torch.Tensor | None) -> torch.Tensor:
-        """Run the question over the visible tokens and return its attention to the judged ones;
-        None: to each chunk apart."""
-        question, total = self.assembly.question, len(self.assembly.tokens)
-        rows = torch.arange(question, total, device=self._adapter.device)
-        mass = torch.zeros(self._adapter.num_layers, total, device=self._adapter.device)
+    def _question_pass(self, visible: torch.Tensor) -> torch.Tensor:
+        """Run the question over the visible tokens and return its attention to them."""
+        weighing = _Weighing(self.num_layers)
+        self._run_question(Plan(self._question_rows(), backend=weighing, visible=visible))
+        return torch.stack(weighing.mass)
 
-        def observe(layer: int, inputs: AttentionInputs) -> None:
-            if judged is not None:
-                mass[layer] = attention_mass(inputs, visible=judged)
-            else:
-                for start, stop in self.assembly.chunks:
-                    mass[layer, start:stop] = attention_mass(inputs, first=start, last=stop)
-            if layer == self._adapter.num_layers - 1:
-                raise StopForwardError
+    def _question_rows(self) -> torch.Tensor:
+        total = len(self.assembly.tokens)
+        return torch.arange(self.assembly.question, total, device=self._adapter.device)
 
-        plan = Plan(rows, visible=visible, observe=observe)
-        self._adapter.forward(self.assembly.tokens[question:], self.assembly.cache, plan=plan)
-        return mass
+    def _run_question(self, plan: Plan) -> None:
+        tokens = self.assembly.tokens[self.assembly.question :]
+        self._adapter.forward(tokens, self.assembly.cache, plan=plan)
 
     def _fresh_pass(self, rows: torch.Tensor, layer: int) -> FreshLayer:
         if self._adapter.num_layers <= layer:
@@ -152,11 +157,41 @@ class SelectionView:
         return seen[0]
 
 
+class _Weighing:
+    """Attention that keeps its weights' sums, (keys,) per layer in order, and ends the pass after
+    the last layer."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.mass: list[torch.Tensor] = []
+        self._num_layers = num_layers
+
+    def supports(self, inputs: AttentionInputs) -> bool:
+        return True
+
+    def attend(self, inputs: AttentionInputs) -> torch.Tensor:
+        mass, parts = torch.zeros(inputs.num_keys, device=inputs.query.device), []
+        for weights in _weights(inputs):
+            mass += weights.sum((0, 1, 2))
+            parts.append(weighted_values(weights, inputs.value))
+        self.mass.append(mass)
+        if len(self.mass) == self._num_layers:
+            raise StopForwardError
+        return torch.cat(parts, 2)
+
+
+def _weights(inputs: AttentionInputs) -> Iterator[torch.Tensor]:
+    for row in range(0, inputs.query.shape[2], _ROWS):
+        part = slice(row, row + _ROWS)
+        mask = exact_mask(
+            inputs.positions[part], inputs.num_keys, window=inputs.window, visible=inputs.visible
+        )
+        yield attention_weights(inputs, inputs.query[:, :, part], inputs.key, mask)
+
+
 def attention_mass(
     inputs: AttentionInputs,
     *,
     num_rows: int | None = None,
-    visible: torch.Tensor | None = None,
     first: int = 0,
     last: int | None = None,
 ) -> torch.Tensor:
@@ -165,7 +200,6 @@ def attention_mass(
     Args:
         inputs: of one layer.
         num_rows: how many of the last rows; None: all.
-        visible: keys that may be seen, over all keys; None: every one.
         first, last: only the keys in [first, last), with a softmax among them.
     """
     last = inputs.num_keys if last is None else last
@@ -175,12 +209,8 @@ def attention_mass(
     for row in range(begin, inputs.query.shape[2], _ROWS):
         part = slice(row, row + _ROWS)
         mask = exact_mask(
-            inputs.positions[part],
-            last - first,
-            window=inputs.window,
-            visible=visible,
-            first_key=first,
+            inputs.positions[part], last - first, window=inputs.window, first_key=first
         )
         weights = attention_weights(inputs, inputs.query[:, :, part], key, mask)
-        mass += weights.nan_to_num().sum((0, 1, 2))
+        mass += weights.nan_to_num().sum((0, 1, 2))  # a window may leave a row nothing to see
     return mass

@@ -1,24 +1,28 @@
 """Each policy chooses what its paper says; the budget is kept; only reused tokens are chosen."""
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Assembly
+from ragboost.chunk_cache.eval.tasks import make_prompts
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES, make_policy
 from ragboost.chunk_cache.selection.base import budget, choose
 from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store import ChunkStore
-from ragboost.errors import ChunkCacheError, UnsupportedModelError
+from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 
+REFERENCE = Path(__file__).parents[3] / "benchmarks" / "reference_model"
 SYSTEM, CHUNKS, QUESTION = make_prompt()
 TOKENS = [*SYSTEM, *flat(CHUNKS), *QUESTION]
 
@@ -40,8 +44,6 @@ def view_of(reuse: ChunkReuse, *, num_tokens: int = 10) -> SelectionView:
 @pytest.fixture(scope="module")
 def truth(reuse: ChunkReuse) -> tuple[DynamicCache, torch.Tensor]:
     """KV of an ordinary forward, and the question's attention per layer, (layers, tokens)."""
-    from transformers import LlamaForCausalLM
-
     plain = LlamaForCausalLM(deepcopy(reuse.adapter.model.config)).eval()
     plain.load_state_dict(reuse.adapter.model.state_dict())
     plain.set_attn_implementation("eager")
@@ -196,19 +198,59 @@ def test_the_registry_holds_the_default_and_names_what_it_knows() -> None:
         make_policy("best")
 
 
-def test_a_model_of_one_layer_has_no_layer_to_check() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+def small_reuse(*, num_layers: int) -> ChunkReuse:
     config = LlamaConfig(
         vocab_size=96,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=1,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         pad_token_id=0,
     )
+    torch.manual_seed(0)
     reuse = ChunkReuse(ModelAdapter(LlamaForCausalLM(config)), ChunkStore())
     reuse.precompute(SYSTEM, CHUNKS)
+    return reuse
+
+
+def test_a_model_of_one_layer_has_no_layer_to_check() -> None:
     with pytest.raises(ChunkCacheError, match="has 1 layers; this policy looks at layer 1"):
-        reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="a3")
-    assert not issubclass(ChunkCacheError, UnsupportedModelError)
+        small_reuse(num_layers=1).prefill(SYSTEM, CHUNKS, QUESTION, policy="a3")
+
+
+def test_gradual_does_without_its_second_look_where_there_is_no_third_layer() -> None:
+    result = small_reuse(num_layers=2).prefill(SYSTEM, CHUNKS, QUESTION, policy="gradual")
+    assert len(result.selected) == 9
+
+
+def test_a_deeper_look_changes_nothing_and_sees_only_the_tokens_it_is_paid_for(
+    reuse: ChunkReuse,
+) -> None:
+    view = view_of(reuse)
+    before = [(layer.keys.clone(), layer.values.clone()) for layer in view.assembly.cache.layers]
+    chosen = view.candidates[::7]
+
+    deeper = view.deeper_layer(chosen)
+
+    assert torch.nonzero(deeper.value_change[: view.assembly.question]).flatten().tolist() == (
+        chosen.tolist()
+    )
+    for layer, (keys, values) in zip(view.assembly.cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, values)
+
+
+def test_gradual_finds_a_token_that_another_chunk_changes_and_the_question_reads() -> None:
+    """The reference model answers from the second document only if its IT token is repaired."""
+    model = AutoModelForCausalLM.from_pretrained(REFERENCE, dtype=torch.float32)
+    reuse = ChunkReuse(ModelAdapter(model), ChunkStore())
+    right = {"gradual": 0, "reuse": 0}
+    for prompt in make_prompts("anaphora", 20, seed=5):
+        reuse.precompute(prompt.system, prompt.chunks)
+        for policy in right:
+            result = reuse.prefill(
+                prompt.system, prompt.chunks, prompt.question, policy=policy, ratio=0.1
+            )
+            right[policy] += int(result.logits.argmax()) == prompt.answer
+    assert right["gradual"] >= 18
+    assert right["reuse"] <= 6
