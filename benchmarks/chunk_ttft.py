@@ -60,17 +60,25 @@ def build(shape: str, *, layers: int | None, device: str) -> ModelAdapter:
 
 def best(run: Callable[[], Any], *, repeats: int, device: str) -> float:
     """Return the least time of some runs, seconds."""
+    return best_of_turns({"": run}, repeats=repeats, device=device)[""]
+
+
+def best_of_turns(
+    runs: dict[str, Callable[[], Any]], *, repeats: int, device: str
+) -> dict[str, float]:
+    """Return the least time of each, seconds. They take turns: a busy machine disturbs all."""
     clock = time.process_time if device == "cpu" else time.perf_counter
-    times = []
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
-        if device != "cpu":
-            torch.cuda.synchronize()
-        begin = clock()
-        run()
-        if device != "cpu":
-            torch.cuda.synchronize()
-        times.append(clock() - begin)
-    return min(times)
+        for name, run in runs.items():
+            if device != "cpu":
+                torch.cuda.synchronize()
+            begin = clock()
+            run()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            times[name].append(clock() - begin)
+    return {name: min(found) for name, found in times.items()}
 
 
 def measure(adapter: ModelAdapter, num_tokens: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -102,16 +110,16 @@ def measure(adapter: ModelAdapter, num_tokens: int, args: argparse.Namespace) ->
             granularity=args.granularity,
         )
 
-    timed = {"repeats": args.repeats, "device": args.device}
-    if args.device != "cpu":
-        full()
-    full_s = best(full, **timed)
-    assembly_s = best(lambda: reuse.assemble(system, chunks, question), **timed)
-    seconds = {}
+    runs: dict[str, Callable[[], Any]] = {
+        "full": full,
+        "assembly": lambda: reuse.assemble(system, chunks, question),
+    }
     for ratio in args.ratios:
-        if args.device != "cpu":
-            reused(ratio)
-        seconds[f"{ratio:g}"] = best(lambda ratio=ratio: reused(ratio), **timed)
+        runs[f"{ratio:g}"] = lambda ratio=ratio: reused(ratio)
+    if args.device != "cpu":
+        best_of_turns(runs, repeats=1, device=args.device)
+    seconds = best_of_turns(runs, repeats=args.repeats, device=args.device)
+    full_s, assembly_s = seconds.pop("full"), seconds.pop("assembly")
     return {
         "prompt_tokens": ids.shape[1],
         "full_s": round(full_s, 4),

@@ -36,7 +36,7 @@ def scattered_rows(draw: st.DrawFn) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("name", FAST)
 @given(rows=scattered_rows(), window=st.none() | st.integers(1, 12))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_back_end_equals_the_loop_reference(
     name: str, rows: tuple[list[int], int], window: int | None
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_back_end_equals_the_loop_reference(
 
 @pytest.mark.parametrize("name", BACKENDS)
 @given(rows=scattered_rows(), window=st.none() | st.integers(1, 12), data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_row_depends_on_the_keys_of_the_exact_mask_and_on_no_other(
     name: str, rows: tuple[list[int], int], window: int | None, data: st.DataObject
 ) -> None:

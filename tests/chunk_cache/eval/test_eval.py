@@ -2,14 +2,13 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import from_prompt, read_cases
@@ -26,10 +25,9 @@ from ragboost.chunk_cache.eval.tasks import (
 )
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.store import ChunkStore
-from ragboost.errors import RequestError
+from ragboost.cli import app
+from ragboost.errors import ChunkCacheError, RequestError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
-
-ROOT = Path(__file__).parents[3]
 
 
 def solve(prompt: Prompt) -> int:
@@ -174,20 +172,19 @@ def test_the_command_evaluates_a_model_on_a_file_of_token_ids(tmp_path: Path) ->
         row = {"system": system, "documents": chunks, "question": question, "answer": seed}
         lines.append(json.dumps(row))
     (tmp_path / "cases.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    command = [sys.executable, "-m", "ragboost", "eval-reuse", "--model", str(tmp_path / "model")]
+    command = ["eval-reuse", "--model", str(tmp_path / "model")]
     command += ["--data", str(tmp_path / "cases.jsonl"), "--policy", "hybrid-offline"]
     command += ["--ratio", "0.2", "--plot", str(tmp_path / "plot.svg"), "--json"]
 
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
 
     rows = json.loads(done.stdout)["rows"]
     assert [row["policy"] for row in rows] == ["full", "reuse", "hybrid-offline"]
     assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<svg")
 
     command[command.index("0.2")] = "1.0"
-    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "--ratio must be between 0 and 1, got 1.0" in refused.stderr
+    with pytest.raises(ChunkCacheError, match="--ratio must be between 0 and 1, got 1.0"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
 
 
 def test_text_cases_are_tokenised_in_parts_and_answered_in_words(tmp_path: Path) -> None:
