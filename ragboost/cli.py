@@ -3,17 +3,19 @@
 Parses, calls, prints. Logic lives in the packages.
 """
 
+import json
 import logging
 import sys
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
 
 from ragboost import __version__
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
-from ragboost.config import field_paths, load_settings
-from ragboost.errors import RagBoostError
+from ragboost.config import Settings, field_paths, load_settings
+from ragboost.errors import ConfigError, RagBoostError
 
 app = typer.Typer(
     name="ragboost",
@@ -34,6 +36,47 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def _setting(path: str) -> Any:
     """An option that overrides a setting; its help is the setting's description."""
     return typer.Option(None, help=field_paths()[path], show_default=False)
+
+
+@app.command()
+def serve(
+    backend: str | None = _setting("backend.url"),
+    embedded: bool = typer.Option(
+        False, "--embedded", help="Start the embedded engine, too, and use it as the backend."
+    ),
+    host: str | None = _setting("proxy.host"),
+    port: int | None = _setting("proxy.port"),
+    model: Path | None = _setting("engine.model"),
+) -> None:
+    """Serve the OpenAI-compatible proxy in front of a backend."""
+    if embedded and backend is not None:
+        raise ConfigError("--embedded starts its own backend; leave --backend away")
+    flags = {"backend.url": backend, "proxy.host": host, "proxy.port": port, "engine.model": model}
+    settings = load_settings(flags)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+    from ragboost.proxy.server import serve as serve_proxy
+
+    if not embedded:
+        serve_proxy(settings)
+        return
+
+    from ragboost.engine import create_engine_app
+    from ragboost.serving import serve_in_thread
+
+    with serve_in_thread(create_engine_app(settings.engine)) as url:
+        serve_proxy(_in_front_of_engine(settings, url))
+
+
+def _in_front_of_engine(settings: Settings, url: str) -> Settings:
+    """Point the proxy at the embedded engine; its index is as large as the engine's cache."""
+    capacity = settings.index.capacity_tokens or settings.engine.capacity_tokens
+    return settings.model_copy(
+        update={
+            "backend": settings.backend.model_copy(update={"url": url}),
+            "index": settings.index.model_copy(update={"capacity_tokens": capacity}),
+        }
+    )
 
 
 @app.command()
@@ -97,6 +140,92 @@ def eval_reuse(
         as_json=as_json,
     )
     typer.echo(text)
+
+
+@app.command()
+def batch(
+    source: Path = typer.Argument(..., metavar="IN.jsonl", help="Requests, one a line."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", metavar="OUT.jsonl", help="The requests in release order."
+    ),
+    corpus: Path | None = typer.Option(None, help="JSONL of documents that `doc_ids` name."),
+    cache_tokens: int | None = typer.Option(
+        None, min=0, help="Tokens that the prefix cache holds, for the prediction."
+    ),
+    block_size: int | None = typer.Option(
+        None, min=1, help="Tokens per block of that cache; without it, whole documents."
+    ),
+    strict: bool = typer.Option(False, help="Fail on malformed lines."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
+    progress: bool | None = typer.Option(
+        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
+    ),
+) -> None:
+    """Order a file of requests so that their prompts share prefixes. Runs no model."""
+    from rich.console import Console
+
+    from ragboost.batch import run_batch
+    from ragboost.batch.report import progress_bar, summary_sentence, summary_table, warning
+    from ragboost.retrieval.corpus import Corpus
+
+    settings = load_settings()
+    console = Console(stderr=True)
+    with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+        summary = run_batch(
+            source,
+            output,
+            settings=settings,
+            corpus=Corpus.read(corpus) if corpus else None,
+            cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
+            block_size=block_size,
+            strict=strict,
+            keep=[corpus] if corpus else [],
+            on_progress=p,
+        )
+    if summary.rejected:
+        typer.echo(warning(summary, output), err=True)
+    if as_json:
+        typer.echo(json.dumps(summary.as_json()))
+    else:
+        Console().print(summary_table(summary))
+        typer.echo(summary_sentence(summary))
+
+
+@app.command()
+def demo(
+    sessions: int = typer.Option(80, min=1, help="Independent users, one question each."),
+    conversations: int = typer.Option(10, min=1, help="Users who go on asking."),
+    turns: int = typer.Option(4, min=1, help="Questions of a conversation."),
+    k: int = typer.Option(6, "--k", min=1, help="Documents retrieved for a question."),
+    capacity_tokens: int = typer.Option(65_536, min=1024, help="Size of the prefix cache."),
+    seed: int = typer.Option(1, help="Of the questions drawn."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Replay a RAG workload through proxy and embedded engine, plain and boosted.
+
+    The text is the documentation in Python's standard library; everything runs on this machine.
+    """
+    from ragboost.demo import run_demo
+    from ragboost.demo.report import table
+
+    result = run_demo(
+        sessions=sessions,
+        conversations=conversations,
+        turns=turns,
+        k=k,
+        capacity_tokens=capacity_tokens,
+        seed=seed,
+    )
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    console = Console()
+    for title, part in (
+        ("Sessions: independent users", "sessions"),
+        ("Conversations", "conversations"),
+        ("All requests", "all"),
+    ):
+        console.print(table(title, result[part]))
 
 
 def main() -> None:

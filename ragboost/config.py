@@ -65,7 +65,7 @@ class IndexSettings(Section):
     max_nodes: int = Field(
         200_000, ge=1, description="Nodes kept; the least recently used go first."
     )
-    max_visits: int = Field(64, ge=1, description="Nodes that one search may look at.")
+    max_visits: int = Field(32, ge=1, description="Nodes that one search may go on from.")
 
 
 class OrderingSettings(Section):
@@ -147,6 +147,11 @@ class SessionSettings(Section):
     ttl_s: float = Field(
         86_400.0, gt=0, description="Seconds after which an unused session is forgotten."
     )
+    max_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=1024,
+        description="Bytes of sent messages that the proxy keeps to send them again unchanged.",
+    )
     max_documents: int = Field(
         10_000,
         ge=1,
@@ -170,6 +175,27 @@ class ProxySettings(Section):
     port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="Larger request bodies get a 413."
+    )
+    max_header_bytes: int = Field(64 * 1024, ge=1024, description="Larger request heads get a 431.")
+    header_timeout_s: float = Field(
+        15.0, gt=0, description="Seconds that a client may take to send a request's head."
+    )
+    body_timeout_s: float = Field(
+        60.0, gt=0, description="Seconds that a client may take to send a body, else a 408."
+    )
+    keep_alive_s: int = Field(
+        75, ge=1, description="Seconds that an idle client connection is kept open."
+    )
+    drain_s: int = Field(
+        30, ge=0, description="Seconds that running requests get to finish at shutdown."
+    )
+    stream_usage: bool = Field(
+        True,
+        description="Ask the backend for usage in boosted streams whose caller did not, and take "
+        "it out again.",
+    )
+    max_tenants: int = Field(
+        1024, ge=1, description="Context indexes kept, one per model and cache salt, by last use."
     )
 
 
@@ -228,6 +254,27 @@ class EngineSettings(Section):
     kv_events_topic: str = Field("", description="Topic of the event messages.")
 
 
+class EngineHookSettings(Section):
+    """What the backend's engine tells of its prefix cache."""
+
+    endpoint: str | None = Field(
+        None, description="ZeroMQ address of the backend's KV events; None: ask the backend."
+    )
+    replay_endpoint: str | None = Field(
+        None, description="ZeroMQ address for replays, where `endpoint` is set."
+    )
+    topic: str = Field("", description="Only KV events whose topic begins with this.")
+    bind: bool = Field(
+        False, description="Listen at `endpoint`, for an engine that connects to tcp://HOST:PORT."
+    )
+    report_url: str | None = Field(
+        None, description="Inside an engine: the proxy that RAGBoost's plug-in reports to."
+    )
+    report_stream: str | None = Field(
+        None, description="Inside an engine: the name it reports under; None: the host's name."
+    )
+
+
 class Settings(_Changed, BaseSettings):
     """All settings. `Settings()` in code holds defaults and what is passed; `load_settings` also
     reads the environment and `ragboost.toml`."""
@@ -244,6 +291,7 @@ class Settings(_Changed, BaseSettings):
     backend: BackendSettings = BackendSettings()
     proxy: ProxySettings = ProxySettings()
     engine: EngineSettings = EngineSettings()
+    engine_hooks: EngineHookSettings = EngineHookSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -32,7 +32,7 @@ def serve_in_thread(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iter
     Raises:
         ConfigError: the address cannot be bound, or the application does not start.
     """
-    listening = _bind(host, port)
+    listening = bind(host, port)
     server = uvicorn.Server(
         uvicorn.Config(
             app, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=5
@@ -57,7 +57,7 @@ def serve(app: Any, *, host: str, port: int) -> None:
     Raises:
         ConfigError: the address cannot be bound.
     """
-    listening = _bind(host, port)
+    listening = bind(host, port)
     config = uvicorn.Config(
         app, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=30
     )
@@ -68,7 +68,12 @@ def serve(app: Any, *, host: str, port: int) -> None:
         listening.close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """Bind a socket to an address; port 0 picks a free one.
+
+    Raises:
+        ConfigError: the address is taken or not ours.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -183,7 +183,7 @@ def test_the_command_evaluates_a_model_on_a_file_of_token_ids(tmp_path: Path) ->
     assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<svg")
 
     command[command.index("0.2")] = "1.0"
-    with pytest.raises(ChunkCacheError, match="--ratio must be between 0 and 1, got 1.0"):
+    with pytest.raises(ChunkCacheError, match=r"--ratio must be between 0 and 1, got 1.0"):
         CliRunner().invoke(app, command, catch_exceptions=False)
 
 

@@ -1,0 +1,70 @@
+"""The files of a batch job: checked before the work, complete or absent after it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ragboost.errors import RequestError
+
+_GZIP = b"\x1f\x8b"
+
+
+def side_path(output: Path, name: str) -> Path:
+    """`OUT.jsonl` and `positions` make `OUT.positions.jsonl`."""
+    stem = output.name.removesuffix(".jsonl")
+    return output.with_name(f"{stem}.{name}.jsonl")
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that can be read twice.
+
+    Raises:
+        RequestError: it is not there, no regular file, or compressed.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise RequestError(f"{path} must be a regular file: it is read twice")
+        file = path.open("rb")
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}") from None
+    with file:
+        if file.read(2) == _GZIP:
+            raise RequestError(f"{path} is compressed: unpack it first")
+        file.seek(0)
+        yield file
+
+
+def check_output(path: Path, *, inputs: list[Path]) -> None:
+    """Refuse to overwrite an input or something that is no file.
+
+    Raises:
+        RequestError: says which.
+    """
+    for source in inputs:
+        if path.exists() and source.exists() and path.samefile(source):
+            raise RequestError(f"{path} is an input of the job: give another output")
+    if path.exists() and not path.is_file():
+        raise RequestError(f"cannot write {path}: it is no regular file")
+    if not path.parent.is_dir():
+        raise RequestError(f"cannot write {path}: {path.parent} is no directory")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Write beside `path`, and rename when all is written; after an error nothing is left.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        temporary.replace(path)
+    except OSError as error:
+        raise RequestError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)

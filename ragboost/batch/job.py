@@ -1,0 +1,200 @@
+"""Run the offline job over a file: read it, plan, and write it in release order.
+
+Two passes over the input. The first keeps numbers only (see `catalog`), the second reads each line
+again where it stands. Knows no wire shapes; see `lines`.
+"""
+
+import codecs
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+from ragboost.batch.catalog import Catalog
+from ragboost.batch.files import atomic_file, check_output, open_input, side_path
+from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
+from ragboost.batch.plan import FilePlan, plan_file, predict
+from ragboost.batch.summary import BatchSummary
+from ragboost.compose import History, Retrieved, compose
+from ragboost.config import Settings
+from ragboost.dedup import unique_documents
+from ragboost.errors import RagBoostError, RequestError
+from ragboost.retrieval.corpus import Corpus
+from ragboost.simulate import PrefixCache
+from ragboost.tokens import TokenCounter
+from ragboost.types import Context
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage, what is done of it, and the whole."""
+
+_NO_HISTORY = History(known={}, carried={}, is_empty=True, is_complete=True)
+_EVERY = 64  # lines between two reports of progress
+
+
+class RejectedLinesError(RequestError):
+    """A strict job met malformed lines."""
+
+
+def run_batch(
+    source: Path,
+    output: Path,
+    *,
+    settings: Settings | None = None,
+    corpus: Corpus | None = None,
+    cache_tokens: int | None = None,
+    block_size: int | None = None,
+    strict: bool = False,
+    keep: Sequence[Path] = (),
+    on_progress: Progress | None = None,
+) -> BatchSummary:
+    """Order a file of requests.
+
+    Writes `output` in release order, and beside it `*.positions.jsonl` (where each line came from
+    and the new order of its documents) and `*.rejects.jsonl` (malformed lines with their number and
+    error). Each file is complete or absent. Lines whose content does not change keep their bytes.
+
+    Args:
+        source: JSONL; see `lines`. Blank lines are skipped.
+        output: another file.
+        settings: of ordering, de-duplication and hints.
+        corpus: for lines with `doc_ids`.
+        cache_tokens: capacity for the prediction; None: unbounded.
+        block_size: block size for the prediction; None: whole documents.
+        strict: malformed lines fail the job: only the rejects are written.
+        keep: further files that must not be overwritten, such as the corpus.
+        on_progress: called every now and then.
+
+    Raises:
+        RequestError: a file cannot be read or written, or a number is out of range.
+        RejectedLinesError: `strict`, and there are malformed lines.
+    """
+    job = _Job(settings or Settings(), corpus, on_progress or (lambda *_: None))
+    PrefixCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both
+    positions, rejects = side_path(output, "positions"), side_path(output, "rejects")
+    for path in (output, positions, rejects):
+        check_output(path, inputs=[source, *keep])
+    with open_input(source) as file:
+        with atomic_file(rejects) as rejects_file:
+            rejected = job.read(file, rejects_file)
+        if rejected and strict:
+            raise RejectedLinesError(f"{source}: malformed lines: {rejected}, see {rejects}")
+        planned = job.plan()
+        with ExitStack() as stack:
+            files = [stack.enter_context(atomic_file(path)) for path in (output, positions)]
+            job.write(file, *files, planned=planned)
+    entries = job.catalog.entries
+    return BatchSummary(
+        requests=len(entries),
+        rejected=rejected,
+        documents=sum(len(entry.documents) for entry in entries),
+        duplicates_removed=sum(
+            len(entry.documents) - len(permutation)
+            for entry, permutation in zip(entries, planned.permutations, strict=True)
+        ),
+        requests_reordered=sum(list(p) != sorted(p) for p in planned.permutations),
+        cache_tokens=cache_tokens,
+        block_size=block_size,
+        before=predict(job.catalog, None, cache_tokens=cache_tokens, block_size=block_size),
+        after=predict(job.catalog, planned, cache_tokens=cache_tokens, block_size=block_size),
+    )
+
+
+class _Job:
+    """The passes over one file and what they share."""
+
+    def __init__(self, settings: Settings, corpus: Corpus | None, on_progress: Progress) -> None:
+        counter = TokenCounter(max_documents=1)  # the catalog remembers
+        self.catalog = Catalog(counter, dedup=settings.dedup.enabled)
+        self._settings = settings
+        self._parser = LineParser(settings.hints, corpus=corpus)
+        self._on_progress = on_progress
+
+    def read(self, source: BinaryIO, rejects: BinaryIO) -> int:
+        """First pass: fill the catalog; returns the number of malformed lines."""
+        total = source.seek(0, 2)
+        source.seek(0)
+        rejected = offset = 0
+        for number, raw in enumerate(source, 1):
+            try:
+                if raw.strip():
+                    self.catalog.add(self._parser.parse(raw), number=number, offset=offset)
+            except RagBoostError as error:
+                rejected += 1
+                rejects.write(_rejected(number, raw, error))
+            offset += len(raw)
+            if number % _EVERY == 0 or offset == total:
+                self._on_progress("reading", offset, total)
+        return rejected
+
+    def plan(self) -> FilePlan:
+        """Order documents and requests."""
+        self._on_progress("planning", 0, 1)
+        plan = plan_file(self.catalog, self._settings.ordering)
+        self._on_progress("planning", 1, 1)
+        return plan
+
+    def write(
+        self, source: BinaryIO, output: BinaryIO, positions: BinaryIO, *, planned: FilePlan
+    ) -> None:
+        """Second pass: write the requests and the position map."""
+        total = len(planned.release)
+        for at, position in enumerate(planned.release, 1):
+            entry = self.catalog.entries[position]
+            source.seek(entry.offset)
+            raw = source.readline()
+            line = self._parser.parse(raw)
+            if len(line.documents) != len(entry.documents):
+                raise RequestError(f"line {entry.line} changed while the job ran: start it again")
+            context = self._context(line, planned.permutations[position])
+            value = line.write(context)
+            output.write(_verbatim(raw) if value == line.value else encode_json(value))
+            output.write(b"\n")
+            where = {
+                "input_line": entry.line,
+                "output_line": at,
+                "id": line.id,
+                "documents": kept(context) if context else [],
+            }
+            positions.write(encode_json(where) + b"\n")
+            if at % _EVERY == 0 or at == total:
+                self._on_progress("writing", at, total)
+
+    def _context(self, line: BatchLine, permutation: Sequence[int]) -> Context | None:
+        if not line.documents:
+            return None
+        settings = self._settings if line.is_boost_wanted else _as_they_are(self._settings)
+        if settings.dedup.enabled:
+            unique, slots = unique_documents(line.documents)
+        else:
+            unique, slots = line.documents, tuple(range(len(line.documents)))
+        retrieved = Retrieved(line.query, line.documents, unique, slots, (), ())
+        composed = compose(retrieved, permutation, history=_NO_HISTORY, settings=settings)
+        return Context(
+            query=line.query,
+            documents=composed.documents,
+            retrieved=line.documents,
+            positions=composed.positions,
+            labels=composed.labels,
+            hints=composed.hints,
+            hint_position=settings.hints.position,
+        )
+
+
+def _as_they_are(settings: Settings) -> Settings:
+    """For a request whose caller wants its documents untouched."""
+    return settings.model_copy(
+        update={
+            "dedup": settings.dedup.model_copy(update={"enabled": False}),
+            "hints": settings.hints.model_copy(update={"order": False}),
+        }
+    )
+
+
+def _verbatim(raw: bytes) -> bytes:
+    """A line as it was, without what belongs to the file: its line end, a byte order mark."""
+    return raw.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8)
+
+
+def _rejected(number: int, raw: bytes, error: RagBoostError) -> bytes:
+    text = raw.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+    return encode_json({"line": number, "error": str(error), "text": text}) + b"\n"

@@ -1,0 +1,238 @@
+"""One line of a batch file: find its documents, write it again with another order.
+
+Lines are OpenAI batch lines, or plain `{"id", "question", "documents" | "doc_ids"}`. Knows JSON and
+`ragboost.formats`. Does not know files or other lines.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ragboost.config import HintSettings
+from ragboost.errors import RequestError
+from ragboost.formats import Format, Found, find_format, make_formats
+from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
+from ragboost.retrieval.corpus import Corpus
+from ragboost.types import Context, Document, DocumentId, as_documents
+
+_OPENAI_FIELDS = ("custom_id", "method", "url", "body")
+_PLAIN_FIELDS = ("question", "documents", "doc_ids")
+_MAX_DEPTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A request of the file.
+
+    Attributes:
+        value: the line's object as it was read.
+        id: its `custom_id` or `id`.
+        query: the question.
+        documents: in relevance order; empty if the line has none.
+        head: names what stands before the documents, such as the system prompt and the model;
+            only requests with the same head can share prefixes.
+        is_boost_wanted: False: the caller asked for the documents as they are.
+        write: the object to send instead, with a context's documents and hints; None: without
+            documents.
+    """
+
+    value: dict[str, Any]
+    id: DocumentId
+    query: str
+    documents: tuple[Document, ...]
+    head: str
+    is_boost_wanted: bool
+    write: Callable[[Context | None], dict[str, Any]]
+
+
+class LineParser:
+    """Parses lines.
+
+    Args:
+        hints: how the order hint is told.
+        corpus: where `doc_ids` are found; None: such lines are malformed.
+    """
+
+    def __init__(self, hints: HintSettings, *, corpus: Corpus | None = None) -> None:
+        self._formats = make_formats(hints)
+        self._corpus = corpus
+
+    def parse(self, raw: bytes) -> BatchLine:
+        """Parse a line.
+
+        Raises:
+            RagBoostError: malformed; the message names the field.
+        """
+        value = parse_json(raw)
+        if not isinstance(value, dict):
+            raise RequestError(f"the line must be a JSON object, got {type(value).__name__}")
+        if "body" in value or "custom_id" in value:
+            return self._openai(value)
+        if any(name in value for name in _PLAIN_FIELDS):
+            return self._plain(value)
+        raise RequestError(
+            "the line must have the fields custom_id, method, url and body, or id, question and "
+            f"documents or doc_ids; it has {', '.join(list(value)[:8]) or 'none'}"
+        )
+
+    def _openai(self, value: dict[str, Any]) -> BatchLine:
+        for name in _OPENAI_FIELDS:
+            kind, what = (dict, "an object") if name == "body" else (str, "a string")
+            if not isinstance(value.get(name), kind):
+                raise RequestError(f"{name} must be {what}, got {_show(value, name)}", param=name)
+        body = value["body"]
+        boost = is_boost_wanted(ragboost_fields(body))
+        match = find_format(self._formats, body)
+
+        def write(context: Context | None) -> dict[str, Any]:
+            if match is None or context is None:
+                return {**value, "body": without_object(body)}
+            return {**value, "body": without_object(match[0].replace(body, match[1], context))}
+
+        return BatchLine(
+            value=value,
+            id=value["custom_id"],
+            query=match[1].query if match else "",
+            documents=match[1].documents if match else (),
+            head=_head(body, *match) if match else "",
+            is_boost_wanted=boost,
+            write=write,
+        )
+
+    def _plain(self, value: dict[str, Any]) -> BatchLine:
+        if "documents" in value and "doc_ids" in value:
+            raise RequestError(
+                "documents and doc_ids exclude each other: give one", param="doc_ids"
+            )
+        if not isinstance(value.get("question"), str):
+            raise RequestError(
+                f"question must be a string, got {_show(value, 'question')}", param="question"
+            )
+        if isinstance(value.get("id"), list | dict):
+            raise RequestError(f"id must be a JSON scalar, got {_show(value, 'id')}", param="id")
+        field = "doc_ids" if "doc_ids" in value else "documents"
+        if field == "doc_ids":
+            documents = self._find(value["doc_ids"])
+        else:
+            documents = tuple(as_documents(value.get("documents", [])))
+        return BatchLine(
+            value=value,
+            id=value.get("id"),
+            query=value["question"],
+            documents=documents,
+            head="",
+            is_boost_wanted=True,
+            write=lambda context: _write_plain(value, field, context),
+        )
+
+    def _find(self, doc_ids: Any) -> tuple[Document, ...]:
+        if not isinstance(doc_ids, list):
+            raise RequestError(
+                f"doc_ids must be a list, got {type(doc_ids).__name__}", param="doc_ids"
+            )
+        if self._corpus is None and doc_ids:
+            raise RequestError("doc_ids need a corpus: give it with --corpus", param="doc_ids")
+        documents = []
+        for i, doc_id in enumerate(doc_ids):
+            where = f"doc_ids[{i}]"
+            if isinstance(doc_id, list | dict):
+                raise RequestError(f"{where} must be a JSON scalar", param=where)
+            document = self._corpus.find(doc_id) if self._corpus is not None else None
+            if document is None:
+                raise RequestError(
+                    f"{where}: {_shorten(repr(doc_id))} is not in the corpus", param=where
+                )
+            documents.append(document)
+        return tuple(documents)
+
+
+def kept(context: Context) -> list[int]:
+    """For each document of a context, in prompt order, its position in what was retrieved: of
+    equal ones the first."""
+    first: dict[int, int] = {}
+    for position, place in enumerate(context.positions):
+        first.setdefault(place, position)
+    return [first[place] for place in range(len(context.documents))]
+
+
+def parse_json(raw: bytes) -> Any:
+    """Decode a line. Lone surrogates are accepted, as engines do; NaN and infinity are not.
+
+    Raises:
+        RequestError: not UTF-8 or not JSON; or a number is not finite, named by its path.
+    """
+    try:
+        value = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise RequestError(f"not UTF-8 at byte {error.start + 1}") from None
+    except RecursionError:
+        raise RequestError(f"nested more than {_MAX_DEPTH} levels deep") from None
+    except ValueError as error:
+        raise RequestError(f"not JSON: {error}") from None
+    _check_values(value)
+    return value
+
+
+def _check_values(value: Any) -> None:
+    """Refuse numbers that JSON cannot write, and a depth that not every step can walk."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        deeper: list[Any] = []
+        for element in level:
+            if isinstance(element, dict):
+                deeper.extend(element.values())
+            elif isinstance(element, list):
+                deeper.extend(element)
+            elif isinstance(element, float) and not math.isfinite(element):
+                path = next(_non_finite(value, ""))
+                raise RequestError(f"{path} must be finite, got {element}", param=path)
+        if not deeper:
+            return
+        level = deeper
+    raise RequestError(f"nested more than {_MAX_DEPTH} levels deep")
+
+
+def _non_finite(value: Any, path: str) -> Iterator[str]:
+    """Paths of the numbers that are NaN or infinite."""
+    if isinstance(value, dict):
+        for name, element in value.items():
+            yield from _non_finite(element, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for i, element in enumerate(value):
+            yield from _non_finite(element, f"{path}[{i}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path
+
+
+def encode_json(value: Mapping[str, Any]) -> bytes:
+    """Encode a line, without a line break; lone surrogates become escapes."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False).encode("ascii")
+
+
+def _write_plain(value: dict[str, Any], field: str, context: Context | None) -> dict[str, Any]:
+    if context is None:
+        return value
+    moved = {**value, field: [value[field][i] for i in kept(context)]}
+    if context.hints:
+        moved["hints"] = [hint.text for hint in context.hints]
+    return moved
+
+
+def _head(body: Mapping[str, Any], shape: Format, found: Found) -> str:
+    before = None if found.message is None else body["messages"][: found.message]
+    parts = [body.get("model"), body.get("tools"), shape.name, before]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _show(value: Mapping[str, Any], name: str) -> str:
+    return _shorten(repr(value[name])) if name in value else "nothing"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,79 @@
+"""Plan a file: prompt order of each request, order of the requests, and what a cache makes of it.
+
+Knows the catalog's numbers. Does not know files or texts.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from ragboost.batch.catalog import Catalog
+from ragboost.config import OrderingSettings
+from ragboost.ordering import plan_batch
+from ragboost.simulate import HitRate, simulate
+
+
+class FilePlan(NamedTuple):
+    """An order for everything.
+
+    Attributes:
+        permutations: for each request of the file, which of the documents to send stands where.
+        release: positions of the requests, first to send first.
+    """
+
+    permutations: list[Sequence[int]]
+    release: list[int]
+
+
+def plan_file(catalog: Catalog, settings: OrderingSettings) -> FilePlan:
+    """Plan each group of requests with the same head; what cannot be planned comes last."""
+    permutations: list[Sequence[int]] = [range(len(entry.documents)) for entry in catalog.entries]
+    release: list[int] = []
+    tokens = dict[Hashable, int](enumerate(catalog.tokens))
+    *groups, fixed = catalog.groups()
+    for group in groups:
+        contexts = [catalog.sent(catalog.entries[i]) for i in group]
+        for i, context in zip(group, contexts, strict=True):
+            permutations[i] = range(len(context))
+        if not settings.enabled or len(group) == 1:
+            release.extend(group)
+            continue
+        last = settings.keep_last
+        plan = plan_batch(
+            [context[last:] for context in contexts],
+            tokens,
+            linkage=settings.linkage,
+            alpha=settings.alpha,
+        )
+        for i, permutation in zip(group, plan.permutations, strict=True):
+            permutations[i] = _with_last(permutation, min(last, len(permutations[i])))
+        release.extend(group[i] for i in plan.release_order)
+    return FilePlan(permutations, [*release, *fixed])
+
+
+def predict(
+    catalog: Catalog, plan: FilePlan | None, *, cache_tokens: int | None, block_size: int | None
+) -> HitRate:
+    """Predict what a prefix cache saves of the file's documents, as they are or by a plan.
+
+    A request's head stands before its documents with no tokens: it parts requests that cannot share
+    a prefix, and is not counted.
+    """
+
+    def sequence(position: int) -> list[Hashable]:
+        entry = catalog.entries[position]
+        if plan is None or entry.head < 0:
+            return [f"head {entry.head}", *entry.documents]
+        documents = catalog.sent(entry)
+        return [f"head {entry.head}", *(documents[i] for i in plan.permutations[position])]
+
+    return simulate(
+        map(sequence, plan.release if plan else range(len(catalog.entries))),
+        lambda item: 0 if isinstance(item, str) else catalog.tokens[item],
+        capacity_tokens=cache_tokens,
+        block_size=block_size,
+    )
+
+
+def _with_last(permutation: Sequence[int], num_last: int) -> tuple[int, ...]:
+    """Put the `num_last` most relevant documents behind the others, the best last."""
+    return (*(i + num_last for i in permutation), *range(num_last - 1, -1, -1))

@@ -1,0 +1,116 @@
+"""The `documents` field of a chat request, as vLLM, transformers and Cohere read it.
+
+Objects (`{"title", "text", ...}` or `{"id", "data": {...}}`) and strings are only moved, never
+changed; of equal ones the first stays. The chat template renders them above the messages, so that
+they belong to this request only. Their labels are the template's affair: the order hint calls them
+by title where all have distinct ones, else by position, counted from 1 ("document 3").
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ragboost.config import HintSettings
+from ragboost.errors import InvalidDocumentError
+from ragboost.formats.base import Found, UnknownShapeError
+from ragboost.formats.question import find_question, replace_question
+from ragboost.hints import order_hint
+from ragboost.types import Context, Document
+
+_MAX_TITLE = 200
+
+
+class DocumentsField:
+    """See the module.
+
+    Args:
+        hints: whether, where and how the order is told.
+    """
+
+    name = "documents_field"
+    in_message = False
+    is_ours = False
+
+    def __init__(self, hints: HintSettings) -> None:
+        self._hints = hints
+
+    def extract(self, body: Mapping[str, Any]) -> Found | None:
+        """Find the field's documents.
+
+        Raises:
+            UnknownShapeError: no list, or an element without text.
+        """
+        documents = body.get("documents")
+        if documents is None or documents == [] or "messages" not in body:
+            return None
+        if not isinstance(documents, list):
+            raise UnknownShapeError(f"documents is a {type(documents).__name__}, not a list")
+        question = find_question(body)
+        if question is None:
+            raise UnknownShapeError("documents without a user message")
+        found = tuple(_as_document(value) for value in documents)
+        return Found(question.text, found, question.message)
+
+    def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
+        """Move the objects, and put the order hint to the question if they moved."""
+        originals: dict[str, Any] = {}
+        for document, value in zip(found.documents, body["documents"], strict=True):
+            originals.setdefault(document.key, value)
+        moved = [originals[document.key] for document in context.documents]
+        if len(moved) == len(found.documents) and all(
+            new is old for new, old in zip(moved, body["documents"], strict=True)
+        ):
+            return dict(body)
+        new = {**body, "documents": moved}
+        hint = self._order_hint(moved, context)
+        if hint is None:
+            return new
+        parts = (hint, found.query)
+        if self._hints.position == "after_question":
+            parts = (found.query, hint)
+        return replace_question(new, "\n\n".join(parts), message=found.message)
+
+    def _order_hint(self, moved: Sequence[Any], context: Context) -> str | None:
+        places = {document.key: at for at, document in enumerate(context.documents)}
+        by_relevance = list(dict.fromkeys(places[document.key] for document in context.retrieved))
+        if not self._hints.order or by_relevance == sorted(by_relevance):
+            return None
+        labels = _labels(moved)
+        relevant_first = [labels[at] for at in by_relevance]
+        return order_hint(relevant_first, template=self._hints.order_template).text
+
+
+def _as_document(value: Any) -> Document:
+    """A Document that is equal to another only if no template can show a difference."""
+    try:
+        if isinstance(value, str):
+            return Document(value)
+        if not isinstance(value, dict) or not _has_text(value):
+            raise UnknownShapeError("documents holds an element without text")
+        text, title = value.get("text"), value.get("title")
+        if len(value) == 2 and isinstance(text, str) and isinstance(title, str):
+            return Document(text, title=title)
+        return Document(json.dumps(value, ensure_ascii=False))
+    except InvalidDocumentError as error:
+        raise UnknownShapeError(f"documents: {error}") from None
+
+
+def _has_text(value: dict[str, Any]) -> bool:
+    text = value.get("text", value.get("data"))
+    return isinstance(text, str | dict) and bool(text)
+
+
+def _labels(documents: Sequence[Any]) -> list[str]:
+    titles = [_title(document) for document in documents]
+    if all(titles) and len(set(titles)) == len(titles):
+        return [f'"{title}"' for title in titles]
+    return [f"document {at}" for at in range(1, len(documents) + 1)]
+
+
+def _title(document: Any) -> str | None:
+    if not isinstance(document, dict):
+        return None
+    fields = document if "title" in document else document.get("data")
+    title = fields.get("title") if isinstance(fields, dict) else None
+    is_plain = isinstance(title, str) and title.strip() and len(title) <= _MAX_TITLE
+    return title if is_plain else None

@@ -1,0 +1,103 @@
+"""The `ragboost` object of a body: `{"documents": [...], "session_id": "...", "options": {...}}`.
+
+Its documents are rendered into the last user message, or the `prompt`; the object itself is taken
+out of the body. It is ours, so that whatever is wrong with it is the caller's error.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ragboost.errors import RequestError
+from ragboost.formats.base import Found
+from ragboost.formats.question import find_question, replace_question
+from ragboost.types import Context, as_documents
+
+FIELD = "ragboost"
+_KNOWN = ("documents", "session_id", "options")
+_MAX_SESSION_ID = 256
+
+
+class RagboostObject:
+    """See the module."""
+
+    name = "ragboost_object"
+    in_message = True
+    is_ours = True
+
+    def extract(self, body: Mapping[str, Any]) -> Found | None:
+        """Find the object's documents; None if it has none.
+
+        Raises:
+            RequestError: the object or a document is malformed, or there is no question to put the
+                documents in front of.
+        """
+        fields = ragboost_fields(body)
+        documents = tuple(as_documents(fields.get("documents", []), where=f"{FIELD}.documents"))
+        if not documents:
+            return None
+        question = find_question(body)
+        if question is None:
+            raise RequestError(
+                f"{FIELD}.documents needs a user message with text, or a prompt that is one string",
+                param="messages" if "messages" in body else "prompt",
+            )
+        return Found(question.text, documents, question.message)
+
+    def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
+        """Write documents, hints and question in place of the question."""
+        body = without_object(body)
+        return replace_question(body, context.render(), message=found.message)
+
+
+def ragboost_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The checked object of a body; empty if it has none.
+
+    Raises:
+        RequestError: naming the field that is wrong.
+    """
+    if FIELD not in body:
+        return {}
+    fields = body[FIELD]
+    if not isinstance(fields, dict):
+        raise RequestError(f"{FIELD} must be an object, got {type(fields).__name__}", param=FIELD)
+    for name in fields:
+        if name not in _KNOWN:
+            raise RequestError(
+                f"{FIELD}.{name} is unknown; known are {', '.join(_KNOWN)}", param=f"{FIELD}.{name}"
+            )
+    _check_session_id(fields.get("session_id"))
+    _check_options(fields.get("options", {}))
+    return fields
+
+
+def is_boost_wanted(fields: Mapping[str, Any]) -> bool:
+    """The option `boost`; false renders the documents in the order given, without hints."""
+    return bool(fields.get("options", {}).get("boost", True))
+
+
+def without_object(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body as the backend shall see it."""
+    return {name: value for name, value in body.items() if name != FIELD}
+
+
+def _check_session_id(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_SESSION_ID:
+        raise RequestError(
+            f"{FIELD}.session_id must be a string of 1 to {_MAX_SESSION_ID} characters",
+            param=f"{FIELD}.session_id",
+        )
+
+
+def _check_options(options: Any) -> None:
+    where = f"{FIELD}.options"
+    if not isinstance(options, dict):
+        raise RequestError(f"{where} must be an object, got {type(options).__name__}", param=where)
+    for name, value in options.items():
+        if name != "boost":
+            raise RequestError(
+                f"{where}.{name} is unknown; known is boost", param=f"{where}.{name}"
+            )
+        if not isinstance(value, bool):
+            raise RequestError(f"{where}.boost must be true or false", param=f"{where}.boost")

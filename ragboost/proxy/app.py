@@ -1,0 +1,68 @@
+"""Put the proxy together: one app, with everything that it remembers hanging on it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ragboost import __version__
+from ragboost.config import Settings
+from ragboost.proxy.backends import Backend, Backends
+from ragboost.proxy.boosting import Boosting
+from ragboost.proxy.errors import error_response
+from ragboost.proxy.metrics import Metrics
+from ragboost.proxy.routes import Completions, Passthrough, Status
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """Make the proxy's app.
+
+    Two apps share nothing. Everything that is no route of ours goes to the backend, so that routes
+    added later must be put in front of the last one.
+
+    Args:
+        settings: None: the defaults.
+    """
+    settings = settings or Settings()
+    backends = Backends([Backend(settings.backend)])
+    metrics = Metrics()
+    boosting = Boosting(settings, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await backends.open()
+        try:
+            yield
+        finally:
+            await backends.close()
+
+    app = FastAPI(
+        title="RAGBoost",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # these paths are the backend's
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    app.add_exception_handler(Exception, _internal_error)
+    status = Status(backends=backends, metrics=metrics, boosting=boosting)
+    for path, endpoint in (("/v1/chat/completions", "chat"), ("/v1/completions", "completions")):
+        completions = Completions(
+            settings, endpoint=endpoint, backends=backends, metrics=metrics, boosting=boosting
+        )
+        app.router.routes.append(Route(path, completions, methods=["POST"]))
+    app.add_route("/health", status.health, methods=["GET"])
+    app.add_route("/ready", status.ready, methods=["GET"])
+    app.add_route("/version", status.version, methods=["GET"])
+    app.add_route("/metrics", status.metrics, methods=["GET"])
+    passthrough = Passthrough(settings, backends=backends, metrics=metrics)
+    app.router.routes.append(Route("/{path:path}", passthrough))
+    return app
+
+
+async def _internal_error(_request: Request, _error: Exception) -> Response:
+    return error_response(500, "internal error in RAGBoost; its log has the traceback")

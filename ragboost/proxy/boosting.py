@@ -1,0 +1,177 @@
+"""Prepare a request for the backend: parse, find tenant and conversation, rewrite, encode.
+
+The policy around `Rewriter`: what runs on the event loop, what is counted, and the proxy's rule to
+fail open. Does not know how requests are sent.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from ragboost.config import Settings
+from ragboost.errors import RequestError
+from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.proxy.conversation import Conversation, Conversations
+from ragboost.proxy.headers import RawHeaders, get_header
+from ragboost.proxy.metrics import Metrics
+from ragboost.proxy.payload import MalformedBodyError, Payload
+from ragboost.proxy.rewrite import Rewriter, Rewritten
+from ragboost.proxy.tenants import Tenant, TenantKey, Tenants, user_of
+from ragboost.proxy.usage import Usage
+from ragboost.types import Context
+
+logger = logging.getLogger(__name__)
+
+SESSION_HEADER = b"x-ragboost-session"
+# Larger bodies are rewritten in a worker thread: below this, handing over costs more than it frees.
+_THREAD_BYTES = 256 * 1024
+
+T = TypeVar("T")
+
+
+class Prepared(NamedTuple):
+    """A request as the backend gets it.
+
+    Attributes:
+        body: the bytes to send.
+        model: that the caller asked for; empty if unknown.
+        rewritten: what was done; None if the body was not understood.
+        tenant: whose context index was used, or None.
+        is_usage_added: the answer's usage event is ours, not the caller's.
+        bypass: why nothing was boosted; None if something was.
+        seconds: what it took.
+    """
+
+    body: bytes
+    model: str = ""
+    rewritten: Rewritten | None = None
+    tenant: Tenant | None = None
+    is_usage_added: bool = False
+    bypass: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def context(self) -> Context | None:
+        """What was boosted, or None."""
+        return self.rewritten.context if self.rewritten else None
+
+
+class Boosting:
+    """Everything about boosting that outlives a request."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._rewriter = Rewriter(settings)
+        self._logged: set[str] = set()
+        self.tenants = Tenants(settings)
+        self.conversations = Conversations(
+            max_sessions=settings.session.max_sessions,
+            max_bytes=settings.session.max_bytes,
+            ttl_s=settings.session.ttl_s,
+        )
+
+    async def prepare(self, raw: bytes, headers: RawHeaders) -> Prepared:
+        """Boost a body, or pass it on as it is.
+
+        Raises:
+            RequestError: the `ragboost` object is malformed.
+        """
+        started = time.perf_counter()
+        is_large = len(raw) > _THREAD_BYTES
+        try:
+            payload = await _call(lambda: Payload.parse(raw), in_thread=is_large)
+        except MalformedBodyError:
+            return self._finish(Prepared(raw, bypass="malformed_body"), started)
+        key = TenantKey.of(payload.body)
+        session = _session_id(payload.body, headers)
+        if session is None and FIELD not in payload.body and not payload.body.get("documents"):
+            return self._finish(Prepared(raw, key.model, bypass="no_documents"), started)
+        tenant = self.tenants.get(key)
+        work = self._rewrite(payload, tenant, session, user_of(headers))
+        # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
+        # client leaves meanwhile.
+        rewritten, body, is_usage_added = await (asyncio.shield(work) if is_large else work)
+        prepared = Prepared(body, key.model, rewritten, tenant, is_usage_added, rewritten.bypass)
+        return self._finish(prepared, started)
+
+    async def report_usage(self, prepared: Prepared, usage: Usage) -> None:
+        """Take in what the backend reported for a request."""
+        self._metrics.count_usage(usage)
+        if prepared.tenant is None or prepared.context is None or usage.cached_tokens is None:
+            return
+        async with prepared.tenant.lock:
+            prepared.tenant.booster.report_usage(
+                prepared.context,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=min(max(usage.cached_tokens, 0), usage.prompt_tokens),
+            )
+
+    async def _rewrite(
+        self, payload: Payload, tenant: Tenant, session: str | None, user: str
+    ) -> tuple[Rewritten, bytes, bool]:
+        is_large = len(payload.raw) > _THREAD_BYTES
+        async with tenant.lock:
+            conversation = self._conversation(tenant, session, user)
+
+            def work() -> tuple[Rewritten, bytes, bool]:
+                rewritten = self._rewriter.rewrite(payload, tenant.booster, conversation)
+                body, is_usage_added = self._with_usage(rewritten)
+                return rewritten, payload.encode(body), is_usage_added
+
+            result = await _call(work, in_thread=is_large)
+            if conversation is not None and conversation.sent:
+                self.conversations.put(conversation)
+            return result
+
+    def _conversation(self, tenant: Tenant, session: str | None, user: str) -> Conversation | None:
+        if session is None:
+            return None
+        model, salt = tenant.key
+        return self.conversations.get(f"{user}/{len(model)}:{model}/{len(salt)}:{salt}/{session}")
+
+    def _with_usage(self, rewritten: Rewritten) -> tuple[Mapping[str, Any], bool]:
+        """Ask for the usage of a boosted stream where the caller did not."""
+        body = rewritten.body
+        options = body.get("stream_options") or {}
+        if (
+            rewritten.context is None
+            or not self._settings.proxy.stream_usage
+            or body.get("stream") is not True
+            or not isinstance(options, dict)
+            or options.get("include_usage")
+        ):
+            return body, False
+        return {**body, "stream_options": {**options, "include_usage": True}}, True
+
+    def _finish(self, prepared: Prepared, started: float) -> Prepared:
+        seconds = time.perf_counter() - started
+        self._metrics.observe_overhead("boost", seconds=seconds)
+        if prepared.bypass is not None:
+            self._metrics.count_bypass(prepared.bypass)
+            self._log_once(prepared.bypass, prepared.rewritten)
+        elif prepared.context is not None:
+            self._metrics.count_context(prepared.context)
+        return prepared._replace(seconds=seconds)
+
+    def _log_once(self, reason: str, rewritten: Rewritten | None) -> None:
+        error = rewritten.error if rewritten else None
+        if error is None or reason in self._logged:
+            return
+        self._logged.add(reason)
+        logger.warning("forwarding without boosting (%s, logged once): %s", reason, error)
+
+
+async def _call(work: Callable[[], T], *, in_thread: bool) -> T:
+    return await asyncio.to_thread(work) if in_thread else work()
+
+
+def _session_id(body: Mapping[str, Any], headers: RawHeaders) -> str | None:
+    """The conversation that the caller names: in the body, else in the header."""
+    named = ragboost_fields(body).get("session_id")
+    header = get_header(headers, SESSION_HEADER)
+    if named is None and header is not None and len(header) > 256:
+        raise RequestError("x-ragboost-session has more than 256 characters", param="session_id")
+    return named or header or None

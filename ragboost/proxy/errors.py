@@ -1,0 +1,36 @@
+"""Our own errors, in OpenAI's shape. Upstream errors never come here: they pass unchanged."""
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+_TYPES = {
+    400: "invalid_request_error",
+    404: "invalid_request_error",
+    408: "request_timeout_error",
+    413: "invalid_request_error",
+    431: "invalid_request_error",
+    500: "internal_error",
+    502: "backend_connection_error",
+    503: "backend_unavailable_error",
+    504: "backend_timeout_error",
+}
+
+
+def error_body(status: int, message: str, *, param: str | None = None) -> bytes:
+    """Render `{"error": {"message", "type", "param", "code"}}`."""
+    error = {"message": message, "type": _TYPES.get(status, "internal_error")}
+    return msgspec.json.encode({"error": {**error, "param": param, "code": str(status)}})
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Make the answer to a request that we refuse or cannot forward."""
+    body = error_body(status, message, param=param)
+    return Response(body, status, headers=dict(headers or {}), media_type="application/json")

@@ -1,0 +1,120 @@
+"""Every metric of the proxy, declared once. Names and labels are public API.
+
+Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from ragboost.proxy.usage import Usage
+from ragboost.types import Context
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_MAX_MODELS = 100
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
+_OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
+
+
+class Metrics:
+    """The metrics of one app, in a registry of its own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._models: set[str] = set()
+        self._requests = Counter(
+            "ragboost_requests_total",
+            "Requests answered or refused.",
+            ("endpoint", "model", "outcome"),
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "ragboost_request_duration_seconds",
+            "From the request's head to the last byte of the answer.",
+            ("endpoint",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "ragboost_time_to_first_token_seconds",
+            "From the request's head to the first byte of a completion's answer.",
+            ("endpoint",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._overhead = Histogram(
+            "ragboost_overhead_seconds",
+            "Time that the proxy itself spends on a request, by stage.",
+            ("stage",),
+            buckets=_OVERHEAD_SECONDS,
+            registry=registry,
+        )
+        self._documents = Counter(
+            "ragboost_documents_total",
+            "Documents of boosted requests: sent, or dropped because the payload has them already.",
+            ("result",),
+            registry=registry,
+        )
+        self._prompt_tokens = Counter(
+            "ragboost_prompt_tokens_total",
+            "Prompt tokens that the backend reported.",
+            registry=registry,
+        )
+        self._cached_tokens = Counter(
+            "ragboost_cached_prompt_tokens_total",
+            "Prompt tokens that the backend took from its prefix cache.",
+            registry=registry,
+        )
+        self._predicted_tokens = Counter(
+            "ragboost_predicted_cached_prompt_tokens_total",
+            "Document tokens that the context index expected in the prefix cache.",
+            registry=registry,
+        )
+        self._bypass = Counter(
+            "ragboost_bypass_total",
+            "Requests forwarded without boosting, by reason.",
+            ("reason",),
+            registry=registry,
+        )
+        self.index_nodes = Gauge(
+            "ragboost_index_nodes", "Nodes of all context indexes.", registry=registry
+        )
+        self.sessions = Gauge(
+            "ragboost_sessions", "Conversations that are remembered.", registry=registry
+        )
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def count_request(self, endpoint: str, model: str, outcome: str, *, seconds: float) -> None:
+        """Count an answered or refused request."""
+        if model not in self._models:
+            if len(self._models) >= _MAX_MODELS:
+                model = "other"
+            self._models.add(model)
+        self._requests.labels(endpoint, model, outcome).inc()
+        self._duration.labels(endpoint).observe(seconds)
+
+    def observe_first_byte(self, endpoint: str, *, seconds: float) -> None:
+        """Record the time to a completion's first byte."""
+        self._ttft.labels(endpoint).observe(seconds)
+
+    def observe_overhead(self, stage: str, *, seconds: float) -> None:
+        """Record the proxy's own time."""
+        self._overhead.labels(stage).observe(seconds)
+
+    def count_bypass(self, reason: str) -> None:
+        """Count a request that is forwarded without boosting."""
+        self._bypass.labels(reason).inc()
+
+    def count_context(self, context: Context) -> None:
+        """Count a boosted request's documents."""
+        sent = len(context.documents)
+        self._documents.labels("sent").inc(sent)
+        self._documents.labels("dropped").inc(len(context.retrieved) - sent)
+        self._predicted_tokens.inc(context.predicted_cached_tokens)
+
+    def count_usage(self, usage: Usage) -> None:
+        """Count the tokens that the backend reported."""
+        self._prompt_tokens.inc(usage.prompt_tokens)
+        self._cached_tokens.inc(usage.cached_tokens or 0)

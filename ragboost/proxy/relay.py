@@ -1,0 +1,164 @@
+"""Relay one answer from the backend to the client, as it comes.
+
+Flow control is the sockets' own: while the client does not read, we do not read from the backend.
+Knows nothing of what the bytes mean; taps look at them on the side.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import aiohttp
+from multidict import CIMultiDict
+
+from ragboost.errors import BackendError, BackendTimeoutError
+from ragboost.proxy.backends import Backend
+from ragboost.proxy.disconnect import ClientWatch
+from ragboost.proxy.errors import error_body
+from ragboost.proxy.exchange import REQUEST_ID, Exchange
+from ragboost.proxy.headers import RawHeaders, get_header, response_headers
+from ragboost.proxy.usage import JsonTap, StreamTap, StrippingTap, Tap
+
+logger = logging.getLogger(__name__)
+
+_EVENT_STREAM = "text/event-stream"
+
+
+class Upstream:
+    """A request for the backend, complete."""
+
+    __slots__ = ("body", "extra_headers", "headers", "is_usage_added", "wants_usage")
+
+    def __init__(
+        self,
+        headers: CIMultiDict[str],
+        body: bytes,
+        *,
+        extra_headers: Sequence[tuple[bytes, bytes]] = (),
+        wants_usage: bool = False,
+        is_usage_added: bool = False,
+    ) -> None:
+        self.headers = headers
+        self.body = body
+        self.extra_headers = extra_headers
+        self.wants_usage = wants_usage
+        self.is_usage_added = is_usage_added
+
+
+async def relay(
+    exchange: Exchange, watch: ClientWatch, backend: Backend, upstream: Upstream
+) -> Tap | None:
+    """Send a request to the backend and its answer to the client.
+
+    A backend that fails before its answer begins is an error of our own (502, 504). One that fails
+    later cuts the answer: a stream of events gets an error event where one can stand, anything else
+    ends short, so that the client sees that it is not whole.
+
+    Returns:
+        What looked at the answer, finished; None if nobody did or it is not whole.
+    """
+    try:
+        response = await backend.request(
+            exchange.method, exchange.target, headers=upstream.headers, body=upstream.body
+        )
+    except BackendError as error:
+        is_timeout = isinstance(error, BackendTimeoutError)
+        exchange.outcome = "backend_timeout" if is_timeout else "backend_unreachable"
+        logger.warning("%s %s: %s", exchange.method, exchange.scope["path"], error)
+        watch.finish()
+        await exchange.send_error(504 if is_timeout else 502, str(error))
+        return None
+    try:
+        exchange.outcome = _outcome(response.status)
+        tap = _tap(response, upstream)
+        await _send_head(exchange, response, upstream, tap)
+        return await _send_body(exchange, watch, response, tap)
+    finally:
+        response.close()  # of no effect after the last byte; before it, this cancels the backend
+
+
+async def _send_head(
+    exchange: Exchange, response: aiohttp.ClientResponse, upstream: Upstream, tap: Tap | None
+) -> None:
+    headers = response_headers(response.raw_headers)
+    if isinstance(tap, StrippingTap):
+        headers = [(name, value) for name, value in headers if name != b"content-length"]
+    if get_header(headers, REQUEST_ID) is None:
+        headers.append((REQUEST_ID, exchange.request_id.encode("latin-1")))
+    headers.extend(upstream.extra_headers)
+    exchange.has_started = True
+    await exchange.send(
+        {"type": "http.response.start", "status": response.status, "headers": headers}
+    )
+
+
+async def _send_body(
+    exchange: Exchange, watch: ClientWatch, response: aiohttp.ClientResponse, tap: Tap | None
+) -> Tap | None:
+    last = b""
+    send = exchange.send
+    try:
+        async for chunk in response.content.iter_any():
+            if exchange.first_byte is None:
+                exchange.first_byte = time.perf_counter()
+            last = tap.feed(chunk) if tap else chunk
+            if last:
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+    except (aiohttp.ClientError, TimeoutError) as error:
+        exchange.outcome = "truncated"
+        logger.warning("%s: the backend's answer ended early: %r", exchange.scope["path"], error)
+        if held := tap.finish() if tap else b"":
+            last = held
+            await send({"type": "http.response.body", "body": held, "more_body": True})
+        await _send_cut(exchange, watch, response, last)
+        return None
+    rest = tap.finish() if tap else b""
+    watch.finish()
+    await send({"type": "http.response.body", "body": rest, "more_body": False})
+    return tap
+
+
+async def _send_cut(
+    exchange: Exchange, watch: ClientWatch, response: aiohttp.ClientResponse, last: bytes
+) -> None:
+    """End an answer that is not whole. Not sending the end makes the server cut the connection."""
+    watch.finish()
+    is_between_events = last.endswith((b"\n\n", b"\r\n\r\n")) or not last
+    if response.content_type == _EVENT_STREAM and is_between_events:
+        event = b"data: " + error_body(502, "the backend's answer ended early") + b"\n\n"
+        await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+def _tap(response: aiohttp.ClientResponse, upstream: Upstream) -> Tap | None:
+    encoding = response.headers.get("content-encoding", "identity")
+    if not upstream.wants_usage or response.status != 200 or encoding != "identity":
+        return None
+    if response.content_type == _EVENT_STREAM:
+        return StrippingTap() if upstream.is_usage_added else StreamTap()
+    return JsonTap()
+
+
+def _outcome(status: int) -> str:
+    if status < 400:
+        return "ok"
+    return "backend_4xx" if status < 500 else "backend_5xx"
+
+
+def with_request_id(headers: CIMultiDict[str], exchange: Exchange) -> CIMultiDict[str]:
+    """Add the request's id where the client gave none."""
+    headers.setdefault("x-request-id", exchange.request_id)
+    return headers
+
+
+def boost_headers(
+    *, bypass: str | None, documents: int, dropped: int, seconds: float
+) -> RawHeaders:
+    """The `x-ragboost-*` headers of an answer."""
+    headers = [
+        (b"x-ragboost-documents", b"%d" % documents),
+        (b"x-ragboost-documents-dropped", b"%d" % dropped),
+        (b"x-ragboost-overhead-ms", b"%.3f" % (seconds * 1000)),
+    ]
+    if bypass is not None:
+        headers.append((b"x-ragboost-bypass", bypass.encode()))
+    return headers

@@ -1,0 +1,136 @@
+"""The endpoints. Hot ones are plain ASGI callables: no request parsing, no dependency injection."""
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from ragboost import __version__
+from ragboost.config import Settings
+from ragboost.errors import RequestError
+from ragboost.proxy.backends import Backends
+from ragboost.proxy.boosting import Boosting, Prepared
+from ragboost.proxy.disconnect import ClientWatch
+from ragboost.proxy.exchange import Exchange
+from ragboost.proxy.headers import get_header, request_headers
+from ragboost.proxy.limits import ClientDisconnectedError, read_body
+from ragboost.proxy.metrics import CONTENT_TYPE, Metrics
+from ragboost.proxy.relay import Upstream, boost_headers, relay, with_request_id
+
+
+class Passthrough:
+    """Relays any request untouched."""
+
+    endpoint = "other"
+
+    def __init__(self, settings: Settings, *, backends: Backends, metrics: Metrics) -> None:
+        self._settings = settings
+        self._backends = backends
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request and count it, whatever becomes of it."""
+        exchange = Exchange(scope, receive, send, endpoint=self.endpoint)
+        try:
+            await self._answer(exchange)
+        except RequestError as error:
+            exchange.outcome = "refused"
+            await exchange.send_error(error.status, str(error), param=error.param)
+        except ClientDisconnectedError:
+            exchange.outcome = "client_left"
+        except BaseException:
+            exchange.outcome = "internal_error"
+            raise
+        finally:
+            seconds = time.perf_counter() - exchange.started
+            self._metrics.count_request(
+                self.endpoint, exchange.model, exchange.outcome, seconds=seconds
+            )
+
+    async def _answer(self, exchange: Exchange) -> None:
+        declared = get_header(exchange.headers, b"content-length")
+        body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
+        async with ClientWatch(exchange.receive) as watch:
+            await self._forward(exchange, watch, body)
+        if watch.has_left:
+            exchange.outcome = "client_left"
+
+    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+        headers = with_request_id(request_headers(exchange.headers), exchange)
+        await relay(exchange, watch, self._backends.choose(), Upstream(headers, body))
+
+
+class Completions(Passthrough):
+    """Boosts and relays `/v1/chat/completions` or `/v1/completions`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        endpoint: str,
+        backends: Backends,
+        metrics: Metrics,
+        boosting: Boosting,
+    ) -> None:
+        super().__init__(settings, backends=backends, metrics=metrics)
+        self.endpoint = endpoint
+        self._boosting = boosting
+
+    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+        prepared = await self._boosting.prepare(body, exchange.headers)
+        exchange.model = prepared.model
+        upstream = self._upstream(exchange, prepared)
+        tap = await relay(exchange, watch, self._backends.choose(), upstream)
+        if exchange.first_byte is not None:
+            seconds = exchange.first_byte - exchange.started
+            self._metrics.observe_first_byte(self.endpoint, seconds=seconds)
+        if tap is not None and tap.usage is not None:
+            await self._boosting.report_usage(prepared, tap.usage)
+
+    @staticmethod
+    def _upstream(exchange: Exchange, prepared: Prepared) -> Upstream:
+        rewritten = prepared.rewritten
+        headers = request_headers(exchange.headers, is_boosted=prepared.context is not None)
+        extra = boost_headers(
+            bypass=prepared.bypass,
+            documents=rewritten.num_documents if rewritten else 0,
+            dropped=rewritten.num_dropped if rewritten else 0,
+            seconds=prepared.seconds,
+        )
+        return Upstream(
+            with_request_id(headers, exchange),
+            prepared.body,
+            extra_headers=list(extra),
+            wants_usage=True,
+            is_usage_added=prepared.is_usage_added,
+        )
+
+
+class Status:
+    """What operators ask: is it alive, is it ready, what does it count."""
+
+    def __init__(self, *, backends: Backends, metrics: Metrics, boosting: Boosting) -> None:
+        self._backends = backends
+        self._metrics = metrics
+        self._boosting = boosting
+
+    async def health(self, _request: Request) -> Response:
+        """Liveness: the event loop turns."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, _request: Request) -> Response:
+        """Readiness: the backend answers."""
+        if await self._backends.is_ready():
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "backend unreachable"}, 503)
+
+    async def version(self, _request: Request) -> Response:
+        """Our version, not the backend's."""
+        return JSONResponse({"version": __version__})
+
+    async def metrics(self, _request: Request) -> Response:
+        """All metrics in Prometheus text format."""
+        self._metrics.index_nodes.set(self._boosting.tenants.num_nodes)
+        self._metrics.sessions.set(len(self._boosting.conversations))
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE)

@@ -1,0 +1,96 @@
+"""Run the proxy on a socket: uvicorn with uvloop and httptools, limits, and a drain at shutdown."""
+
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+
+import uvicorn
+from fastapi import FastAPI
+
+from ragboost.config import ProxySettings, Settings
+from ragboost.proxy.app import create_app
+from ragboost.proxy.protocol import limited_protocol
+from ragboost.serving import bind
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+
+
+def serve(settings: Settings) -> None:
+    """Serve the proxy until SIGTERM or SIGINT, then drain; returns when all is closed.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    listener = listen(settings.proxy)
+    host, port = listener.getsockname()[:2]
+    if not is_loopback(settings.proxy.host):
+        logger.warning(
+            "proxy.host is %s: whoever reaches it can use the backend; there are no API keys",
+            settings.proxy.host,
+        )
+    shown = f"[{host}]" if ":" in host else host
+    logger.info("listening on http://%s:%d, backend %s", shown, port, settings.backend.url)
+    with _signals_only_stop():
+        make_server(create_app(settings), settings.proxy).run(sockets=[listener])
+
+
+def listen(settings: ProxySettings) -> socket.socket:
+    """Listen on the configured address; port 0 picks a free one.
+
+    Raises:
+        ConfigError: the address is taken or not ours.
+    """
+    listener = bind(settings.host, settings.port)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_server(app: FastAPI, settings: ProxySettings) -> uvicorn.Server:
+    """Make a server; `server.run(sockets=[listen(settings)])` serves until SIGTERM or SIGINT.
+
+    It then stops to listen, lets running requests finish within `drain_s`, and closes the app.
+    """
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http=limited_protocol(settings),
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=settings.keep_alive_s,
+            timeout_graceful_shutdown=settings.drain_s,
+            backlog=_BACKLOG,
+        )
+    )
+
+
+@contextmanager
+def _signals_only_stop() -> Iterator[None]:
+    """Keep uvicorn from raising the signal again when it has drained, which would kill the process
+    before the caller has closed what is behind the proxy."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    old = [signal.signal(number, lambda *_: None) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, old, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,70 @@
+"""Who is kept apart from whom: one Booster per model and cache salt, one user per credential."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ragboost.booster import Booster
+from ragboost.config import Settings
+from ragboost.proxy.headers import RawHeaders
+
+
+class TenantKey(NamedTuple):
+    """What selects a prefix cache in the engine: others neither hit nor influence it."""
+
+    model: str
+    cache_salt: str
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "TenantKey":
+        """The key of a request; fields that are no strings count as absent."""
+        model, salt = body.get("model"), body.get("cache_salt")
+        return cls(model if isinstance(model, str) else "", salt if isinstance(salt, str) else "")
+
+
+class Tenant:
+    """A Booster and the lock under which it is used, so that the event loop never waits for a
+    worker thread that is boosting a large request."""
+
+    def __init__(self, key: TenantKey, settings: Settings) -> None:
+        self.key = key
+        self.booster = Booster(settings)
+        self.lock = asyncio.Lock()
+
+
+class Tenants:
+    """The tenants by last use, bounded."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tenants: OrderedDict[TenantKey, Tenant] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def get(self, key: TenantKey) -> Tenant:
+        """The tenant of this key, new if it is unknown; the least recently used one goes for it."""
+        tenant = self._tenants.get(key)
+        if tenant is None:
+            tenant = self._tenants[key] = Tenant(key, self._settings)
+            if len(self._tenants) > self._settings.proxy.max_tenants:
+                self._tenants.popitem(last=False)
+        self._tenants.move_to_end(key)
+        return tenant
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all context indexes."""
+        return sum(tenant.booster.index.num_nodes for tenant in self._tenants.values())
+
+
+def user_of(headers: RawHeaders) -> str:
+    """Name the user behind a request by the credentials that it carries, without keeping them."""
+    digest = hashlib.sha256()
+    for name, value in headers:
+        if name in (b"authorization", b"x-api-key"):
+            digest.update(b"%s %d " % (name, len(value)))
+            digest.update(value)
+    return digest.hexdigest()[:32]

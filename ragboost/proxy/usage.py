@@ -1,0 +1,167 @@
+"""Read `usage` on the side of a response that is relayed.
+
+A tap sees each chunk and returns what the client gets: the same bytes, except that `StrippingTap`
+takes out the one event that the proxy asked for and the client did not. Does not know HTTP.
+"""
+
+import re
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+_MAX_JSON_BYTES = 4 * 1024 * 1024
+_TAIL_BYTES = 16 * 1024
+_MAX_EVENT_BYTES = 1024 * 1024
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
+
+
+class Usage(NamedTuple):
+    """What the engine reported for one request.
+
+    Attributes:
+        prompt_tokens: length of the prompt.
+        cached_tokens: the part of it that the prefix cache held; None: not reported.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int | None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    prompt_tokens_details: _Details | None = None
+    cached_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+    choices: list[msgspec.Raw] | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+class Tap(Protocol):
+    """Sees the chunks of one response, in order.
+
+    Attributes:
+        usage: what was found, complete after `finish`.
+    """
+
+    usage: Usage | None
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take a chunk and return the bytes to send now, maybe none."""
+
+    def finish(self) -> bytes:
+        """Return the bytes still held back; the response is over."""
+
+
+class JsonTap:
+    """For an answer in one JSON object."""
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Keep a bounded copy."""
+        self._size += len(chunk)
+        if self._size <= _MAX_JSON_BYTES:
+            self._chunks.append(chunk)
+        return chunk
+
+    def finish(self) -> bytes:
+        """Parse the copy."""
+        if self._size <= _MAX_JSON_BYTES:
+            answer = _parse(b"".join(self._chunks))
+            self.usage = _usage(answer)
+        return b""
+
+
+class StreamTap:
+    """For server-sent events that are relayed as they are: usage stands near the end."""
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Keep the last bytes."""
+        self._tail = (self._tail + chunk)[-_TAIL_BYTES:] if len(chunk) < _TAIL_BYTES else chunk
+        return chunk
+
+    def finish(self) -> bytes:
+        """Look for the last event that carries usage."""
+        for event in reversed(_EVENT_END.split(self._tail)):
+            if b'"usage"' in event and (usage := _usage(_parse_event(event))):
+                self.usage = usage
+                break
+        return b""
+
+
+class StrippingTap:
+    """For server-sent events with a usage event that the client did not ask for.
+
+    Holds back an incomplete event until its end arrives.
+    """
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self._held = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return all complete events, without the usage event."""
+        data = self._held + chunk if self._held else chunk
+        passed: list[bytes] = []
+        start = 0
+        for end in _EVENT_END.finditer(data):
+            passed.append(self._filter(data[start : end.end()]))
+            start = end.end()
+        self._held = data[start:]
+        if len(self._held) > _MAX_EVENT_BYTES:
+            passed.append(self.finish())
+        return b"".join(passed)
+
+    def finish(self) -> bytes:
+        """Return an event without its end."""
+        held, self._held = self._held, b""
+        return held
+
+    def _filter(self, event: bytes) -> bytes:
+        if b'"usage"' not in event:
+            return event
+        answer = _parse_event(event)
+        self.usage = _usage(answer) or self.usage
+        is_extra = answer is not None and answer.usage is not None and answer.choices == []
+        return b"" if is_extra else event
+
+
+def _usage(answer: _Answer | None) -> Usage | None:
+    if answer is None or answer.usage is None:
+        return None
+    found = answer.usage
+    details = found.prompt_tokens_details
+    cached: int | None = details.cached_tokens if details else None
+    if cached is None:
+        cached = found.cached_tokens
+    return Usage(found.prompt_tokens, cached)
+
+
+def _parse(data: bytes) -> _Answer | None:
+    try:
+        return _ANSWER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None  # not for us to judge: the client gets it as it is
+
+
+def _parse_event(event: bytes) -> _Answer | None:
+    lines: list[Any] = [
+        line.removeprefix(b"data:") for line in event.splitlines() if line.startswith(b"data:")
+    ]
+    return _parse(b"\n".join(lines))

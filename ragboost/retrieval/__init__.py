@@ -1,0 +1,11 @@
+"""Retrievers for the command line, the demo and the benchmarks: thin, behind one protocol.
+
+The libraries behind them come with `pip install 'ragboost[retrieval]'` and are imported on use.
+"""
+
+from ragboost.retrieval.base import Retriever
+from ragboost.retrieval.bm25 import BM25Retriever
+from ragboost.retrieval.corpus import Corpus
+from ragboost.retrieval.faiss import FaissRetriever
+
+__all__ = ["BM25Retriever", "Corpus", "FaissRetriever", "Retriever"]

@@ -1,0 +1,86 @@
+"""`ragboost batch` as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REQUESTS = [
+    {"id": i, "question": "?", "doc_ids": names}
+    for i, names in enumerate((["a", "b"], ["c"], ["b", "a"]))
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"id": name, "text": name * 400}) + "\n" for name in "abc"),
+        encoding="utf-8",
+    )
+    source = tmp_path / "in.jsonl"
+    lines = "".join(json.dumps(request) + "\n" for request in REQUESTS)
+    source.write_text(lines + "{broken\n", encoding="utf-8")
+    return source
+
+
+def ragboost(source: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ragboost", "batch", str(source), *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_summary_is_json_on_request_and_a_warning_counts_the_rejects(source: Path) -> None:
+    folder = source.parent
+    done = ragboost(
+        source,
+        *("-o", str(folder / "out.jsonl"), "--corpus", str(folder / "corpus.jsonl")),
+        *("--cache-tokens", "1000", "--block-size", "16", "--json"),
+    )
+
+    assert done.returncode == 0
+    assert "warning: malformed lines: 1, see" in done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout)
+    assert (summary["requests"], summary["rejected"]) == (3, 1)
+    assert summary["before"]["hit_rate"] == 0
+    assert summary["after"]["hit_rate"] > 0.3
+    assert (summary["cache_tokens"], summary["block_size"]) == (1000, 16)
+
+
+def test_summary_is_a_table_and_progress_is_shown_on_request(source: Path) -> None:
+    folder = source.parent
+    done = ragboost(
+        source,
+        *("-o", str(folder / "out.jsonl"), "--corpus", str(folder / "corpus.jsonl")),
+        "--progress",
+    )
+
+    assert done.returncode == 0
+    assert "hit rate" in done.stdout
+    assert "3 requests written" in done.stdout
+    assert all(stage in done.stderr for stage in ("reading", "planning", "writing"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["-o", "{folder}/out.jsonl", "--strict"], "malformed lines: 4, see"),
+        (["-o", "{folder}/in.jsonl"], "is an input of the job"),
+        (["-o", "{folder}/out.jsonl", "--corpus", "{folder}/none.jsonl"], "cannot read"),
+        (["-o", "{folder}/corpus.jsonl", "--corpus", "{folder}/corpus.jsonl"], "is an input"),
+        (["-o", "{folder}/out.jsonl", "--cache-tokens", "-1"], "--cache-tokens"),
+        ([], "--output"),
+    ],
+)
+def test_bad_flags_files_and_strict_rejects_are_exit_code_2(
+    source: Path, arguments: list[str], sentence: str
+) -> None:
+    done = ragboost(source, *(a.format(folder=source.parent) for a in arguments))
+
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr

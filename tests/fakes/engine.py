@@ -1,0 +1,386 @@
+"""FakeEngine: an OpenAI-compatible server in a thread, with an exact prefix cache.
+
+    with FakeEngine(block_size=16, capacity_tokens=4096) as engine:
+        httpx.post(f"{engine.url}/v1/chat/completions", json={...})
+        engine.requests[-1].body            # the raw bytes it received
+        engine.misbehave(status=500)        # from now on; engine.behave() ends it
+
+It answers with a short text that depends on the prompt only. Documents of the `documents` field are
+rendered above the messages, as chat templates do.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aiohttp import web
+
+from tests.fakes.events import EventPublisher
+from tests.fakes.prefix_cache import PrefixCache, tokenize
+
+MODEL = "fake-model"
+_WORDS = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "zeta")
+
+
+@dataclass(frozen=True)
+class Misbehaviour:
+    """What the engine does wrong, or slowly. The default is to behave.
+
+    Attributes:
+        status: answer with this status and `body` instead of a completion.
+        body: the body of that answer.
+        headers: extra headers of every answer.
+        delay_s: wait this long before anything is sent.
+        chunk_delay_s: wait this long before each chunk of a stream.
+        never_answer: accept the request and send nothing.
+        drop: close the connection without an answer.
+        drop_reused: close a connection that carried a request before, as an idle timeout does that
+            hits just when the next request arrives.
+        die_after_chunks: cut the connection after this many chunks of a stream.
+        cut_bytes: cut the stream into pieces of this many bytes, wherever that falls.
+    """
+
+    status: int | None = None
+    body: bytes = b'{"error": {"message": "no", "type": "server_error", "code": 500}}'
+    headers: dict[str, str] = field(default_factory=dict)
+    delay_s: float = 0.0
+    chunk_delay_s: float = 0.0
+    never_answer: bool = False
+    drop: bool = False
+    drop_reused: bool = False
+    die_after_chunks: int | None = None
+    cut_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request as it came in, and what the prefix cache said about it."""
+
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    connection: int
+    prompt: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def json(self) -> Any:
+        """The body, decoded."""
+        return json.loads(self.body)
+
+    def header(self, name: str) -> str | None:
+        """The last value of a header, or None."""
+        return next((v for k, v in reversed(self.headers) if k.lower() == name.lower()), None)
+
+
+class FakeEngine:
+    """See the module. Attributes are read from the test's thread while the server runs in its own.
+
+    Attributes:
+        url: base URL, without /v1.
+        requests: every request received, in order.
+        cache: the prefix cache.
+        events: the event publisher, or None.
+        num_active: requests being answered now; `peak_active` the most at one time.
+        num_cancelled: requests whose client left before the answer was complete.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 16,
+        capacity_tokens: int | None = None,
+        events: bool = False,
+        port: int = 0,
+        keepalive_timeout_s: float = 75.0,
+        reply_tokens: int = 4,
+    ) -> None:
+        self.events = EventPublisher() if events else None
+        publish = self.events.publish if self.events else None
+        self.cache = PrefixCache(block_size, capacity_tokens, publish=publish)
+        self.requests: list[Received] = []
+        self.num_active = self.peak_active = self.num_cancelled = 0
+        self.url = ""
+        self._behaviour = Misbehaviour()
+        self._port = port
+        self._keepalive_timeout_s = keepalive_timeout_s
+        self._reply_tokens = reply_tokens
+        self._connections: dict[int, int] = {}  # the client's port -> requests seen on it
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Listen; returns when connections are accepted."""
+        self._thread.start()
+        assert self._started.wait(10), "FakeEngine did not start"
+
+    def stop(self) -> None:
+        """Cut every connection and end the thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(10)
+        if self.events is not None:
+            self.events.close()
+
+    def misbehave(self, **changes: Any) -> None:
+        """Do wrong what `Misbehaviour` names, from the next request on."""
+        self._behaviour = Misbehaviour(**changes)
+
+    def behave(self) -> None:
+        """Stop misbehaving."""
+        self._behaviour = Misbehaviour()
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        """Block the test until `condition()` holds, or fail."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "FakeEngine: condition never held"
+            time.sleep(0.01)
+
+    @property
+    def completions(self) -> list[Received]:
+        """The requests that asked for a completion."""
+        return [r for r in self.requests if r.path.endswith("/completions")]
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stopping = asyncio.Event()
+        app = web.Application(client_max_size=2**30)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            keepalive_timeout=self._keepalive_timeout_s,
+            access_log=None,
+            shutdown_timeout=0.1,
+            max_line_size=2**20,
+            max_field_size=2**20,
+        )
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", self._port, backlog=1024)
+        await site.start()
+        port = runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._started.set()
+        await self._stopping.wait()
+        await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        assert request.transport is not None
+        connection: int = request.transport.get_extra_info("peername")[1]
+        is_reused = self._connections.get(connection, 0) > 0
+        self._connections[connection] = self._connections.get(connection, 0) + 1
+        received = self._record(request, body, connection)
+        behaviour = self._behaviour
+        self.num_active += 1
+        self.peak_active = max(self.peak_active, self.num_active)
+        try:
+            if behaviour.drop or (behaviour.drop_reused and is_reused):
+                self._connections.pop(connection)
+                request.transport.abort()
+                return web.Response()
+            if behaviour.never_answer:
+                await asyncio.sleep(3600)
+            await asyncio.sleep(behaviour.delay_s)
+            return await self._reply(request, received, behaviour)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.num_cancelled += 1
+            raise
+        finally:
+            self.num_active -= 1
+
+    def _record(self, request: web.Request, body: bytes, connection: int) -> Received:
+        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in request.raw_headers]
+        prompt, prompt_tokens, cached_tokens = "", 0, 0
+        if request.method == "POST" and request.path.endswith("/completions"):
+            fields = _decode(body)
+            prompt = render_prompt(fields)
+            tokens = tokenize(prompt)
+            salt = str(fields.get("cache_salt") or "")
+            prompt_tokens, cached_tokens = len(tokens), self.cache.match(tokens, salt=salt)
+            self.cache.insert(tokens, salt=salt)
+        received = Received(
+            method=request.method,
+            path=request.raw_path,
+            headers=headers,
+            body=body,
+            connection=connection,
+            prompt=prompt,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+        )
+        self.requests.append(received)
+        return received
+
+    async def _reply(
+        self, request: web.Request, received: Received, behaviour: Misbehaviour
+    ) -> web.StreamResponse:
+        if behaviour.status is not None:
+            return web.Response(
+                status=behaviour.status,
+                body=behaviour.body,
+                headers={"content-type": "application/json", **behaviour.headers},
+            )
+        if received.prompt:
+            fields = _decode(received.body)
+            if fields.get("stream"):
+                return await self._stream(request, received, behaviour)
+            return self._json(_completion(received, fields, self._words(received)), behaviour)
+        if request.path == "/tokenize":
+            tokens = tokenize(render_prompt(_decode(received.body)))
+            answer = {"tokens": tokens, "count": len(tokens), "max_model_len": 2**20}
+            return self._json(answer, behaviour)
+        if request.path == "/v1/models":
+            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "fake"}
+            return self._json({"object": "list", "data": [model]}, behaviour)
+        if request.path == "/health":
+            return web.Response(headers=behaviour.headers)
+        echo = {"path": received.path, "method": received.method, "size": len(received.body)}
+        return self._json(echo, behaviour)
+
+    def _json(self, answer: dict[str, Any], behaviour: Misbehaviour) -> web.Response:
+        # Spaced and escaped on purpose: a relay that parses and writes again would change it.
+        body = json.dumps(answer, indent=1, ensure_ascii=True).encode()
+        headers = {"content-type": "application/json", **behaviour.headers}
+        return web.Response(body=body, headers=headers)
+
+    async def _stream(
+        self, request: web.Request, received: Received, behaviour: Misbehaviour
+    ) -> web.StreamResponse:
+        headers = {"content-type": "text/event-stream; charset=utf-8", **behaviour.headers}
+        response = web.StreamResponse(headers=headers)
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        for position, piece in enumerate(self.stream_pieces(received)):
+            if position == behaviour.die_after_chunks:
+                assert request.transport is not None
+                request.transport.abort()
+                raise ConnectionResetError
+            await asyncio.sleep(behaviour.chunk_delay_s)
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    def stream_pieces(self, received: Received) -> list[bytes]:
+        """The stream that answers `received`, cut as the behaviour says."""
+        fields = _decode(received.body)
+        events = _events(received, fields, self._words(received))
+        cut = self._behaviour.cut_bytes
+        if cut is None:
+            return events
+        whole = b"".join(events)
+        return [whole[i : i + cut] for i in range(0, len(whole), cut)]
+
+    def _words(self, received: Received) -> list[str]:
+        seed = sum(tokenize(received.prompt))
+        return [_WORDS[(seed + i * i) % len(_WORDS)] for i in range(self._reply_tokens)]
+
+
+def render_prompt(fields: dict[str, Any]) -> str:
+    """A chat template: documents first, then the messages with their roles."""
+    if "messages" not in fields:
+        prompt = fields.get("prompt", "")
+        return prompt if isinstance(prompt, str) else json.dumps(prompt)
+    parts = []
+    documents = fields.get("documents")
+    for position, document in enumerate(documents if isinstance(documents, list) else []):
+        parts.append(f"<|document {position}|>\n{_document_text(document)}\n")
+    messages = fields["messages"]
+    parts.extend(
+        f"<|{message['role']}|>\n{_content_text(message.get('content'))}<|end|>\n"
+        for message in (messages if isinstance(messages, list) else [])
+    )
+    return "".join([*parts, "<|assistant|>\n"])
+
+
+def _document_text(document: Any) -> str:
+    if not isinstance(document, dict):
+        return str(document)
+    return "\n".join(f"{key}: {value}" for key, value in document.items())
+
+
+def _content_text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part.get("text", f"<{part.get('type')}>") for part in content)
+    return "" if content is None else str(content)
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _usage(received: Received, words: list[str]) -> dict[str, Any]:
+    return {
+        "prompt_tokens": received.prompt_tokens,
+        "completion_tokens": len(words),
+        "total_tokens": received.prompt_tokens + len(words),
+        "prompt_tokens_details": {"cached_tokens": received.cached_tokens},
+    }
+
+
+def _completion(received: Received, fields: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    text = " ".join(words)
+    is_chat = "messages" in fields
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+    if is_chat:
+        choice["message"] = {"role": "assistant", "content": text}
+    else:
+        choice["text"] = text
+    return {
+        "id": "cmpl-fake",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": 0,
+        "model": fields.get("model", MODEL),
+        "choices": [choice],
+        "usage": _usage(received, words),
+    }
+
+
+def _events(received: Received, fields: dict[str, Any], words: list[str]) -> list[bytes]:
+    is_chat = "messages" in fields
+    base = {
+        "id": "cmpl-fake",
+        "object": "chat.completion.chunk" if is_chat else "text_completion",
+        "created": 0,
+        "model": fields.get("model", MODEL),
+    }
+    wants_usage = bool((fields.get("stream_options") or {}).get("include_usage"))
+    events = [b": a comment, as some servers send\n\n"]
+    for position, word in enumerate(words):
+        text = word if position == 0 else " " + word
+        choice: dict[str, Any] = {"index": 0, "finish_reason": None}
+        choice.update({"delta": {"content": text}} if is_chat else {"text": text})
+        events.append(_event({**base, "choices": [choice]}))
+    last: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+    last.update({"delta": {}} if is_chat else {"text": ""})
+    events.append(_event({**base, "choices": [last]}))
+    if wants_usage:
+        events.append(_event({**base, "choices": [], "usage": _usage(received, words)}))
+    return [*events, b"data: [DONE]\n\n"]
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"

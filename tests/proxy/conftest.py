@@ -1,0 +1,81 @@
+"""The proxy as a real server in front of a FakeEngine."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import pytest
+
+from ragboost.config import Settings
+from ragboost.proxy.app import create_app
+from ragboost.proxy.server import listen, make_server
+from tests.fakes import FakeEngine
+
+
+class ProxyServer:
+    """A proxy in a thread, on a free port."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.app = create_app(settings)
+        self.server = make_server(self.app, settings.proxy)
+        listener = listen(settings.proxy)
+        self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        while not self.server.started:
+            assert self._thread.is_alive(), "the proxy did not start"
+            time.sleep(0.005)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self._thread.join(15)
+        assert not self._thread.is_alive(), "the proxy did not stop"
+
+
+def proxy_settings(backend_url: str, **sections: dict[str, Any]) -> Settings:
+    """Settings for a test: a free port, no time to drain, and what the test wants."""
+    proxy = {"port": 0, "drain_s": 1, **sections.pop("proxy", {})}
+    backend = {"url": backend_url, **sections.pop("backend", {})}
+    return Settings(proxy=proxy, backend=backend, **sections)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def proxy(engine: FakeEngine) -> Iterator[ProxyServer]:
+    with ProxyServer(proxy_settings(engine.url)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def start_proxy(engine: FakeEngine) -> Iterator[Callable[..., ProxyServer]]:
+    """Start a proxy with other settings; it is stopped after the test."""
+    started: list[ProxyServer] = []
+
+    def start(**sections: dict[str, Any]) -> ProxyServer:
+        started.append(ProxyServer(proxy_settings(engine.url, **sections)).__enter__())
+        return started[-1]
+
+    yield start
+    for proxy in started:
+        proxy.__exit__()

@@ -1,0 +1,307 @@
+"""Conversations through the proxy: nothing lost, doubled or mixed, and prefixes that only grow."""
+
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragboost.proxy.rewrite import Rewriter
+from tests.fakes import FakeEngine, Received
+from tests.proxy.conftest import ProxyServer, proxy_settings
+
+URL = "/v1/chat/completions"
+HINT = re.compile(r"Please refer to (\[Doc_[^\]]+\]) in the previous conversation")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def client(engine: FakeEngine) -> Iterator[httpx.Client]:
+    with (
+        ProxyServer(proxy_settings(engine.url)) as proxy,
+        httpx.Client(base_url=proxy.url, timeout=20) as client,
+    ):
+        yield client
+
+
+@dataclass
+class Chat:
+    """A client as applications write them: it keeps its own history, without documents."""
+
+    client: httpx.Client
+    engine: FakeEngine
+    session: str
+    user: str = "someone"
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    def ask(self, question: str, documents: list[Any] | None = None, **fields: Any) -> Received:
+        """Ask, keep question and answer, and return what the engine received."""
+        self.messages = [*self.messages, {"role": "user", "content": question}]
+        received = self.send(documents, **fields)
+        self.messages = [*self.messages, {"role": "assistant", "content": self.answer}]
+        return received
+
+    def send(self, documents: list[Any] | None = None, **fields: Any) -> Received:
+        """Send the history as it is."""
+        ours: dict[str, Any] = {"session_id": self.session}
+        if documents is not None:
+            ours["documents"] = documents
+        body = {"model": "m", "messages": self.messages, "ragboost": ours, **fields}
+        headers = {"authorization": f"Bearer {self.user}"}
+        response = self.client.post(URL, json=body, headers=headers)
+        assert response.status_code == 200, response.text
+        self.response = response
+        self.answer = response.json()["choices"][0]["message"]["content"]
+        return self.engine.requests[-1]
+
+
+def text_of(i: int) -> str:
+    return f"Text of document {i}, which says {i * i}."
+
+
+def document(i: int) -> dict[str, Any]:
+    return {"id": i, "text": text_of(i)}
+
+
+def contents(received: Received) -> list[str]:
+    return [message["content"] for message in received.json["messages"]]
+
+
+def check_hints_point_into_the_payload(received: Received) -> None:
+    texts = contents(received)
+    for at, text in enumerate(texts):
+        for label in HINT.findall(text):
+            earlier = "".join(texts[:at])
+            assert f"{label}\n" in earlier, f"{label} is referred to and not there"
+
+
+def check_extends(new: Received, old: Received) -> None:
+    before, now = old.json["messages"], new.json["messages"]
+    assert now[: len(before)] == before
+    assert new.prompt.startswith(old.prompt.removesuffix("<|assistant|>\n"))
+
+
+def test_a_later_turn_extends_the_earlier_one_and_refers_to_its_documents(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "basic", messages=[{"role": "system", "content": "Be brief."}])
+    first = chat.ask("one?", [document(1), document(2)])
+    second = chat.ask("two?", [document(2), document(3)])
+    third = chat.ask("three?")
+    check_extends(second, first)
+    check_extends(third, second)
+    assert "Please refer to [Doc_2] in the previous conversation" in contents(second)[-1]
+    assert text_of(2) not in contents(second)[-1]
+    assert text_of(3) in contents(second)[-1]
+    assert contents(third)[-1] == "three?"
+    assert second.cached_tokens >= first.prompt_tokens - 16 - 3  # one block, the answer's role
+
+
+def test_the_session_may_be_named_in_the_header(client: httpx.Client, engine: FakeEngine) -> None:
+    headers = {"x-ragboost-session": "by-header"}
+    question = {"role": "user", "content": "one?"}
+    ours = {"documents": [document(1)]}
+    client.post(URL, json={"messages": [question], "ragboost": ours}, headers=headers)
+    first = engine.requests[-1]
+    history = [question, {"role": "assistant", "content": "so"}, {"role": "user", "content": "2?"}]
+    client.post(URL, json={"messages": history}, headers=headers)
+    check_extends(engine.requests[-1], first)
+
+
+def test_a_large_request_is_rewritten_in_a_worker_thread_and_remembered(
+    client: httpx.Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    rewrite = Rewriter.rewrite
+
+    def noting(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return rewrite(*arguments)
+
+    monkeypatch.setattr(Rewriter, "rewrite", noting)
+    chat = Chat(client, engine, "large")
+    first = chat.ask("one?", [{"id": 1, "text": "large " * 60_000}])
+    second = chat.ask("two?", [{"id": 1, "text": "large " * 60_000}, document(2)])
+    third = chat.ask("three?", [document(2)])
+    check_extends(second, first)
+    check_extends(third, second)
+    assert HINT.findall(contents(second)[-1]) == ["[Doc_1]"]
+    assert threads[2] not in threads[:2]  # the last one is small and stays on the event loop
+
+
+def test_without_a_session_nothing_is_remembered(client: httpx.Client, engine: FakeEngine) -> None:
+    for _ in range(2):
+        body = {"messages": [{"role": "user", "content": "why?"}]}
+        client.post(URL, json={**body, "ragboost": {"documents": [document(1)]}})
+        assert text_of(1) in contents(engine.requests[-1])[0]
+        client.post(URL, json=body)
+        assert contents(engine.requests[-1]) == ["why?"]
+
+
+def test_an_edited_history_starts_over_without_loss(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "edited")
+    chat.ask("one?", [document(1), document(2)])
+    chat.messages[0] = {"role": "user", "content": "one, really?"}
+    received = chat.ask("two?", [document(2), document(1)])
+    assert not HINT.search(received.body.decode())
+    assert all(text_of(i) in contents(received)[-1] for i in (1, 2))
+
+
+def test_a_retry_sends_the_same_bytes(client: httpx.Client, engine: FakeEngine) -> None:
+    chat = Chat(client, engine, "retry")
+    chat.ask("one?", [document(1), document(2)])
+    chat.messages.append({"role": "user", "content": "two?"})
+    first = chat.send([document(2), document(3)])
+    second = chat.send([document(2), document(3)])
+    assert first.body == second.body
+
+
+def test_another_answer_to_the_same_question_keeps_the_turns_before_it(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "fork")
+    first = chat.ask("one?", [document(1)])
+    history = chat.messages
+    chat.ask("two?", [document(2)])
+    chat.messages = history
+    received = chat.ask("two, differently?", [document(2), document(1)])
+    check_extends(received, first)
+    assert text_of(2) in contents(received)[-1]
+    assert HINT.findall(contents(received)[-1]) == ["[Doc_1]"]
+
+
+def test_an_agents_next_step_keeps_the_turns_message(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "agent")
+    chat.messages = [{"role": "user", "content": "do it"}]
+    first = chat.send([document(1)])
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    chat.messages = [
+        *chat.messages,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "result"},
+    ]
+    for documents in (None, [document(1)]):
+        received = chat.send(documents)
+        check_extends(received, first)
+        assert "".join(str(text) for text in contents(received)).count(text_of(1)) == 1
+
+
+def test_users_with_the_same_session_id_do_not_meet(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    Chat(client, engine, "shared", user="alice").ask("hello", [document(1)])
+    received = Chat(client, engine, "shared", user="bob").ask("hello")
+    assert contents(received) == ["hello"]
+
+
+def test_models_and_cache_salts_do_not_meet(client: httpx.Client, engine: FakeEngine) -> None:
+    Chat(client, engine, "salted").ask("hello", [document(1)], cache_salt="a")
+    for fields in ({}, {"cache_salt": "b"}, {"cache_salt": "a", "model": "other"}):
+        assert contents(Chat(client, engine, "salted").ask("hello", **fields)) == ["hello"]
+
+
+def test_the_same_documents_field_keeps_its_order_and_hints_in_a_conversation(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    documents = [{"title": f"T{i}", "text": text_of(i)} for i in (50, 51, 52)]
+    seed = Chat(client, engine, "seed", messages=[{"role": "user", "content": "x?"}])
+    _with_field(seed, {"documents": documents[::-1]})
+    chat = Chat(client, engine, "field", messages=[{"role": "user", "content": "one?"}])
+    body = {"documents": documents}
+    first = _with_field(chat, body)
+    chat.messages = [
+        *chat.messages,
+        {"role": "assistant", "content": chat.answer},
+        {"role": "user", "content": "two?"},
+    ]
+    second = _with_field(chat, body)
+    assert first.json["documents"] == second.json["documents"] == documents[::-1]
+    check_extends(second, first)
+    assert '"T50" >> "T51" >> "T52"' in contents(second)[-1]
+
+
+def test_a_turn_with_the_documents_field_resends_turns_of_the_ragboost_object(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "mixed")
+    first = chat.ask("one?", [document(1)])
+    chat.messages = [*chat.messages, {"role": "user", "content": "two?"}]
+    second = _with_field(chat, {"documents": [text_of(2)]})
+    assert second.json["messages"][:1] == first.json["messages"]
+
+
+def _with_field(chat: Chat, fields: dict[str, Any]) -> Received:
+    body = {"model": "m", "messages": chat.messages, "ragboost": {"session_id": chat.session}}
+    headers = {"authorization": f"Bearer {chat.user}"}
+    response = chat.client.post(URL, json={**body, **fields}, headers=headers)
+    chat.answer = response.json()["choices"][0]["message"]["content"]
+    return chat.engine.requests[-1]
+
+
+ACTION = st.one_of(
+    st.tuples(st.just("ask"), st.lists(st.integers(0, 9), max_size=5)),
+    st.tuples(st.just("again"), st.lists(st.integers(0, 9), max_size=5)),
+    st.tuples(st.just("edit"), st.lists(st.integers(0, 9), max_size=3)),
+    st.tuples(st.just("truncate"), st.lists(st.integers(0, 9), max_size=3)),
+)
+
+
+class TestRandomConversations:
+    """Two users with the same session id, the same questions and document ids, other texts."""
+
+    runs = 0
+
+    @settings(max_examples=40, deadline=None)
+    @given(actions=st.lists(st.tuples(st.sampled_from(["alice", "bob"]), ACTION), max_size=12))
+    def test_nothing_is_lost_doubled_or_mixed_and_prefixes_only_grow(
+        self, client: httpx.Client, engine: FakeEngine, actions: list[Any]
+    ) -> None:
+        TestRandomConversations.runs += 1
+        session = f"random-{TestRandomConversations.runs}"
+        chats = {user: Chat(client, engine, session, user=user) for user in ("alice", "bob")}
+        last: dict[str, Received] = {}
+        for user, (action, ids) in actions:
+            chat = chats[user]
+            texts = {i: f"{user} wrote: {text_of(i)}" for i in ids}
+            documents = [{"id": i, "text": texts[i]} for i in ids]
+            if action == "again" and chat.messages:
+                chat.messages = chat.messages[:-2]
+                last.pop(user, None)
+            elif action == "edit" and chat.messages:
+                chat.messages[0] = {"role": "user", "content": f"edited {len(chat.messages)}"}
+                last.pop(user, None)
+            elif action == "truncate":
+                chat.messages = chat.messages[2:]
+                last.pop(user, None)
+            received = chat.ask(f"question {len(chat.messages)}", documents)
+            self.check(received, texts, others="bob" if user == "alice" else "alice")
+            if user in last:
+                check_extends(received, last[user])
+            last[user] = received
+
+    @staticmethod
+    def check(received: Received, texts: dict[int, str], *, others: str) -> None:
+        check_hints_point_into_the_payload(received)
+        everything = "".join(contents(received))
+        assert f"{others} wrote" not in everything
+        assert b"ragboost" not in received.body
+        for text in texts.values():
+            assert everything.count(text) == 1
+        if not texts:
+            return  # a question asked again without documents keeps those that it had
+        hinted = HINT.findall(contents(received)[-1])
+        assert len(hinted) == sum(text not in contents(received)[-1] for text in texts.values())

@@ -1,0 +1,127 @@
+"""`ragboost serve` as a process: starts, drains, stops."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.fakes import FakeEngine
+
+ROOT = Path(__file__).parents[2]
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
+
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start `ragboost serve` and return the process and its URL."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ragboost", "serve", "--port", "0", *arguments],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"listening on (http://\S+),", line):
+                return process, found[1]
+        raise AssertionError("ragboost serve did not start")
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def test_a_stream_is_finished_before_the_proxy_stops(start: Start, engine: FakeEngine) -> None:
+    process, url = start("--backend", engine.url)
+    engine.misbehave(chunk_delay_s=0.2)
+    with httpx.stream(
+        "POST", f"{url}/v1/chat/completions", json={**CHAT, "stream": True}
+    ) as answer:
+        chunks = answer.iter_raw()
+        first = next(chunks)
+        process.send_signal(signal.SIGTERM)
+        whole = first + b"".join(chunks)
+    assert whole.endswith(b"data: [DONE]\n\n")
+    assert process.wait(10) == 0
+
+
+def test_a_client_that_does_not_read_costs_no_memory(start: Start, engine: FakeEngine) -> None:
+    process, url = start("--backend", engine.url)
+    engine.misbehave(status=200, body=b"x" * 100_000_000)
+    address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    before = psutil.Process(process.pid).memory_info().rss
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"GET /v1/files/large HTTP/1.1\r\nhost: x\r\n\r\n")
+        engine.wait_until(lambda: len(engine.requests) == 1)
+        time.sleep(0.5)
+        assert psutil.Process(process.pid).memory_info().rss - before < 30_000_000
+
+
+def test_a_trailing_v1_of_the_backend_is_not_sent_twice(start: Start, engine: FakeEngine) -> None:
+    _, url = start("--backend", f"{engine.url}/v1/")
+    assert httpx.get(f"{url}/v1/models").status_code == 200
+    assert engine.requests[-1].path == "/v1/models"
+
+
+def test_a_taken_port_is_one_sentence_and_exit_code_2(engine: FakeEngine) -> None:
+    port = engine.url.rsplit(":", 1)[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "ragboost", "serve", "--port", port],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_embedded_and_backend_exclude_each_other() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ragboost", "serve", "--embedded", "--backend", "http://x"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, "--backend" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_embedded_serves_proxy_and_engine_and_reuses_their_prefix(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAGBOOST_ENGINE__BUILTIN_SIZE", "tiny")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    process, url = start("--embedded")
+    model = httpx.get(f"{url}/v1/models", timeout=60).json()["data"][0]["id"]
+    documents = [{"id": i, "text": f"Document {i} says that {i} is a number. " * 6} for i in (1, 2)]
+    cached = []
+    for order in (documents, documents[::-1]):
+        body = {**CHAT, "model": model, "max_tokens": 2, "ragboost": {"documents": order}}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached[1] > cached[0]
+    assert json.loads(httpx.get(f"{url}/ready").content) == {"status": "ready"}
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0

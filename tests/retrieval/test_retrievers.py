@@ -1,0 +1,138 @@
+"""Both retrievers rank as their scores say, break ties by corpus order, and refuse bad numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import rank_bm25
+
+from ragboost.errors import MissingExtraError, RequestError
+from ragboost.retrieval import BM25Retriever, FaissRetriever, Retriever
+from ragboost.types import Document
+
+DOCUMENTS = [
+    Document("the lease was signed by the tenant", id="lease"),
+    Document("the cat sat on the mat", id="cat"),
+    Document("the cat sat on the mat", id="copy of cat"),
+    Document("rent is due on the first of the month", id="rent", title="The lease"),
+    Document("x y z", id="letters"),
+    Document("one two three", id="numbers"),
+    Document("red green blue", id="colours"),
+]
+
+
+def letters(texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Embed a text as its letter counts."""
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    return np.array([[text.count(letter) for letter in alphabet] for text in texts], np.float32)
+
+
+def retrievers() -> list[Retriever]:
+    return [BM25Retriever(DOCUMENTS), FaissRetriever(DOCUMENTS, letters)]
+
+
+def ids(documents: Sequence[Document]) -> list[Any]:
+    return [document.id for document in documents]
+
+
+@pytest.mark.parametrize("retriever", retrievers(), ids=["bm25", "faiss"])
+def test_documents_come_best_first_with_scores_and_ties_in_corpus_order(
+    retriever: Retriever,
+) -> None:
+    found = retriever.retrieve("cat mat sat", 2)
+
+    assert ids(found) == ["cat", "copy of cat"]
+    assert found[0].score == found[1].score is not None
+    assert found[0] == DOCUMENTS[1]
+
+
+@pytest.mark.parametrize("retriever", retrievers(), ids=["bm25", "faiss"])
+def test_fewer_documents_than_asked_for_are_all_returned(retriever: Retriever) -> None:
+    assert sorted(ids(retriever.retrieve("lease", 100))) == sorted(ids(DOCUMENTS))
+    assert retriever.retrieve_batch([], 3) == []
+
+
+@pytest.mark.parametrize("retriever", retrievers(), ids=["bm25", "faiss"])
+def test_batch_equals_single_queries(retriever: Retriever) -> None:
+    queries = ["who signed the lease", "cat", ""]
+
+    assert retriever.retrieve_batch(queries, 3) == [retriever.retrieve(q, 3) for q in queries]
+
+
+@pytest.mark.parametrize("retriever", retrievers(), ids=["bm25", "faiss"])
+def test_k_below_one_is_refused(retriever: Retriever) -> None:
+    with pytest.raises(RequestError, match="k must be at least 1, got 0"):
+        retriever.retrieve("cat", 0)
+
+
+def test_bm25_scores_are_those_of_rank_bm25() -> None:
+    texts = ["a b b c", "c d", "e a", "b", "f g h i j"]
+    documents = [Document(text, id=i) for i, text in enumerate(texts)]
+    expected = rank_bm25.BM25Okapi([text.split() for text in texts]).get_scores(["b", "c", "b"])
+
+    found = BM25Retriever(documents).retrieve("b c b z", 5)
+
+    assert [document.score for document in found] == pytest.approx(sorted(expected)[::-1])
+
+
+def test_bm25_looks_into_titles_and_ignores_case() -> None:
+    assert ids(BM25Retriever(DOCUMENTS).retrieve("LEASE rent", 1)) == ["rent"]
+
+
+def test_bm25_of_no_documents_or_no_words_is_corpus_order() -> None:
+    assert BM25Retriever([]).retrieve("cat", 3) == []
+    assert ids(BM25Retriever([Document("?!", id=2), Document("...", id=1)]).retrieve("a", 3)) == [
+        2,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("num_copies", [1, 3, 40])
+def test_faiss_ties_at_the_last_place_go_to_the_earlier_document(num_copies: int) -> None:
+    documents = [Document("zz", id="best"), *(Document("z", id=i) for i in range(num_copies))]
+
+    assert ids(FaissRetriever(documents, letters).retrieve("z", 2)) == ["best", 0]
+
+
+def test_faiss_refuses_vectors_with_nan() -> None:
+    def embed(texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        return np.full((len(texts), 2), np.nan, np.float32)
+
+    with pytest.raises(RequestError, match="NaN or infinity for text 0 of 7"):
+        FaissRetriever(DOCUMENTS, embed)
+
+
+def test_faiss_refuses_scores_that_overflow() -> None:
+    def embed(texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        return np.full((len(texts), 2), 3e38, np.float32)
+
+    with pytest.raises(RequestError, match="score must be finite"):
+        FaissRetriever(DOCUMENTS, embed).retrieve("cat", 1)
+
+
+@pytest.mark.parametrize("shape", [(6, 2), (7,), (7, 0), (7, 2, 2)])
+def test_faiss_refuses_vectors_of_a_wrong_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RequestError, match="embed must give shape"):
+        FaissRetriever(DOCUMENTS, lambda texts: np.zeros(shape, np.float32))
+
+
+def test_faiss_refuses_queries_of_another_dimension() -> None:
+    def embed(texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        return np.ones((len(texts), 3 if len(texts) > 1 else 2), np.float32)
+
+    with pytest.raises(RequestError, match="2 numbers for queries and of 3 for documents"):
+        FaissRetriever(DOCUMENTS, embed).retrieve("cat", 1)
+
+
+def test_faiss_needs_documents() -> None:
+    with pytest.raises(RequestError, match="documents must not be empty"):
+        FaissRetriever([], letters)
+
+
+def test_missing_package_is_answered_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "rank_bm25", None)
+
+    with pytest.raises(MissingExtraError, match=r"pip install 'ragboost\[retrieval\]'"):
+        BM25Retriever(DOCUMENTS)
