@@ -1,0 +1,111 @@
+"""What dropping document KV after the first token saves in decoding, and what it forgets.
+
+    python -m benchmarks.chunk_evict --json
+
+`step_ms[kept]` is the processor time of one decoding step after a prompt of `--tokens`, by tokens
+kept per layer and head ("all": no eviction), on the model of chunk_ttft. `score[task][kept]` is
+how often the reference model still answers when the question is put a second time to the shrunken
+cache.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.chunk_quality import MODEL
+from benchmarks.chunk_ttft import CHUNK, QUESTION, SYSTEM, build
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.eval.tasks import TASKS, make_prompts
+from ragboost.chunk_cache.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.store import ChunkStore
+
+STEPS = 16
+
+
+@torch.no_grad()
+def decode(adapter: ModelAdapter, result: Prefill, tokens: list[int]) -> torch.Tensor:
+    """Feed tokens one by one after a prefill; returns the last logits."""
+    logits = result.logits
+    for number, token in enumerate(tokens):
+        out = adapter.model(
+            torch.tensor([[token]], device=adapter.device),
+            position_ids=torch.tensor([[result.num_tokens + number]], device=adapter.device),
+            past_key_values=result.cache,
+            use_cache=True,
+        )
+        logits = out.logits[0, -1]
+    return logits
+
+
+def step_ms(num_tokens: int, kept: list[int | None]) -> dict[str, float]:
+    adapter = build("small", layers=None, device="cpu")
+    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 34))
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(length: int) -> list[int]:
+        ids: list[int] = torch.randint(8192, (length,), generator=generator).tolist()
+        return ids
+
+    chunks = [draw(CHUNK) for _ in range(round((num_tokens - SYSTEM - QUESTION) / CHUNK))]
+    system, question = draw(SYSTEM), draw(QUESTION)
+    reuse.precompute(system, chunks)
+    found = {}
+    for keep in kept:
+        result = reuse.prefill(
+            system, chunks, question, policy="reuse", ratio=0.0, keep_tokens=keep
+        )
+        decode(adapter, result, [5])
+        begin = time.process_time()
+        decode(adapter, result, [7] * STEPS)
+        found[str(keep or "all")] = round(1000 * (time.process_time() - begin) / STEPS, 2)
+    return found
+
+
+def scores(model: Path, prompts: int, kept: list[int | None]) -> dict[str, dict[str, float]]:
+    causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    adapter = ModelAdapter(causal_lm)
+    reuse = ChunkReuse(adapter, ChunkStore())
+    found: dict[str, dict[str, float]] = {}
+    for task in TASKS:
+        drawn = make_prompts(task, prompts, seed=301)
+        for keep in kept:
+            right = 0
+            for prompt in drawn:
+                reuse.precompute(prompt.system, prompt.chunks)
+                result = reuse.prefill(
+                    prompt.system, prompt.chunks, prompt.question, keep_tokens=keep
+                )
+                again = decode(adapter, result, list(prompt.question))
+                right += int(again.argmax()) == prompt.answer
+            found.setdefault(task, {})[str(keep or "all")] = right / prompts
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    result: dict[str, Any] = {
+        "tokens": args.tokens,
+        "step_ms": step_ms(args.tokens, [None, 2048, 1024, 512]),
+        "score": scores(args.model, args.prompts, [None, 52, 28, 16]),
+        "prompt_tokens_of_score": 101,
+    }
+    if args.json:
+        print(json.dumps(result))
+        return
+    print("decoding step by tokens kept:", result["step_ms"])
+    for task, by_kept in result["score"].items():
+        print(f"  {task:10}", by_kept)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Answer quality of chunk reuse by policy and recompute ratio, on tasks that need other chunks.
+
+    python -m benchmarks.chunk_quality --json
+    python -m benchmarks.chunk_quality --split development   # what the default policy was chosen on
+
+The model is the project's own, trained on these tasks by scripts/train_reference_model.py. Both
+splits are drawn apart from the training stream and from each other. `score[task][policy][ratio]` is
+the accuracy, `normalised` the share of what full reuse loses that is won back (FusionRAG eq. 11;
+null for the control task `local`, where nothing is lost); means over seeds, `error` the standard
+error between seeds.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.eval.cases import from_prompt
+from ragboost.chunk_cache.eval.metrics import estimate, normalised
+from ragboost.chunk_cache.eval.runner import Row, evaluate
+from ragboost.chunk_cache.eval.tasks import TASKS, make_prompts
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
+from ragboost.chunk_cache.store import ChunkStore
+
+MODEL = Path(__file__).parent / "reference_model"
+SPLITS = {"development": (101, 102, 103), "test": (201, 202, 203)}
+RATIOS = (0.05, 0.1, 0.15, 0.3)
+UNFAIR = ("oracle", "full", "reuse")
+"""Policies that are no candidates for the default: a bound that knows the answer, and the ends."""
+
+Scores = dict[str, dict[str, dict[str, float | None]]]
+
+
+def measure(
+    model: Path, *, seed: int, prompts: int, policies: list[str], granularity: int
+) -> list[Row]:
+    """Evaluate on `prompts` prompts of every task, drawn with this seed."""
+    causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=1 << 28))
+    rows = []
+    for task in TASKS:
+        drawn = [from_prompt(prompt) for prompt in make_prompts(task, prompts, seed=seed)]
+        if "hybrid-offline" in policies:
+            strangers = make_prompts("local", 4, seed=seed + 1000)
+            for case in drawn:
+                for number, chunk in enumerate(case.chunks):
+                    neighbours = strangers[number % 4].chunks[:4]
+                    reuse.measure_sensitivity(case.system, chunk, neighbours=neighbours)
+        rows += evaluate(reuse, drawn, policies=policies, ratios=RATIOS, granularity=granularity)
+        print(f"seed {seed}: {task} done", file=sys.stderr)
+    return rows
+
+
+def summarise(runs: list[list[Row]]) -> dict[str, Any]:
+    """Return means over the runs, one run per seed, by task, policy and ratio."""
+    score: Scores = {}
+    share: Scores = {}
+    error: Scores = {}
+    divergence: Scores = {}
+    for same in zip(*runs, strict=True):
+        task, policy, ratio = same[0].task, same[0].policy, f"{same[0].ratio:g}"
+        found = estimate([row.score for row in same])
+        score.setdefault(task, {}).setdefault(policy, {})[ratio] = round(found.mean, 4)
+        error.setdefault(task, {}).setdefault(policy, {})[ratio] = (
+            None if math.isnan(found.error) else round(found.error, 4)
+        )
+        kl = estimate([row.kl for row in same]).mean
+        divergence.setdefault(task, {}).setdefault(policy, {})[ratio] = round(kl, 4)
+    for task, by_policy in score.items():
+        full, reuse = by_policy["full"]["1"], by_policy["reuse"]["0"]
+        assert full is not None
+        assert reuse is not None
+        for policy, by_ratio in by_policy.items():
+            for ratio, value in by_ratio.items():
+                assert value is not None
+                won = normalised(value, full=full, reuse=reuse) if task != "local" else math.nan
+                share.setdefault(task, {}).setdefault(policy, {})[ratio] = (
+                    None if math.isnan(won) else round(won, 4)
+                )
+    return {"score": score, "error": error, "normalised": share, "kl": divergence}
+
+
+def best_policy(normalised_scores: Scores) -> str:
+    """Return the policy whose worst task is best, over the ratios 0.1 and 0.15."""
+    tasks = [task for task in normalised_scores if task != "local"]
+    worst = {
+        policy: min(
+            normalised_scores[task][policy][ratio] or 0.0
+            for task in tasks
+            for ratio in ("0.1", "0.15")
+        )
+        for policy in normalised_scores[tasks[0]]
+        if policy not in UNFAIR
+    }
+    return max(worst, key=lambda policy: worst[policy])
+
+
+def show(result: dict[str, Any]) -> None:
+    for task, by_policy in result["score"].items():
+        full, reuse = by_policy["full"]["1"], by_policy["reuse"]["0"]
+        print(f"\n{task}: full attention {full:.3f}, full reuse {reuse:.3f}")
+        for policy, by_ratio in by_policy.items():
+            if policy not in ("full", "reuse"):
+                cells = (
+                    f"{by_ratio[ratio]:.3f} +- {result['error'][task][policy][ratio] or 0:.3f}"
+                    for ratio in by_ratio
+                )
+                print(f"  {policy:18}", "  ".join(cells))
+    print(f"\nbest here: {result['best_policy']}; default: {result['default_policy']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--split", choices=SPLITS, default="test")
+    parser.add_argument("--prompts", type=int, default=100, help="per task and seed")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--granularity", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    policies = args.policies.split(",")
+    begin = time.process_time()
+    runs = [
+        measure(
+            args.model,
+            seed=seed,
+            prompts=args.prompts,
+            policies=policies,
+            granularity=args.granularity,
+        )
+        for seed in SPLITS[args.split]
+    ]
+    result = summarise(runs)
+    result |= {
+        "best_policy": best_policy(result["normalised"]),
+        "default_policy": DEFAULT_POLICY,
+        "split": args.split,
+        "seeds": SPLITS[args.split],
+        "prompts": args.prompts,
+        "granularity": args.granularity,
+        "cpu_s": round(time.process_time() - begin),
+    }
+    if args.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+
+
+if __name__ == "__main__":
+    main()

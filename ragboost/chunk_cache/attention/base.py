@@ -1,0 +1,81 @@
+"""The interface of the attention back ends, and the mask they all implement.
+
+Knows queries, keys and positions. Does not know models, chunks or caches.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What one layer hands to a back end. The key in slot j stands at position j.
+
+    Attributes:
+        query: (1, heads, rows, head_dim).
+        key, value: (1, kv heads, keys, head_dim); heads is a multiple of kv heads.
+        positions: of the rows, (rows,), ascending, each below the number of keys.
+        scaling: factor on the scores.
+        window: a row at p sees keys above p - window; None: no window.
+        softcap: scores become softcap * tanh(score / softcap); None: no cap.
+        sinks: a score per head that takes part in the softmax and has no value, (heads,), or None.
+        visible: keys that may be seen at all, (keys,) bool; None: every key.
+        memo: where a back end keeps what later layers of the same forward can use again, such as
+            masks; all inputs that share it have the same positions, keys and visibility.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    positions: torch.Tensor
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    visible: torch.Tensor | None = None
+    memo: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def num_keys(self) -> int:
+        return int(self.key.shape[2])
+
+
+class AttentionBackend(Protocol):
+    """Exact attention of rows at scattered positions."""
+
+    def attend(self, inputs: AttentionInputs) -> torch.Tensor:
+        """Return (1, heads, rows, head_dim), the same numbers for every back end up to rounding."""
+        ...
+
+    def supports(self, inputs: AttentionInputs) -> bool:
+        """Whether `attend` can take these inputs: a kernel may lack windows, caps or sinks."""
+        ...
+
+
+def exact_mask(
+    positions: torch.Tensor,
+    num_keys: int,
+    *,
+    window: int | None = None,
+    visible: torch.Tensor | None = None,
+    first_key: int = 0,
+) -> torch.Tensor:
+    """Return which keys each row sees, (rows, num_keys) bool, causal by absolute position.
+
+    Args:
+        positions: of the rows, (rows,).
+        num_keys: keys from `first_key` on.
+        window: as in `AttentionInputs`.
+        visible: as in `AttentionInputs`, over all keys.
+        first_key: position of the first key of the mask.
+    """
+    keys = torch.arange(first_key, first_key + num_keys, device=positions.device)
+    mask = keys[None, :] <= positions[:, None]
+    if window is not None:
+        mask &= keys[None, :] > positions[:, None] - window
+    if visible is not None:
+        mask &= visible[None, first_key : first_key + num_keys]
+    return mask

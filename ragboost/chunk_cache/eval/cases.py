@@ -1,0 +1,123 @@
+"""Prompts to evaluate on: read from a JSONL file of texts or token ids, or taken from the tasks.
+
+Knows tokenizers and files. Does not know reuse.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ragboost.chunk_cache.eval.tasks import Prompt
+from ragboost.errors import RequestError
+from ragboost.types import as_documents
+
+SYSTEM = "Answer the question from the documents, in as few words as possible.\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A prompt in token ids, and what a right answer is.
+
+    Attributes:
+        system, question: token ids.
+        chunks: token ids of each document.
+        task: the group it is averaged in.
+        answer: id of the right next token; None: `answers` or full attention decide.
+        answers: right texts; empty: what full attention answers is right.
+        dependent: positions an oracle would recompute, where known.
+    """
+
+    system: tuple[int, ...]
+    chunks: tuple[tuple[int, ...], ...]
+    question: tuple[int, ...]
+    task: str = "data"
+    answer: int | None = None
+    answers: tuple[str, ...] = ()
+    dependent: tuple[int, ...] = ()
+
+
+def from_prompt(prompt: Prompt) -> Case:
+    """Turn a prompt of the synthetic tasks into a case."""
+    return Case(
+        prompt.system,
+        prompt.chunks,
+        prompt.question,
+        task=prompt.task,
+        answer=prompt.answer,
+        dependent=prompt.dependent,
+    )
+
+
+def read_cases(path: Path, *, tokenizer: Any | None, limit: int | None = None) -> list[Case]:
+    """Read cases from a JSONL file.
+
+    A line is an object with `question` (or `query`), `documents`, and optionally `system`,
+    `answers` (or `answer`) and `task`. Either all are texts, and documents may be objects with
+    `text` and `title`, or all are token ids and `answer` is the id of the next token.
+
+    Args:
+        path: the file.
+        tokenizer: of the model; None where the file holds token ids.
+        limit: lines read at most.
+
+    Raises:
+        RequestError: a line that cannot be used, named by its number.
+    """
+    cases: list[Case] = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if limit is not None and len(cases) >= limit:
+                break
+            if line.strip():
+                cases.append(_case(line, f"{path.name}:{number}", tokenizer))
+    if not cases:
+        raise RequestError(f"{path} has no cases")
+    return cases
+
+
+def _case(line: str, where: str, tokenizer: Any | None) -> Case:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise RequestError(f"{where}: not valid JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise RequestError(f"{where}: must be an object, got {type(row).__name__}")
+    question, documents = row.get("question", row.get("query")), row.get("documents")
+    if not question or not isinstance(documents, list) or not documents:
+        raise RequestError(f"{where}: needs a question and documents")
+    task = str(row.get("task", "data"))
+    if not isinstance(question, str):
+        return _ids_case(row, question, documents, task)
+    if tokenizer is None:
+        raise RequestError(f"{where}: has texts, and the model has no tokenizer")
+    given = row.get("answers", row.get("answer")) or ()
+    answers = (given,) if isinstance(given, str) else tuple(str(answer) for answer in given)
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    chunks = []
+    for document in as_documents(documents, where=f"{where}: documents"):
+        title = f"{document.title}\n" if document.title else ""
+        chunks.append(ids(f"{title}{document.text}\n\n"))
+    return Case(
+        tuple(tokenizer.encode(row.get("system") or SYSTEM)),
+        tuple(chunks),
+        ids(f"Question: {question}\nAnswer:"),
+        task=task,
+        answers=answers,
+    )
+
+
+def _ids_case(
+    row: dict[str, Any], question: Sequence[int], documents: list[Sequence[int]], task: str
+) -> Case:
+    return Case(
+        tuple(row.get("system") or ()),
+        tuple(tuple(document) for document in documents),
+        tuple(question),
+        task=task,
+        answer=row.get("answer"),
+    )

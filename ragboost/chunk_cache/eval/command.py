@@ -1,0 +1,89 @@
+"""`ragboost eval-reuse`: load a model, read cases, evaluate, and put the results into words.
+
+Knows paths. Does not print.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.eval import report
+from ragboost.chunk_cache.eval.cases import Case, read_cases
+from ragboost.chunk_cache.eval.runner import evaluate
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.selftest import self_test
+from ragboost.chunk_cache.store import ChunkStore
+from ragboost.errors import ChunkCacheError, ConfigError, import_extra
+
+NEIGHBOURS = 4
+"""Chunks of the case before that a chunk is computed after to measure its sensitivity."""
+
+
+def run(
+    model: Path,
+    data: Path,
+    *,
+    policies: Sequence[str],
+    ratios: Sequence[float],
+    granularity: int,
+    max_new_tokens: int,
+    limit: int | None,
+    device: str,
+    plot_path: Path | None,
+    as_json: bool,
+) -> str:
+    """Evaluate and return what to print: a table, or JSON.
+
+    Raises:
+        ConfigError: a path that does not exist.
+        ChunkCacheError: a policy or ratio that cannot be used.
+        RequestError: a line of the data that cannot be used.
+        UnsupportedModelError: KV of the model cannot be reused.
+    """
+    for name, path in (("--model", model), ("--data", data)):
+        if not path.exists():
+            raise ConfigError(f"{name} {path} does not exist")
+    for policy in policies:
+        make_policy(policy)
+    for ratio in ratios:
+        if not 0.0 < ratio < 1.0:
+            raise ChunkCacheError(
+                f"--ratio must be between 0 and 1, got {ratio}; 0 and 1 are always measured"
+            )
+    transformers = import_extra("transformers", extra="engine")
+    has_tokenizer = any(model.glob("tokenizer*")) or any(model.glob("vocab*"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model) if has_tokenizer else None
+    cases = read_cases(data, tokenizer=tokenizer, limit=limit)
+    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype="float32" if device == "cpu" else "auto"
+    ).to(device)
+    adapter = ModelAdapter(causal_lm)
+    checked = self_test(adapter)
+    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=4 << 30))
+    if "hybrid-offline" in policies:
+        _measure_sensitivities(reuse, cases)
+    rows = evaluate(
+        reuse,
+        cases,
+        policies=policies,
+        ratios=ratios,
+        granularity=granularity,
+        tokenizer=tokenizer,
+        max_new_tokens=max_new_tokens,
+    )
+    for number, task in enumerate(dict.fromkeys(row.task for row in rows)):
+        if plot_path is not None:
+            at = plot_path if number == 0 else plot_path.with_stem(f"{plot_path.stem}-{number}")
+            at.write_text(report.plot(rows, task=task), encoding="utf-8")
+    if as_json:
+        return json.dumps({"rows": report.as_json(rows), "self_test_error": checked.full_error})
+    return report.table(rows)
+
+
+def _measure_sensitivities(reuse: ChunkReuse, cases: Sequence[Case]) -> None:
+    for before, case in zip([cases[-1], *cases], cases, strict=False):
+        for chunk in case.chunks:
+            others = [other for other in before.chunks if other != chunk][:NEIGHBOURS]
+            reuse.measure_sensitivity(case.system, chunk, neighbours=others)

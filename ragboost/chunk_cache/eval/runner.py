@@ -1,0 +1,180 @@
+"""Answer cases at several policies and ratios and compare with full attention and full reuse.
+
+Knows reuse and metrics. Does not know files or how results are shown.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ragboost.chunk_cache.eval.cases import Case
+from ragboost.chunk_cache.eval.metrics import estimate, f1, kl_divergence, normalised
+from ragboost.chunk_cache.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.selection.base import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy at one ratio on one task.
+
+    Attributes:
+        score: mean accuracy or F1, and its standard error over cases.
+        normalised: share of the loss won back, NaN where full reuse loses nothing.
+        kl: mean divergence of the first token from full attention, nats.
+        recomputed: share of the prompt's tokens that were computed, the question included.
+        ttft_s: mean seconds to the first logits, selection included.
+    """
+
+    task: str
+    policy: str
+    ratio: float
+    num_cases: int
+    score: float
+    error: float
+    normalised: float
+    kl: float
+    recomputed: float
+    ttft_s: float
+
+
+@dataclass(slots=True)
+class _Outcome:
+    score: float
+    kl: float
+    recomputed: float
+    ttft_s: float
+
+
+def evaluate(
+    reuse: ChunkReuse,
+    cases: Sequence[Case],
+    *,
+    policies: Sequence[str],
+    ratios: Sequence[float],
+    granularity: int = 1,
+    tokenizer: Any | None = None,
+    max_new_tokens: int = 32,
+    progress: Callable[[int], None] | None = None,
+) -> list[Row]:
+    """Measure every policy at every ratio; ratio 0 (`reuse`) and 1 (`full`) once for all.
+
+    Chunks are computed and stored first, outside the timing.
+
+    Args:
+        reuse: the model with its store; stored chunks of earlier cases are dropped as it fills.
+        cases: the prompts.
+        policies: names; `full` and `reuse` are always measured.
+        ratios: between 0 and 1, exclusive.
+        granularity: choose tokens (1) or blocks of so many.
+        tokenizer: turns answers into text; None: cases say the right next token.
+        max_new_tokens: length of text answers.
+        progress: called with the number of each case done.
+    """
+    plans = [("full", 1.0), ("reuse", 0.0)]
+    plans += [(p, r) for p in policies if p not in ("full", "reuse") for r in ratios]
+    outcomes: dict[tuple[str, str, float], list[_Outcome]] = {}
+    judge = _Judge(reuse, tokenizer, max_new_tokens)
+    for number, case in enumerate(cases, 1):
+        reuse.precompute(case.system, case.chunks)
+        full: Prefill | None = None
+        for name, ratio in plans:
+            policy = _policy(name, case)
+            result = reuse.prefill(
+                case.system,
+                case.chunks,
+                case.question,
+                policy=policy,
+                ratio=ratio,
+                granularity=granularity,
+            )
+            full = full or result
+            outcome = judge(case, result, full)
+            outcomes.setdefault((case.task, name, ratio), []).append(outcome)
+        if progress is not None:
+            progress(number)
+    return _rows(outcomes)
+
+
+class _Judge:
+    """Scores a prefill by its next token, or by the text it leads to."""
+
+    def __init__(self, reuse: ChunkReuse, tokenizer: Any | None, max_new_tokens: int) -> None:
+        self._reuse, self._tokenizer, self._max = reuse, tokenizer, max_new_tokens
+        self._full_text = ""
+
+    def __call__(self, case: Case, result: Prefill, full: Prefill) -> _Outcome:
+        timing = result.timing
+        return _Outcome(
+            score=self._score(case, result, is_full=result is full),
+            kl=kl_divergence(result.logits, full.logits),
+            recomputed=(result.num_recomputed + result.num_computed) / result.num_tokens,
+            ttft_s=timing.assemble_s + timing.select_s + timing.compute_s,
+        )
+
+    def _score(self, case: Case, result: Prefill, *, is_full: bool) -> float:
+        if case.answer is not None or self._tokenizer is None:
+            return float(int(result.logits.argmax()) == case.answer)
+        text = self._tokenizer.decode(
+            greedy(self._reuse, result, max_new_tokens=self._max), skip_special_tokens=True
+        )
+        text = text.strip().split("\n")[0]
+        if is_full:
+            self._full_text = text
+        return f1(text, case.answers or (self._full_text,))
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def greedy(reuse: ChunkReuse, result: Prefill, *, max_new_tokens: int) -> list[int]:
+    """Decode the most likely tokens after a prefill, up to an end token; uses up its cache."""
+    model = reuse.adapter.model
+    end = model.generation_config.eos_token_id if model.generation_config else None
+    stops = set(end) if isinstance(end, list) else {end}
+    token = int(result.logits.argmax())
+    tokens: list[int] = []
+    while token not in stops and len(tokens) < max_new_tokens:
+        tokens.append(token)
+        if len(tokens) == max_new_tokens:
+            break
+        out = model(
+            torch.tensor([[token]], device=reuse.adapter.device),
+            position_ids=torch.tensor(
+                [[result.num_tokens + len(tokens) - 1]], device=reuse.adapter.device
+            ),
+            past_key_values=result.cache,
+            use_cache=True,
+        )
+        token = int(out.logits[0, -1].argmax())
+    return tokens
+
+
+def _policy(name: str, case: Case) -> Policy:
+    if name == "oracle":
+        return make_policy(name, positions=case.dependent)
+    return make_policy(name)
+
+
+def _rows(outcomes: dict[tuple[str, str, float], list[_Outcome]]) -> list[Row]:
+    mean = {key: estimate([o.score for o in found]).mean for key, found in outcomes.items()}
+    rows = []
+    for (task, policy, ratio), found in outcomes.items():
+        score = estimate([outcome.score for outcome in found])
+        full, reuse = mean[task, "full", 1.0], mean[task, "reuse", 0.0]
+        rows.append(
+            Row(
+                task=task,
+                policy=policy,
+                ratio=ratio,
+                num_cases=len(found),
+                score=score.mean,
+                error=0.0 if math.isnan(score.error) else score.error,
+                normalised=normalised(score.mean, full=full, reuse=reuse),
+                kl=estimate([outcome.kl for outcome in found]).mean,
+                recomputed=estimate([outcome.recomputed for outcome in found]).mean,
+                ttft_s=estimate([outcome.ttft_s for outcome in found]).mean,
+            )
+        )
+    return rows

@@ -1,0 +1,72 @@
+"""A request's own KV cache: a transformers cache whose rows can be written at scattered positions.
+
+Slot and position are the same thing here. Knows tensors; does not know where they came from.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+
+class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
+    """A layer whose `update` writes into given rows while the cache is in a `writing` block, and
+    appends like any dynamic layer otherwise."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values  # (1, kv heads, tokens, head_dim)
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+        self.rows: torch.Tensor | None = None
+        self.is_frozen = False
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.rows is None:
+            keys, values = super().update(key_states, value_states)
+            return keys, values
+        if self.is_frozen:
+            return (
+                self.keys.index_copy(2, self.rows, key_states),
+                self.values.index_copy(2, self.rows, value_states),
+            )
+        self.keys.index_copy_(2, self.rows, key_states)
+        self.values.index_copy_(2, self.rows, value_states)
+        return self.keys, self.values
+
+
+class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyped
+    """The KV of one prompt. The tensors belong to this request alone; decoding appends to them."""
+
+    def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self.layers = [RequestLayer(keys, values) for keys, values in layers]
+
+    @contextmanager
+    def writing(self, rows: torch.Tensor, *, frozen_from: int | None = None) -> Iterator[None]:
+        """Send what the model computes to the given rows.
+
+        Args:
+            rows: positions, (tokens,), in the order of the input tokens.
+            frozen_from: layers from this one on show the new rows to attention but keep their own.
+        """
+        for index, layer in enumerate(self.layers):
+            layer.rows = rows
+            layer.is_frozen = frozen_from is not None and index >= frozen_from
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.rows, layer.is_frozen = None, False
+
+    def clone(self) -> "RequestCache":
+        """Return a copy that shares no memory."""
+        return RequestCache([(layer.keys.clone(), layer.values.clone()) for layer in self.layers])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)

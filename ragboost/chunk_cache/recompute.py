@@ -1,0 +1,49 @@
+"""Compute chosen tokens of a prompt again, over KV that is known of the others.
+
+Knows positions and caches. Does not know how the tokens were chosen.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.assemble import Assembly, Source
+from ragboost.chunk_cache.attention.base import AttentionBackend, AttentionInputs
+from ragboost.chunk_cache.hook import Plan
+
+
+def rows_to_compute(assembly: Assembly, selected: torch.Tensor) -> torch.Tensor:
+    """Return the positions of missing tokens, selected ones and the question, ascending.
+
+    Exact tokens are never among them, whatever was selected.
+    """
+    chosen = assembly.source == Source.MISSING
+    chosen[selected] = True
+    chosen &= assembly.source != Source.EXACT
+    return torch.nonzero(chosen).flatten()
+
+
+def recompute(
+    adapter: ModelAdapter,
+    assembly: Assembly,
+    *,
+    selected: torch.Tensor,
+    backend: AttentionBackend | None = None,
+    observe: Callable[[int, AttentionInputs], None] | None = None,
+) -> torch.Tensor:
+    """Compute what is missing or selected, layer by layer, each row over all keys before it.
+
+    Rows of one layer see each other's new keys and values: the result for every row is what a token
+    by token loop over the same cache would give.
+
+    Returns:
+        The logits of the last token, (vocabulary,).
+    """
+    rows = rows_to_compute(assembly, selected)
+    tokens = [assembly.tokens[position] for position in rows.tolist()]
+    plan = Plan(rows, backend=backend, observe=observe)
+    logits = adapter.forward(tokens, assembly.cache, plan=plan)
+    if logits is None:
+        raise AssertionError("the observer of the final pass stopped it")
+    return logits

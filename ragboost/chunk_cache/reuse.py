@@ -1,0 +1,324 @@
+"""Prefill a prompt of system prompt, chunks and question from stored KV, computing what must be.
+
+The order of preference for every token: the exact prefix, then a stored chunk, then computing.
+Knows token ids, stored KV and policies. Does not know texts, tokenizers or HTTP. Chunks are
+tokenised apart and joined by ids: tokenising the joined text would merge across borders and miss.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.assemble import Assembly, Source, Span, assemble
+from ragboost.chunk_cache.attention import make_backend
+from ragboost.chunk_cache.attention.base import AttentionBackend
+from ragboost.chunk_cache.evict import QuestionWindow, evict
+from ragboost.chunk_cache.recompute import recompute
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
+from ragboost.chunk_cache.selection.base import Policy, budget, choose
+from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.store import ChunkKV, ChunkStore, Identity, chunk_key
+from ragboost.errors import ChunkCacheError
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds spent in each part of a prefill."""
+
+    assemble_s: float
+    select_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A prompt that is ready to be decoded.
+
+    The four counts add up to the prompt.
+
+    Attributes:
+        cache: its KV, a `DynamicCache` of the request's own; decode from position `num_tokens` on.
+        logits: of the last token, (vocabulary,).
+        num_exact: tokens whose KV was stored and is what an ordinary forward gives.
+        num_approximate: tokens whose KV was stored in another context and is used as it is.
+        num_recomputed: tokens that had such KV and were computed again.
+        num_computed: tokens without stored KV, and the question.
+        num_publishable: leading tokens whose KV may enter an exact prefix cache. What stands after
+            the first approximate token must never.
+        selected: positions of the recomputed tokens, ascending.
+        timing: where the time went.
+    """
+
+    cache: DynamicCache
+    logits: torch.Tensor
+    num_exact: int
+    num_approximate: int
+    num_recomputed: int
+    num_computed: int
+    num_publishable: int
+    selected: tuple[int, ...]
+    timing: Timing
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self.num_exact + self.num_approximate + self.num_recomputed + self.num_computed
+
+
+class ChunkReuse:
+    """Chunk KV of one model: computed once after a system prompt, reused at any position.
+
+    Safe to use from several threads: a request writes to its own cache alone.
+
+    Args:
+        adapter: the model.
+        store: where chunk KV is kept; several engines may share one.
+        identity: what the KV depends on besides the tokens; None: the adapter's weights and dtype.
+        backend: name of the attention back end, see `attention.BACKENDS`; None: the model's own
+            attention under a dense mask, bit for bit what the model computes.
+    """
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        store: ChunkStore,
+        *,
+        identity: Identity | None = None,
+        backend: str | None = "tiled",
+    ) -> None:
+        self.adapter = adapter
+        self.store = store
+        self.identity = identity or Identity(
+            model=adapter.fingerprint(), dtype=str(adapter.dtype).removeprefix("torch.")
+        )
+        self._backend: AttentionBackend | None = make_backend(backend) if backend else None
+
+    def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
+        """Compute and store the KV of the system prompt and of each chunk after it (FusionRAG eq.
+        5).
+
+        Returns:
+            How many chunks were computed; the others were stored already.
+        """
+        if system:
+            self._stored_system(tuple(system))
+        distinct = [tokens for tokens in dict.fromkeys(map(tuple, chunks)) if tokens]
+        missing = [tokens for tokens in distinct if self._find(system, tokens) is None]
+        for tokens in missing:
+            self._compute_chunk(tuple(system), tokens)
+        return len(missing)
+
+    def prefill(
+        self,
+        system: Sequence[int],
+        chunks: Sequence[Sequence[int]],
+        question: Sequence[int],
+        *,
+        policy: Policy | str = DEFAULT_POLICY,
+        ratio: float = DEFAULT_RATIO,
+        granularity: int = 1,
+        prefix: ChunkKV | None = None,
+        keep_tokens: int | None = None,
+    ) -> Prefill:
+        """Fill the KV of a prompt and return the logits of its last token.
+
+        Args:
+            system, chunks, question: token ids; the question has at least one.
+            policy: which reused tokens to compute again, by name or made.
+            ratio: their share of the reused approximate tokens, 0 to 1.
+            granularity: choose tokens (1) or blocks of so many.
+            prefix: KV of an exact prefix of this very prompt, from the caller's prefix cache; its
+                tokens are taken as they are and never computed again.
+            keep_tokens: shrink the cache to so many tokens per layer and head for decoding, see
+                `evict`; None: keep all.
+
+        Raises:
+            ChunkCacheError: no question, a prefix of other tokens, a ratio out of range.
+        """
+        begin = time.perf_counter()
+        chosen_policy = make_policy(policy) if isinstance(policy, str) else policy
+        assembly = self.assemble(system, chunks, question, prefix=prefix)
+        assembled = time.perf_counter()
+        selected = self.select(assembly, policy=chosen_policy, ratio=ratio, granularity=granularity)
+        chosen = time.perf_counter()
+        watched = QuestionWindow(len(question)) if keep_tokens is not None else None
+        logits = recompute(
+            self.adapter, assembly, selected=selected, backend=self._backend, observe=watched
+        )
+        cache: DynamicCache = assembly.cache
+        if watched is not None and keep_tokens is not None:
+            documents = (len(system), assembly.question)
+            cache = evict(assembly.cache, watched, documents=documents, capacity=keep_tokens)
+        done = time.perf_counter()
+        timing = Timing(assembled - begin, chosen - assembled, done - chosen)
+        return self._prefill(assembly, selected, cache=cache, logits=logits, timing=timing)
+
+    def assemble(
+        self,
+        system: Sequence[int],
+        chunks: Sequence[Sequence[int]],
+        question: Sequence[int],
+        *,
+        prefix: ChunkKV | None = None,
+    ) -> Assembly:
+        """Collect the KV that is known of a prompt; see `prefill` for the arguments."""
+        if not question:
+            raise ChunkCacheError("question must have at least one token")
+        tokens = [*system, *(token for chunk in chunks for token in chunk), *question]
+        regime = self.adapter.regime(len(tokens))
+        covered = self._check_prefix(prefix, tokens, regime)
+        spans = [Span(0, covered, Source.EXACT, prefix)] if covered else []
+        borders = []
+        start = 0
+        for number, part in enumerate([system, *chunks]):
+            stop = start + len(part)
+            if number > 0:
+                borders.append((start, stop))
+            if stop > covered:
+                kv = self._find((), part) if number == 0 else self._find(system, part)
+                is_exact = start == (0 if number == 0 else len(system))
+                spans.append(_span(start, stop, covered, kv, is_exact=is_exact, regime=regime))
+            start = stop
+        source = torch.zeros(len(tokens), dtype=torch.int8)
+        sensitivity = torch.zeros(len(tokens))
+        for span in spans:
+            source[span.start : span.stop] = span.source
+            if span.kv is not None and span.kv.sensitivity is not None:
+                sensitivity[span.start : span.stop] = span.kv.sensitivity
+        device = self.adapter.device
+        cache = assemble(self.adapter, spans, length=len(tokens))
+        return Assembly(tokens, cache, source.to(device), borders, start, sensitivity.to(device))
+
+    def select(
+        self, assembly: Assembly, *, policy: Policy, ratio: float, granularity: int = 1
+    ) -> torch.Tensor:
+        """Return the positions of the tokens to compute again, ascending."""
+        candidates = assembly.candidates
+        num_tokens = budget(policy.ratio(ratio), len(candidates))
+        if num_tokens in (0, len(candidates)):
+            return candidates[:num_tokens]
+        view = SelectionView(self.adapter, assembly, budget=num_tokens, backend=self._backend)
+        scores = policy.score(view)
+        return choose(assembly, scores, num_tokens=num_tokens, granularity=granularity)
+
+    def measure_sensitivity(
+        self, system: Sequence[int], chunk: Sequence[int], *, neighbours: Sequence[Sequence[int]]
+    ) -> None:
+        """Measure offline how much a stored chunk's keys change after other chunks, for policies
+        that would otherwise look at a fresh layer of every request.
+
+        The chunk is computed after its neighbours' stored KV (the cross-attention of FusionRAG
+        eq. 10) and compared with its own. The stored KV stays; only the measure is added. A chunk
+        or neighbour that is not stored is computed first.
+        """
+        self.precompute(system, [chunk, *neighbours])
+        assembly = self.assemble(system, [*neighbours, chunk], [chunk[-1]])
+        start, stop = assembly.chunks[-1]
+        plain = assembly.cache.clone()
+        recompute(self.adapter, assembly, selected=torch.arange(start, stop), backend=self._backend)
+        score = torch.zeros(stop - start, device=self.adapter.device)
+        for old, new in zip(plain.layers, assembly.cache.layers, strict=True):
+            before, after = old.keys[:, :, start:stop].float(), new.keys[:, :, start:stop].float()
+            change = (after - before).square().sum((0, 1, 3))
+            score += change / before.square().sum((0, 1, 3)).mean().clamp_min(1e-12)
+        stored = self._find(system, chunk)
+        if stored is not None:
+            self.store.replace(self._key(system, chunk), replace(stored, sensitivity=score))
+
+    def _stored_system(self, system: tuple[int, ...]) -> ChunkKV:
+        stored = self._find((), system)
+        return stored or self._compute((), system, before=None)
+
+    def _compute_chunk(self, system: tuple[int, ...], tokens: tuple[int, ...]) -> ChunkKV:
+        before = self._stored_system(system) if system else None
+        return self._compute(system, tokens, before=before)
+
+    def _compute(
+        self, system: tuple[int, ...], tokens: tuple[int, ...], *, before: ChunkKV | None
+    ) -> ChunkKV:
+        base, length = len(system), len(system) + len(tokens)
+        regime = self.adapter.regime(length)
+        spans = []
+        if base and before is not None and before.regime == regime:
+            spans = [Span(0, base, Source.EXACT, before)]
+        source = torch.zeros(length, dtype=torch.int8, device=self.adapter.device)
+        source[: base if spans else 0] = Source.EXACT
+        cache = assemble(self.adapter, spans, length=length)
+        assembly = Assembly([*system, *tokens], cache, source, [], length, torch.zeros(0))
+        nothing = torch.zeros(0, dtype=torch.long, device=self.adapter.device)
+        recompute(self.adapter, assembly, selected=nothing, backend=self._backend)
+        layers = tuple(
+            (layer.keys[:, :, base:].clone(), layer.values[:, :, base:].clone())
+            for layer in cache.layers
+        )
+        kv = ChunkKV(tokens, base, layers, regime, length)
+        self.store.put(self._key(system, tokens), kv)
+        return kv
+
+    def _key(self, system: Sequence[int], tokens: Sequence[int]) -> str:
+        regime = self.adapter.regime(len(system) + len(tokens))
+        return chunk_key(self.identity, regime=regime, system=system, tokens=tokens)
+
+    def _find(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV | None:
+        return self.store.get(self._key(system, tokens)) if tokens else None
+
+    def _check_prefix(self, prefix: ChunkKV | None, tokens: list[int], regime: str) -> int:
+        if prefix is None:
+            return 0
+        length = len(prefix.tokens)
+        if prefix.base != 0 or list(prefix.tokens) != tokens[:length]:
+            raise ChunkCacheError(
+                f"the prefix of {length} tokens is not the beginning of the prompt"
+            )
+        # The question is always computed: its last token's logits are wanted.
+        return min(length, len(tokens) - 1) if prefix.regime == regime else 0
+
+    def _prefill(
+        self,
+        assembly: Assembly,
+        selected: torch.Tensor,
+        *,
+        cache: DynamicCache,
+        logits: torch.Tensor,
+        timing: Timing,
+    ) -> Prefill:
+        total, candidates = len(assembly.tokens), assembly.candidates
+        num_exact = int((assembly.source == Source.EXACT).sum())
+        is_whole = len(selected) == len(candidates)
+        return Prefill(
+            cache=cache,
+            logits=logits,
+            num_exact=num_exact,
+            num_approximate=len(candidates) - len(selected),
+            num_recomputed=len(selected),
+            num_computed=total - num_exact - len(candidates),
+            num_publishable=total if is_whole else int(candidates[0]),
+            selected=tuple(selected.tolist()),
+            timing=timing,
+        )
+
+
+def _span(
+    start: int, stop: int, covered: int, kv: ChunkKV | None, *, is_exact: bool, regime: str
+) -> Span:
+    """Return the part of a stored run that the exact prefix does not cover."""
+    first = max(start, covered)
+    same_regime = kv is not None and kv.regime == regime
+    if kv is None or (start == 0 and not same_regime):
+        return Span(first, stop, Source.MISSING)
+    source = Source.EXACT if is_exact and same_regime else Source.APPROXIMATE
+    return Span(first, stop, source, _tail(kv, first - start))
+
+
+def _tail(kv: ChunkKV, skip: int) -> ChunkKV:
+    if skip == 0:
+        return kv
+    layers = tuple((keys[:, :, skip:], values[:, :, skip:]) for keys, values in kv.layers)
+    rest = None if kv.sensitivity is None else kv.sensitivity[skip:]
+    return replace(
+        kv, tokens=kv.tokens[skip:], base=kv.base + skip, layers=layers, sensitivity=rest
+    )

@@ -1,0 +1,74 @@
+"""The interface of selection policies, and how scores become positions.
+
+A policy only scores. Exact tokens are no candidates; missing tokens and the question are computed
+anyway and cost no budget.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from ragboost.chunk_cache.assemble import Assembly
+from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.errors import ChunkCacheError
+
+
+class Policy(ABC):
+    """Says how much each reused token wants to be computed again."""
+
+    @abstractmethod
+    def score(self, view: SelectionView) -> torch.Tensor:
+        """Return a score per candidate of the view, (candidates,) float; higher goes first."""
+
+    def ratio(self, asked: float) -> float:
+        """Return the recompute ratio to use where the caller asks for this one."""
+        return asked
+
+
+def budget(ratio: float, num_candidates: int) -> int:
+    """Return how many of the candidates may be computed again.
+
+    Raises:
+        ChunkCacheError: a ratio outside [0, 1].
+    """
+    if not 0.0 <= ratio <= 1.0:
+        raise ChunkCacheError(f"recompute ratio must be in [0, 1], got {ratio}")
+    return round(ratio * num_candidates)
+
+
+def choose(
+    assembly: Assembly, scores: torch.Tensor, *, num_tokens: int, granularity: int = 1
+) -> torch.Tensor:
+    """Return the positions of the best candidates, ascending. Ties go to the earlier token.
+
+    Args:
+        assembly: the prompt.
+        scores: of its candidates, (candidates,).
+        num_tokens: how many to choose.
+        granularity: 1: single tokens; more: blocks of so many tokens, counted from the start of
+            each chunk, by their best token. A block is taken where at least half of it fits.
+    """
+    candidates = assembly.candidates
+    if granularity == 1:
+        order = scores.argsort(descending=True, stable=True)[:num_tokens]
+        return candidates[order].sort().values
+    block = _block_numbers(assembly, candidates, granularity)
+    num_blocks = int(block.max()) + 1 if len(block) else 0
+    best = torch.full((num_blocks,), float("-inf"), device=scores.device)
+    best = best.scatter_reduce(0, block, scores.float(), "amax")
+    size = torch.bincount(block, minlength=num_blocks)
+    order = best.argsort(descending=True, stable=True)
+    fits = size[order].cumsum(0) - size[order] / 2 <= num_tokens
+    chosen = torch.zeros(num_blocks, dtype=torch.bool, device=scores.device)
+    chosen[order[fits]] = num_tokens > 0
+    return candidates[chosen[block]]
+
+
+def _block_numbers(assembly: Assembly, candidates: torch.Tensor, size: int) -> torch.Tensor:
+    starts = torch.tensor([start for start, _ in assembly.chunks], device=candidates.device)
+    chunk = torch.searchsorted(starts, candidates, right=True) - 1
+    within = (candidates - starts[chunk]) // size
+    _, numbers = torch.unique(
+        chunk * (int(within.max() if len(within) else 0) + 1) + within, return_inverse=True
+    )
+    return numbers

@@ -1,0 +1,17 @@
+"""EPIC's LegoLink: the first tokens of every chunk, where an attention sink of its own has
+formed."""
+
+import torch
+
+from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.selection.view import SelectionView
+
+
+class ChunkHeads(Policy):
+    """The earlier in its chunk, the sooner; the budget is spread evenly over the chunks."""
+
+    def score(self, view: SelectionView) -> torch.Tensor:
+        starts = torch.tensor([start for start, _ in view.assembly.chunks])
+        starts = starts.to(view.candidates.device)
+        chunk = torch.searchsorted(starts, view.candidates, right=True) - 1
+        return -(view.candidates - starts[chunk]).float()

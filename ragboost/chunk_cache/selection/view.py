@@ -1,0 +1,216 @@
+"""What a policy may look at: the reused KV, the question's attention to it, and a fresh layer.
+
+Each look costs a partial forward pass, is made on demand and kept for the request. Knows how to
+look; does not know what is made of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.assemble import Assembly, Source
+from ragboost.chunk_cache.attention.base import AttentionBackend, AttentionInputs, exact_mask
+from ragboost.chunk_cache.attention.dense import attention_weights, weighted_values
+from ragboost.chunk_cache.hook import Plan, StopForwardError
+from ragboost.chunk_cache.recompute import recompute, rows_to_compute
+from ragboost.errors import ChunkCacheError
+
+CHECK_LAYER = 1
+"""The layer that CacheBlend and A3 look at, counted from 0: the first whose keys depend on the text
+before a token."""
+_ROWS = 64
+"""Question rows whose attention weights are held at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreshLayer:
+    """One layer computed for every token, beside its reused KV.
+
+    Attributes:
+        key_change, value_change: squared distance of the computed from the reused, (tokens,).
+        attention: of the question, summed over heads and question tokens, (tokens,).
+    """
+
+    key_change: torch.Tensor
+    value_change: torch.Tensor
+    attention: torch.Tensor
+
+
+class SelectionView:
+    """One request, before anything is computed again.
+
+    Attributes:
+        assembly: the prompt with its reused KV.
+        budget: how many tokens may be computed again.
+        candidates: positions to choose from, (candidates,), ascending.
+        num_layers: of the model.
+    """
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        assembly: Assembly,
+        *,
+        budget: int,
+        backend: AttentionBackend | None = None,
+    ) -> None:
+        self.assembly = assembly
+        self.budget = budget
+        self.candidates = assembly.candidates
+        self.num_layers = adapter.num_layers
+        self._adapter, self._backend = adapter, backend
+        self._attention: torch.Tensor | None = None
+        self._fresh: FreshLayer | None = None
+
+    def question_attention(self) -> torch.Tensor:
+        """Return how much the question, run over the reused KV as it is, attends to each token in
+        each layer, (layers, tokens): one softmax over all tokens, summed over heads and question
+        tokens. Missing tokens get 0."""
+        if self._attention is None:
+            visible = self.assembly.source != Source.MISSING
+            visible[self.assembly.question :] = True
+            self._attention = self._question_pass(visible)
+        return self._attention
+
+    def question_alone_attention(self) -> torch.Tensor:
+        """Like `question_attention`, for a question that reads the system prompt and itself only;
+        its queries then meet the keys of each chunk in a softmax of the chunk's own."""
+        visible = torch.zeros(len(self.assembly.tokens), dtype=torch.bool)
+        visible = visible.to(self.assembly.source.device)
+        visible[: self.assembly.chunks[0][0] if self.assembly.chunks else 0] = True
+        visible &= self.assembly.source != Source.MISSING
+        visible[self.assembly.question :] = True
+        chunks = self.assembly.chunks
+        mass = torch.zeros(self.num_layers, len(visible), device=visible.device)
+
+        def observe(layer: int, inputs: AttentionInputs) -> None:
+            for start, stop in chunks:
+                mass[layer, start:stop] = attention_mass(inputs, first=start, last=stop)
+
+        self._run_question(Plan(self._question_rows(), visible=visible, observe=observe))
+        return mass
+
+    def repair(self, positions: torch.Tensor) -> None:
+        """Compute these tokens again in the reused KV; looks made later see the result."""
+        recompute(self._adapter, self.assembly, selected=positions, backend=self._backend)
+        self._attention = self._fresh = None
+
+    def fresh_layer(self) -> FreshLayer:
+        """Return layer `CHECK_LAYER` computed for all tokens that are not exact; costs that many
+        layers of a full prefill. The reused KV stays as it is.
+
+        Raises:
+            ChunkCacheError: the model has too few layers.
+        """
+        if self._fresh is None:
+            rows = torch.nonzero(self.assembly.source != Source.EXACT).flatten()
+            self._fresh = self._fresh_pass(rows, CHECK_LAYER)
+        return self._fresh
+
+    def deeper_layer(self, positions: torch.Tensor) -> FreshLayer:
+        """Return the layer after `CHECK_LAYER` computed for some candidates, the missing tokens and
+        the question, over the reused KV of the others, whose change is 0.
+
+        Raises:
+            ChunkCacheError: the model has too few layers.
+        """
+        return self._fresh_pass(rows_to_compute(self.assembly, positions), CHECK_LAYER + 1)
+
+    def _question_pass(self, visible: torch.Tensor) -> torch.Tensor:
+        """Run the question over the visible tokens and return its attention to them."""
+        weighing = _Weighing(self.num_layers)
+        self._run_question(Plan(self._question_rows(), backend=weighing, visible=visible))
+        return torch.stack(weighing.mass)
+
+    def _question_rows(self) -> torch.Tensor:
+        total = len(self.assembly.tokens)
+        return torch.arange(self.assembly.question, total, device=self._adapter.device)
+
+    def _run_question(self, plan: Plan) -> None:
+        tokens = self.assembly.tokens[self.assembly.question :]
+        self._adapter.forward(tokens, self.assembly.cache, plan=plan)
+
+    def _fresh_pass(self, rows: torch.Tensor, layer: int) -> FreshLayer:
+        if self._adapter.num_layers <= layer:
+            raise ChunkCacheError(
+                f"{self._adapter.name} has {self._adapter.num_layers} layers; this policy looks at "
+                f"layer {layer}"
+            )
+        assembly = self.assembly
+        num_rows = len(assembly.tokens) - assembly.question
+        seen: list[FreshLayer] = []
+
+        def observe(number: int, inputs: AttentionInputs) -> None:
+            if number < layer:
+                return
+            reused = assembly.cache.layers[layer]
+            keys = (inputs.key - reused.keys).float().square().sum((0, 1, 3))
+            values = (inputs.value - reused.values).float().square().sum((0, 1, 3))
+            seen.append(FreshLayer(keys, values, attention_mass(inputs, num_rows=num_rows)))
+            raise StopForwardError
+
+        plan = Plan(rows, backend=self._backend, observe=observe)
+        tokens = [assembly.tokens[position] for position in rows.tolist()]
+        self._adapter.forward(tokens, assembly.cache, plan=plan, frozen_from=0)
+        return seen[0]
+
+
+class _Weighing:
+    """Attention that keeps its weights' sums, (keys,) per layer in order, and ends the pass after
+    the last layer."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.mass: list[torch.Tensor] = []
+        self._num_layers = num_layers
+
+    def supports(self, inputs: AttentionInputs) -> bool:
+        return True
+
+    def attend(self, inputs: AttentionInputs) -> torch.Tensor:
+        mass, parts = torch.zeros(inputs.num_keys, device=inputs.query.device), []
+        for weights in _weights(inputs):
+            mass += weights.sum((0, 1, 2))
+            parts.append(weighted_values(weights, inputs.value))
+        self.mass.append(mass)
+        if len(self.mass) == self._num_layers:
+            raise StopForwardError
+        return torch.cat(parts, 2)
+
+
+def _weights(inputs: AttentionInputs) -> Iterator[torch.Tensor]:
+    for row in range(0, inputs.query.shape[2], _ROWS):
+        part = slice(row, row + _ROWS)
+        mask = exact_mask(
+            inputs.positions[part], inputs.num_keys, window=inputs.window, visible=inputs.visible
+        )
+        yield attention_weights(inputs, inputs.query[:, :, part], inputs.key, mask)
+
+
+def attention_mass(
+    inputs: AttentionInputs,
+    *,
+    num_rows: int | None = None,
+    first: int = 0,
+    last: int | None = None,
+) -> torch.Tensor:
+    """Return the attention of the last rows to each key, summed over heads and rows, (keys,).
+
+    Args:
+        inputs: of one layer.
+        num_rows: how many of the last rows; None: all.
+        first, last: only the keys in [first, last), with a softmax among them.
+    """
+    last = inputs.num_keys if last is None else last
+    key = inputs.key[:, :, first:last]
+    mass = torch.zeros(last - first, device=key.device)
+    begin = 0 if num_rows is None else inputs.query.shape[2] - num_rows
+    for row in range(begin, inputs.query.shape[2], _ROWS):
+        part = slice(row, row + _ROWS)
+        mask = exact_mask(
+            inputs.positions[part], last - first, window=inputs.window, first_key=first
+        )
+        weights = attention_weights(inputs, inputs.query[:, :, part], key, mask)
+        mass += weights.nan_to_num().sum((0, 1, 2))  # a window may leave a row nothing to see
+    return mass

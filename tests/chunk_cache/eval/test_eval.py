@@ -1,0 +1,227 @@
+"""Tasks have right answers, metrics follow their formulas, and the command line shows both."""
+
+import json
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from ragboost.chunk_cache.eval import report
+from ragboost.chunk_cache.eval.cases import from_prompt, read_cases
+from ragboost.chunk_cache.eval.metrics import estimate, f1, kl_divergence, normalised
+from ragboost.chunk_cache.eval.runner import evaluate, greedy
+from ragboost.chunk_cache.eval.tasks import (
+    SYSTEM,
+    TASKS,
+    VOCAB_SIZE,
+    Prompt,
+    composition,
+    first_id,
+    make_prompts,
+)
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store import ChunkStore
+from ragboost.cli import app
+from ragboost.errors import ChunkCacheError, RequestError
+from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
+
+
+def solve(prompt: Prompt) -> int:
+    """Read the documents one statement at a time and answer: an independent solver."""
+
+    def number(token: int, kind: str, size: int = 16) -> int | None:
+        first = first_id(kind)
+        return token - first if first <= token < first + size else None
+
+    word: dict[int, int] = {}
+    last: dict[int, int] = {}
+    speaker: dict[int, int] = {}
+    current = None
+    for chunk in prompt.chunks:
+        introduced = None
+        for token in chunk:
+            if (fact := number(token, "fact", 256)) is not None:
+                word[fact // 16] = fact % 16
+            elif (value := number(token, "it")) is not None:
+                assert current is not None
+                last[current], speaker[value] = value, current
+            elif (entity := number(token, "intro")) is not None:
+                introduced = entity
+        current = current if introduced is None else introduced
+    asked = prompt.question[-1]
+    if (entity := number(asked, "QL")) is not None:
+        return first_id("word") + word[entity]
+    if (value := number(asked, "QX")) is not None:
+        return first_id("entity") + speaker[value]
+    if (value := number(asked, "QB")) is not None:
+        return first_id("word") + word[speaker[value]]
+    if (entity := number(asked, "QU")) is not None:
+        return first_id("value") + last[entity]
+    first, second = prompt.question
+    pair = first - first_id("QC"), second - first_id("QD")
+    return first_id("value") + max(last[entity] for entity in pair)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_answers_are_right_and_drawn_prompts_repeat(task: str) -> None:
+    prompts = make_prompts(task, 60, seed=3)
+    assert [solve(prompt) for prompt in prompts] == [prompt.answer for prompt in prompts]
+    assert prompts == make_prompts(task, 60, seed=3)
+    assert prompts != make_prompts(task, 60, seed=4)
+    assert len({len(prompt.tokens) for prompt in prompts}) == 1
+
+
+def test_dependent_tokens_are_the_statements_about_it() -> None:
+    for prompt in make_prompts("anaphora", 20, seed=0):
+        it = range(first_id("it"), first_id("it") + 16)
+        positions = [i for i, token in enumerate(prompt.tokens) if token in it]
+        assert positions == list(prompt.dependent)
+        assert min(positions) >= len(SYSTEM) + len(prompt.chunks[0])
+
+
+def test_every_token_has_parts() -> None:
+    parts = composition()
+    assert len(parts) == VOCAB_SIZE
+    assert len({p for one in parts for p in one}) < VOCAB_SIZE
+
+
+def test_metrics_follow_their_formulas() -> None:
+    assert normalised(0.781, full=0.852, reuse=0.712) == pytest.approx(0.4929, abs=1e-3)
+    assert math.isnan(normalised(0.5, full=0.7, reuse=0.7))
+    assert f1("The lease, signed by Ada.", ["Ada signed"]) == pytest.approx(2 * 2 / (4 + 2))
+    assert f1("nobody", []) == 0.0
+    assert f1("", [""]) == 1.0
+    mean, error = estimate([1.0, 2.0, 3.0])
+    assert (mean, error) == (2.0, pytest.approx(1 / math.sqrt(3)))
+    assert math.isnan(estimate([1.0]).error)
+    logits = torch.tensor([1.0, 2.0, 3.0])
+    assert kl_divergence(logits, logits) == 0.0
+    want = torch.nn.functional.kl_div(
+        (-logits).log_softmax(-1), logits.softmax(-1), reduction="sum"
+    )
+    assert kl_divergence(-logits, logits) == pytest.approx(float(want), rel=1e-5)
+
+
+def test_greedy_decoding_equals_generate() -> None:
+    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    system, chunks, question = make_prompt()
+    ids = torch.tensor([[*system, *flat(chunks), *question]])
+    want = reuse.adapter.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, pad_token_id=0
+    )[0, ids.shape[1] :].tolist()
+    got = greedy(reuse, reuse.prefill(system, chunks, question), max_new_tokens=8)
+    assert got == [token for token in want if token != 2]
+
+
+def test_evaluation_has_both_ends_and_every_policy_and_a_plot_shows_them() -> None:
+    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    rng = np.random.default_rng(0)
+    cases = []
+    for _ in range(3):
+        system, chunks, question = make_prompt(seed=int(rng.integers(1000)))
+        chunk_tuples = tuple(map(tuple, chunks))
+        prompt = Prompt(tuple(system), chunk_tuples, tuple(question), 5, "<toy>", (30,))
+        cases.append(from_prompt(prompt))
+
+    rows = evaluate(reuse, cases, policies=["epic", "oracle"], ratios=[0.1, 0.5])
+
+    assert [(row.policy, row.ratio) for row in rows] == [
+        ("full", 1.0),
+        ("reuse", 0.0),
+        ("epic", 0.1),
+        ("epic", 0.5),
+        ("oracle", 0.1),
+        ("oracle", 0.5),
+    ]
+    assert rows[0].kl == 0.0 < rows[1].kl
+    assert rows[1].recomputed < rows[2].recomputed < rows[3].recomputed < rows[0].recomputed
+    assert all(row.num_cases == 3 and row.ttft_s > 0 for row in rows)
+    image = ElementTree.fromstring(report.plot(rows, task="<toy>"))
+    lines = [item for item in image.iter() if item.tag.endswith("polyline")]
+    assert [len(line.attrib["points"].split()) for line in lines] == [4, 4]
+    assert "policy" in report.table(rows).splitlines()[0]
+    json.dumps(report.as_json(rows), allow_nan=False)
+
+
+def test_bad_lines_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    for text, reason in [
+        ("{", r"cases.jsonl:2: not valid JSON"),
+        ("[1]", r"cases.jsonl:2: must be an object, got list"),
+        ('{"question": "q"}', r"cases.jsonl:2: needs a question and documents"),
+        ('{"question": "q", "documents": ["d"]}', r"cases.jsonl:2: has texts, and the model"),
+    ]:
+        path.write_text(f"\n{text}\n", encoding="utf-8")
+        with pytest.raises(RequestError, match=reason):
+            read_cases(path, tokenizer=None)
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(RequestError, match="has no cases"):
+        read_cases(path, tokenizer=None)
+
+
+def test_the_command_evaluates_a_model_on_a_file_of_token_ids(tmp_path: Path) -> None:
+    model = build_model("qwen2-bias")
+    model.save_pretrained(tmp_path / "model")
+    lines = []
+    for seed in range(2):
+        system, chunks, question = make_prompt(seed=seed)
+        row = {"system": system, "documents": chunks, "question": question, "answer": seed}
+        lines.append(json.dumps(row))
+    (tmp_path / "cases.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    command = ["eval-reuse", "--model", str(tmp_path / "model")]
+    command += ["--data", str(tmp_path / "cases.jsonl"), "--policy", "hybrid-offline"]
+    command += ["--ratio", "0.2", "--plot", str(tmp_path / "plot.svg"), "--json"]
+
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["policy"] for row in rows] == ["full", "reuse", "hybrid-offline"]
+    assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<svg")
+
+    command[command.index("0.2")] = "1.0"
+    with pytest.raises(ChunkCacheError, match=r"--ratio must be between 0 and 1, got 1.0"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+def test_text_cases_are_tokenised_in_parts_and_answered_in_words(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *["Question", ":", "Answer", "ada", "signed", "the", "lease", "who", "."],
+    ]
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    rows = [
+        {"query": "who", "documents": ["ada signed", {"title": "lease", "text": "the ."}]},
+        {"question": "who", "documents": ["ada"], "answers": ["ada"], "task": "named"},
+    ]
+    path = tmp_path / "cases.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+    first, second = read_cases(path, tokenizer=tokenizer)
+    chunks = [tokenizer.decode(list(chunk)) for chunk in first.chunks]
+    assert chunks == ["ada signed", "lease the ."]
+    assert tokenizer.decode(list(first.question)) == "Question : who Answer :"
+    assert (second.task, second.answers) == ("named", ("ada",))
+
+    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    found = evaluate(
+        reuse, [first, second], policies=[], ratios=[], tokenizer=tokenizer, max_new_tokens=4
+    )
+
+    scores = {(row.task, row.policy): row.score for row in found}
+    assert scores["data", "full"] == 1.0, "without answers full attention is right"
+    assert 0.0 <= scores["named", "full"] <= 1.0

@@ -1,0 +1,256 @@
+"""Each policy chooses what its paper says; the budget is kept; only reused tokens are chosen."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import DynamicCache
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.assemble import Assembly
+from ragboost.chunk_cache.eval.tasks import make_prompts
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES, make_policy
+from ragboost.chunk_cache.selection.base import budget, choose
+from ragboost.chunk_cache.selection.hybrid import rank
+from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.store import ChunkStore
+from ragboost.errors import ChunkCacheError
+from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
+
+REFERENCE = Path(__file__).parents[3] / "benchmarks" / "reference_model"
+SYSTEM, CHUNKS, QUESTION = make_prompt()
+TOKENS = [*SYSTEM, *flat(CHUNKS), *QUESTION]
+
+
+@pytest.fixture(scope="module")
+def reuse() -> ChunkReuse:
+    model = build_model("llama")
+    model.set_attn_implementation("eager")  # so that it can return its attention
+    reuse = ChunkReuse(ModelAdapter(model), ChunkStore())
+    reuse.precompute(SYSTEM, CHUNKS)
+    return reuse
+
+
+def view_of(reuse: ChunkReuse, *, num_tokens: int = 10) -> SelectionView:
+    assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
+    return SelectionView(reuse.adapter, assembly, budget=num_tokens)
+
+
+@pytest.fixture(scope="module")
+def truth(reuse: ChunkReuse) -> tuple[DynamicCache, torch.Tensor]:
+    """KV of an ordinary forward, and the question's attention per layer, (layers, tokens)."""
+    plain = LlamaForCausalLM(deepcopy(reuse.adapter.model.config)).eval()
+    plain.load_state_dict(reuse.adapter.model.state_dict())
+    plain.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = plain(torch.tensor([TOKENS]), past_key_values=DynamicCache(), output_attentions=True)
+    mass = torch.stack([a[0, :, -len(QUESTION) :].sum((0, 1)) for a in out.attentions])
+    return out.past_key_values, mass
+
+
+def test_a3_scores_with_the_attention_of_layer_1_in_an_ordinary_forward(
+    reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor]
+) -> None:
+    view = view_of(reuse)
+    got = make_policy("a3").score(view)
+    torch.testing.assert_close(got, truth[1][1, view.candidates], atol=1e-5, rtol=1e-5)
+
+
+def test_cacheblend_scores_with_the_change_of_layer_1(
+    reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor]
+) -> None:
+    view = view_of(reuse)
+    old, new = view.assembly.cache.layers[1], truth[0].layers[1]
+    keys = (new.keys - old.keys).square().sum((0, 1, 3))[view.candidates]
+    values = (new.values - old.values).square().sum((0, 1, 3))[view.candidates]
+
+    got = make_policy("cacheblend").score(view), make_policy("cacheblend-v").score(view)
+
+    torch.testing.assert_close(got[0], keys, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(got[1], values, atol=1e-5, rtol=1e-4)
+
+
+def test_question_attention_is_a_distribution_per_head_and_question_token(
+    reuse: ChunkReuse,
+) -> None:
+    mass = view_of(reuse).question_attention()
+    heads, rows = 4, len(QUESTION)
+    torch.testing.assert_close(mass.sum(1), torch.full((3,), float(heads * rows)))
+
+
+def test_in_layer_0_the_question_sees_what_it_sees_in_an_ordinary_forward(
+    reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor]
+) -> None:
+    mass = view_of(reuse).question_attention()
+    torch.testing.assert_close(mass[0], truth[1][0], atol=1e-4, rtol=1e-4)
+    assert (mass[2] - truth[1][2]).abs().max() > 0.01, "deeper, reuse makes a difference"
+
+
+def test_a_question_alone_has_a_softmax_per_chunk(reuse: ChunkReuse) -> None:
+    mass = view_of(reuse).question_alone_attention()
+    for start, stop in view_of(reuse).assembly.chunks:
+        total = mass[:, start:stop].sum(1)
+        torch.testing.assert_close(total, torch.full((3,), 4.0 * len(QUESTION)))
+
+
+def test_missing_chunks_are_not_looked_at() -> None:
+    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    reuse.precompute(SYSTEM, [CHUNKS[0], CHUNKS[1], CHUNKS[3]])
+    view = view_of(reuse)
+    start, stop = view.assembly.chunks[2]
+    assert view.question_attention()[:, start:stop].eq(0).all()
+    assert view.candidates.tolist() == [*range(26, 46), *range(66, 86)]
+
+
+def test_epic_takes_the_heads_of_all_chunks_evenly(reuse: ChunkReuse) -> None:
+    result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="epic", ratio=0.1)
+    assert result.selected == (26, 27, 46, 47, 66, 67)
+
+
+def test_the_oracle_takes_what_it_is_given(reuse: ChunkReuse) -> None:
+    policy = make_policy("oracle", positions=(30, 80, 55))
+    result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.05)
+    assert result.selected == (30, 55, 80)
+
+
+def test_random_depends_on_its_seed_alone(reuse: ChunkReuse) -> None:
+    def draw(seed: int) -> tuple[int, ...]:
+        policy = make_policy("random", seed=seed)
+        return reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy).selected
+
+    assert draw(1) == draw(1) != draw(2)
+
+
+def test_two_stages_keep_the_first_half(reuse: ChunkReuse) -> None:
+    view = view_of(reuse)
+    first = make_policy("mean-layers").score(view)
+    half = set(choose(view.assembly, first, num_tokens=5).tolist())
+
+    scores = make_policy("two-stage").score(view_of(reuse))
+
+    assert half == set(view.candidates[scores.isinf()].tolist())
+
+
+def test_sensitivity_is_the_change_by_other_chunks_and_serves_the_offline_hybrid() -> None:
+    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    reuse.measure_sensitivity(SYSTEM, CHUNKS[2], neighbours=[CHUNKS[0], CHUNKS[1]])
+    reuse.precompute(SYSTEM, CHUNKS)
+    assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
+    assert assembly.sensitivity[46:66].gt(0).all()
+    assert assembly.sensitivity[66:86].eq(0).all()
+    result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="hybrid-offline", ratio=0.3)
+    inside = [position for position in result.selected if 46 <= position < 66]
+    assert len(inside) > len(result.selected) / 2
+
+
+def test_rank_goes_from_0_to_1() -> None:
+    assert rank(torch.tensor([5.0, -1.0, 7.0])).tolist() == [0.5, 0.0, 1.0]
+    assert rank(torch.tensor([3.0])).tolist() == [0.0]
+
+
+@given(
+    scores=st.lists(st.integers(0, 5), min_size=60, max_size=60),
+    count=st.integers(0, 60),
+    granularity=st.sampled_from([1, 3, 8, 16]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_budget_is_kept_to_half_a_block(
+    scores: list[int], count: int, granularity: int
+) -> None:
+    assembly = Assembly(
+        TOKENS,
+        None,  # type: ignore[arg-type]  # only positions matter here
+        torch.tensor([2] * 26 + [1] * 60 + [0] * 7, dtype=torch.int8),
+        [(6, 26), (26, 46), (46, 66), (66, 86)],
+        86,
+        torch.zeros(93),
+    )
+
+    chosen = choose(
+        assembly, torch.tensor(scores), num_tokens=count, granularity=granularity
+    ).tolist()
+
+    assert chosen == sorted(set(chosen))
+    assert set(chosen) <= set(range(26, 86))
+    assert abs(len(chosen) - count) <= granularity // 2
+    blocks = {((p - 26) // 20, (p - 26) % 20 // granularity) for p in chosen}
+    whole = [p for p in range(26, 86) if ((p - 26) // 20, (p - 26) % 20 // granularity) in blocks]
+    assert chosen == whole
+
+
+def test_ties_go_to_the_earlier_token(reuse: ChunkReuse) -> None:
+    assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
+    assert choose(assembly, torch.zeros(60), num_tokens=3).tolist() == [26, 27, 28]
+
+
+def test_budget_counts_reused_tokens_only() -> None:
+    assert [budget(ratio, 60) for ratio in (0.0, 0.15, 1.0)] == [0, 9, 60]
+
+
+def test_the_registry_holds_the_default_and_names_what_it_knows() -> None:
+    assert DEFAULT_POLICY in POLICIES
+    with pytest.raises(ChunkCacheError, match=r"'best'; known are full, reuse"):
+        make_policy("best")
+
+
+def small_reuse(*, num_layers: int) -> ChunkReuse:
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    reuse = ChunkReuse(ModelAdapter(LlamaForCausalLM(config)), ChunkStore())
+    reuse.precompute(SYSTEM, CHUNKS)
+    return reuse
+
+
+def test_a_model_of_one_layer_has_no_layer_to_check() -> None:
+    with pytest.raises(ChunkCacheError, match="has 1 layers; this policy looks at layer 1"):
+        small_reuse(num_layers=1).prefill(SYSTEM, CHUNKS, QUESTION, policy="a3")
+
+
+def test_gradual_does_without_its_second_look_where_there_is_no_third_layer() -> None:
+    result = small_reuse(num_layers=2).prefill(SYSTEM, CHUNKS, QUESTION, policy="gradual")
+    assert len(result.selected) == 9
+
+
+def test_a_deeper_look_changes_nothing_and_sees_only_the_tokens_it_is_paid_for(
+    reuse: ChunkReuse,
+) -> None:
+    view = view_of(reuse)
+    before = [(layer.keys.clone(), layer.values.clone()) for layer in view.assembly.cache.layers]
+    chosen = view.candidates[::7]
+
+    deeper = view.deeper_layer(chosen)
+
+    assert torch.nonzero(deeper.value_change[: view.assembly.question]).flatten().tolist() == (
+        chosen.tolist()
+    )
+    for layer, (keys, values) in zip(view.assembly.cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, values)
+
+
+def test_gradual_finds_a_token_that_another_chunk_changes_and_the_question_reads() -> None:
+    """The reference model answers from the second document only if its IT token is repaired."""
+    model = AutoModelForCausalLM.from_pretrained(REFERENCE, dtype=torch.float32)
+    reuse = ChunkReuse(ModelAdapter(model), ChunkStore())
+    right = {"gradual": 0, "reuse": 0}
+    for prompt in make_prompts("anaphora", 20, seed=5):
+        reuse.precompute(prompt.system, prompt.chunks)
+        for policy in right:
+            result = reuse.prefill(
+                prompt.system, prompt.chunks, prompt.question, policy=policy, ratio=0.1
+            )
+            right[policy] += int(result.logits.argmax()) == prompt.answer
+    assert right["gradual"] >= 18
+    assert right["reuse"] <= 6
