@@ -12,6 +12,10 @@ _RANK_WEIGHT = 2.0
 _RANK_DECAY = 0.8
 
 
+def _rank_weight(rank: int) -> float:
+    return _RANK_WEIGHT * _RANK_DECAY**rank
+
+
 class RecentContexts:
     """The last `window` contexts as bit sets, one integer per document.
 
@@ -60,27 +64,26 @@ class RecentContexts:
             prefix: the documents before them.
         """
         shared = (1 << self.window) - 1
+        known = self._bits
         for document in prefix:
-            shared &= self._bits.get(document, 0)
-        rest = []
-        expected = _RANK_WEIGHT
-        for document in documents:
-            rest.append((self._bits.get(document, 0), tokens[document], expected, document))
-            expected *= _RANK_DECAY
+            shared &= known.get(document, 0)
+        rest = list(documents)
+        bits = [known.get(document, 0) for document in rest]
+        lengths = [tokens[document] for document in rest]
+        priors = [_rank_weight(rank) * length for rank, length in enumerate(lengths)]
         ordered: list[Hashable] = []
         while rest and shared:
-            counts = [(bits & shared).bit_count() for bits, _, _, _ in rest]
-            if not any(counts):
-                break
             savings = [
-                (count + rank) * length
-                for count, (_, length, rank, _) in zip(counts, rest, strict=True)
+                (held & shared).bit_count() * length + prior
+                for held, length, prior in zip(bits, lengths, priors, strict=True)
             ]
-            bits, _, _, document = rest.pop(savings.index(max(savings)))
-            ordered.append(document)
-            shared &= bits
-        ordered.extend(document for _, _, _, document in rest)
-        return ordered
+            best = savings.index(max(savings))
+            if not bits[best] & shared and not any(held & shared for held in bits):
+                break
+            shared &= bits.pop(best)
+            ordered.append(rest.pop(best))
+            del lengths[best], priors[best]
+        return ordered + rest
 
     def _forget(self, context: tuple[Hashable, ...], bit: int) -> None:
         for document in set(context):
