@@ -1,4 +1,4 @@
-"""The command line: `ragboost serve | engine | batch | demo | doctor | bench | eval-reuse`.
+"""The command line; `ragboost --help` lists the commands.
 
 Parses, calls, prints. Logic lives in the packages.
 """

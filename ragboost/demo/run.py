@@ -10,7 +10,13 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ragboost.config import BackendSettings, EngineSettings, IndexSettings, Settings
+from ragboost.config import (
+    BackendSettings,
+    EngineSettings,
+    FormatSettings,
+    IndexSettings,
+    Settings,
+)
 from ragboost.demo.corpus import standard_library
 from ragboost.demo.replay import MODEL, Costs, replay
 from ragboost.demo.report import summarize
@@ -84,7 +90,9 @@ def _replay(
     from ragboost.proxy.app import create_app
 
     settings = Settings(
-        backend=BackendSettings(url=engine), index=IndexSettings(capacity_tokens=capacity_tokens)
+        backend=BackendSettings(url=engine),
+        index=IndexSettings(capacity_tokens=capacity_tokens),
+        formats=FormatSettings(in_text=boosted),  # plain: pass on what the client has written
     )
     total = len(workload.sessions) + sum(map(len, workload.conversations))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

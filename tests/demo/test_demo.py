@@ -73,6 +73,7 @@ def test_boosted_sessions_and_conversations_hit_more_than_plain_ones() -> None:
         assert boosted["hit_rate"] > plain["hit_rate"]
         assert boosted["prefill_tokens"] < plain["prefill_tokens"]
     assert result["conversations"]["boosted"]["documents_deduplicated"] > 0
+    assert result["all"]["plain"]["documents_deduplicated"] == 0  # plain is a pure pass-through
 
 
 def test_a_failing_step_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
