@@ -18,11 +18,13 @@ class Planned(NamedTuple):
     Attributes:
         permutation: position in the relevance order of each distinct document, in prompt order.
         elements: names of these documents in the context index, in prompt order.
+        tokens: their lengths, in prompt order.
         cached_tokens: what the prefix cache holds of them when the request's turn comes.
     """
 
     permutation: tuple[int, ...]
     elements: tuple[Hashable, ...]
+    tokens: tuple[int, ...]
     cached_tokens: int
 
     def fits(self, elements: Sequence[Hashable]) -> bool:
@@ -55,8 +57,7 @@ def plan_alone(
     order = order_documents(
         index, retrieved.elements, retrieved.tokens, settings=settings, recent=recent
     )
-    elements = tuple(retrieved.elements[i] for i in order.permutation)
-    return Planned(order.permutation, elements, order.cached_tokens)
+    return _planned(retrieved, order.permutation, order.cached_tokens)
 
 
 def plan_together(
@@ -80,5 +81,11 @@ def plan_together(
         position = {element: i for i, element in enumerate(elements)}
         last = range(min(keep, len(elements)) - 1, -1, -1)
         permutation = (*(position[element] for element in order), *last)
-        planned[at] = Planned(permutation, tuple(elements[i] for i in permutation), cached)
+        planned[at] = _planned(retrieved[at], permutation, cached)
     return Window(window.release_order, tuple(planned[i] for i in range(len(retrieved))))
+
+
+def _planned(retrieved: Retrieved, permutation: tuple[int, ...], cached_tokens: int) -> Planned:
+    elements = tuple(retrieved.elements[i] for i in permutation)
+    tokens = tuple(retrieved.tokens[i] for i in permutation)
+    return Planned(permutation, elements, tokens, cached_tokens)
