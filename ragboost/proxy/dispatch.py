@@ -67,7 +67,10 @@ class Dispatcher:
             TooManyWaitingError: the queue is full.
             RequestError: the `ragboost` object is malformed.
         """
-        job = self._job(draft)
+        return await self.enter(self._job(draft))
+
+    async def enter(self, job: Job) -> Ticket:
+        """As `admit`, for a request of which everything is known."""
         if self.room is not None:
             return await self.room.enter(job)
         if not self.router.looks_at_caches:

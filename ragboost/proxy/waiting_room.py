@@ -92,7 +92,12 @@ class WaitingRoom:
         """Something has changed: release what can go, plan what is due."""
         for backend, ready in self._ready.items():
             self._release(backend, ready)
-        if self._planning is None and self._arrived and any(map(self._wants_more, self._ready)):
+        # What is still ready before a backend with room is held for a prefill.
+        if (
+            self._planning is None
+            and self._arrived
+            and any(b.is_healthy and b.has_room for b in self._ready)
+        ):
             now = asyncio.get_running_loop().time()
             due = self._due()
             if due > now:
@@ -109,14 +114,11 @@ class WaitingRoom:
         if self._planning is not None:
             self._planning.cancel()
 
-    def _wants_more(self, backend: Backend) -> bool:
-        return backend.is_healthy and backend.has_room and not self._ready[backend]
-
     def _due(self) -> float:
         """When the next batch is planned: now if it is full or a backend has nothing to do."""
         if len(self._arrived) >= self._max_batch:
             return 0.0
-        if any(not b.load.assigned for b in self._ready if b.is_healthy):
+        if any(not backend.load.assigned for backend in self._backends.candidates()):
             return 0.0
         return next(iter(self._arrived)).since + self._window_s
 
