@@ -36,22 +36,56 @@ def _setting(path: str) -> Any:
     return typer.Option(None, help=field_paths()[path], show_default=False)
 
 
+def _switch(path: str, flag: str) -> Any:
+    """A flag that turns a setting on."""
+    return typer.Option(None, flag, help=field_paths()[path], show_default=False)
+
+
+def _backends(urls: list[str] | None) -> dict[str, Any]:
+    """One URL is `backend.url`; several are `backends`. Either replaces what the file has."""
+    if not urls:
+        return {}
+    return {"backend.url": urls[0], "backends": [{"url": url} for url in urls[1:] and urls]}
+
+
+def _print_access_log() -> None:
+    """The access log's lines go to standard output as they are."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("ragboost.access")
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
 @app.command()
 def serve(
-    backend: str | None = _setting("backend.url"),
+    backend: list[str] | None = typer.Option(
+        None, help="Base URL of a backend, without /v1; give it once per backend."
+    ),
     embedded: bool = typer.Option(
         False, "--embedded", help="Start the embedded engine, too, and use it as the backend."
     ),
     host: str | None = _setting("proxy.host"),
     port: int | None = _setting("proxy.port"),
     model: Path | None = _setting("engine.model"),
+    insecure: bool | None = _switch("proxy.insecure", "--insecure"),
+    shadow: bool | None = _switch("proxy.shadow", "--shadow"),
+    access_log: bool | None = _switch("proxy.access_log", "--access-log"),
 ) -> None:
     """Serve the OpenAI-compatible proxy in front of a backend."""
     if embedded and backend is not None:
         raise ConfigError("--embedded starts its own backend; leave --backend away")
-    flags = {"backend.url": backend, "proxy.host": host, "proxy.port": port, "engine.model": model}
-    settings = load_settings(flags)
+    flags: dict[str, Any] = {
+        "proxy.host": host,
+        "proxy.port": port,
+        "engine.model": model,
+        "proxy.insecure": insecure,
+        "proxy.shadow": shadow,
+        "proxy.access_log": access_log,
+    }
+    settings = load_settings({**flags, **_backends(backend)})
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    _print_access_log()
 
     from ragboost.proxy.server import serve as serve_proxy
 
@@ -64,7 +98,7 @@ def serve(
 
     with serve_in_thread(create_engine_app(settings.engine)) as url:
         behind = settings.backend.model_copy(update={"url": url})
-        serve_proxy(settings.model_copy(update={"backend": behind}))
+        serve_proxy(settings.model_copy(update={"backend": behind, "backends": ()}))
 
 
 @app.command()

@@ -84,6 +84,17 @@ class Prepared(NamedTuple):
         return self.rewritten.context if self.rewritten else None
 
     @property
+    def notes(self) -> dict[str, str | int | float | None]:
+        """For the access log and the span."""
+        rewritten = self.rewritten
+        return {
+            "documents": rewritten.num_documents if rewritten else 0,
+            "documents_dropped": rewritten.num_dropped if rewritten else 0,
+            "bypass": self.bypass,
+            "overhead_ms": round(self.seconds * 1000, 3),
+        }
+
+    @property
     def predicted_cached_tokens(self) -> int:
         """What the context index expects in the backend's prefix cache."""
         return self.context.predicted_cached_tokens if self.context else 0
