@@ -128,6 +128,32 @@ def engine(
 
 
 @app.command()
+def doctor(
+    backend: list[str] | None = typer.Option(
+        None, help="Base URL of a backend, without /v1; give it once per backend."
+    ),
+    kv_events: str | None = typer.Option(
+        None, metavar="tcp://HOST:PORT", help="Where the backend publishes its cache events."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the findings as one JSON object."),
+) -> None:
+    """Check what RAGBoost needs of its backends, and say what to change. Exit code 1: something
+    does not work."""
+    import asyncio
+
+    from ragboost.proxy.doctor import examine, exit_code
+
+    findings = asyncio.run(examine(load_settings(_backends(backend)), kv_events=kv_events))
+    if as_json:
+        typer.echo(json.dumps({"findings": [finding.as_json() for finding in findings]}))
+    for finding in findings if not as_json else ():
+        typer.echo(f"{finding.status:7} {finding.backend} {finding.check}: {finding.message}")
+        if finding.fix:
+            typer.echo(f"        {finding.fix}")
+    raise typer.Exit(exit_code(findings))
+
+
+@app.command()
 def batch(
     source: Path = typer.Argument(..., metavar="IN.jsonl", help="Requests, one a line."),
     output: Path = typer.Option(

@@ -168,18 +168,29 @@ class Boosting:
         is_large = len(payload.raw) > _THREAD_BYTES
         async with tenant.lock:
             conversation = self._conversation(tenant, session, user)
+            is_shadow = self._settings.proxy.shadow
+            # What would have been sent is remembered apart from what is sent.
+            tried = self._conversation(tenant, session, f"shadow/{user}") if is_shadow else None
 
             def work() -> tuple[Rewritten, bytes, bool]:
                 booster = tenant.booster(ticket.backend.name)
                 rewritten = self._rewriter.rewrite(
-                    payload, booster, conversation, planned=ticket.planned
+                    payload, booster, tried if is_shadow else conversation, planned=ticket.planned
                 )
+                if is_shadow:
+                    if rewritten.context is not None:
+                        original = tenant.original(ticket.backend.name)
+                        self._metrics.count_shadow(rewritten.context, original)
+                    rewritten = self._rewriter.rewrite(
+                        payload, booster, conversation, is_plain=True
+                    )._replace(bypass="shadow", context=None)
                 body, is_usage_added = self._with_usage(rewritten)
                 return rewritten, payload.encode(body), is_usage_added
 
             result = await _call(work, in_thread=is_large)
-            if conversation is not None and conversation.sent:
-                self.conversations.put(conversation)
+            for used in (conversation, tried):
+                if used is not None and used.sent:
+                    self.conversations.put(used)
             return result
 
     def _conversation(self, tenant: Tenant, session: str | None, user: str) -> Conversation | None:
