@@ -49,6 +49,11 @@ ROOM_ARMS: dict[str, dict[str, Any]] = {
         }
         for n in (8, 16, 32)
     },
+    "limit 16, plan 32, hold 1 s": {
+        **POPULARITY,
+        **LIMIT,
+        "waiting_room": {"enabled": True, "window_ms": 0.0, "hold_for_prefill_ms": 1000.0},
+    },
     "hold 1 s": {**POPULARITY, "waiting_room": {**WINDOW, "hold_for_prefill_ms": 1000.0}},
 }
 ROUTER_ARMS: dict[str, dict[str, Any]] = {
