@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.workloads import Workload, generate, hit_rates, load_data
-from ragboost.index.clustering import Linkage
+from ragboost.index.clustering import EXACT_CONTEXTS, Linkage
 from ragboost.ordering import BatchPlan, plan_batch
 
 PAPER_CONTEXTS = 4_000
@@ -30,9 +30,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_workload_arguments(parser, contexts=12_000)
     parser.add_argument("--repeats", type=int, default=3, help="plans; build_s is their median")
+    parser.add_argument(
+        "--exact-contexts",
+        type=int,
+        default=EXACT_CONTEXTS,
+        help="larger batches are clustered in parts: lower it to see what that costs",
+    )
     parser.add_argument("--paper", action="store_true", help="run the paper's linkage at any size")
     args = parser.parse_args()
-    result = measure(workload_of(args), repeats=args.repeats, paper=args.paper)
+    result = measure(
+        workload_of(args),
+        repeats=args.repeats,
+        exact_contexts=args.exact_contexts,
+        paper=args.paper,
+    )
     if args.json:
         print(json.dumps(result))
     else:
@@ -57,25 +68,28 @@ def workload_of(args: argparse.Namespace) -> Workload:
     return generate(args.workload or "zipf", args.contexts, k=args.k, seed=args.seed)
 
 
-def measure(workload: Workload, *, repeats: int, paper: bool = False) -> dict[str, Any]:
+def measure(
+    workload: Workload, *, repeats: int, exact_contexts: int = EXACT_CONTEXTS, paper: bool = False
+) -> dict[str, Any]:
     """Plan and count.
 
     Returns:
-        `workload`, `contexts`; `build_s` (median seconds of a whole plan: clustering, document
-        orders and release order), `cpu_s`; `hit_rate`, `baseline_hit_rate` and `paper_hit_rate`
-        (None where not run) by cache capacity in tokens; `paper_build_s`; `peak_rss_mb` of the
-        process after our plan.
+        `workload`, `contexts`, `is_exact` (clustered whole, not in parts); `build_s` (median
+        seconds of a whole plan: clustering, document orders and release order), `cpu_s`;
+        `hit_rate`, `baseline_hit_rate` and `paper_hit_rate` (None where not run) by cache capacity
+        in tokens; `paper_build_s`; `peak_rss_mb` of the process after our plan.
     """
     walls, cpus = [], []
     for _ in range(repeats):
         started, cpu = time.perf_counter(), time.process_time()
-        plan = plan_batch(workload.contexts, workload.tokens)
+        plan = plan_batch(workload.contexts, workload.tokens, exact_contexts=exact_contexts)
         walls.append(time.perf_counter() - started)
         cpus.append(time.process_time() - cpu)
     peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     result: dict[str, Any] = {
         "workload": workload.name,
         "contexts": len(workload.contexts),
+        "is_exact": len(workload.contexts) <= exact_contexts,
         "build_s": round(statistics.median(walls), 3),
         "cpu_s": round(statistics.median(cpus), 3),
         "peak_rss_mb": round(peak_rss_mb),

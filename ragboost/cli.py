@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
 
 from ragboost import __version__
-from ragboost.config import field_paths, load_settings
+from ragboost.config import Settings, field_paths, load_settings
 from ragboost.errors import ConfigError, RagBoostError
 
 app = typer.Typer(
@@ -97,8 +98,19 @@ def serve(
     from ragboost.serving import serve_in_thread
 
     with serve_in_thread(create_engine_app(settings.engine)) as url:
-        behind = settings.backend.model_copy(update={"url": url})
-        serve_proxy(settings.model_copy(update={"backend": behind, "backends": ()}))
+        serve_proxy(_in_front_of_engine(settings, url))
+
+
+def _in_front_of_engine(settings: Settings, url: str) -> Settings:
+    """Point the proxy at the embedded engine; its index is as large as the engine's cache."""
+    capacity = settings.index.capacity_tokens or settings.engine.capacity_tokens
+    return settings.model_copy(
+        update={
+            "backend": settings.backend.model_copy(update={"url": url}),
+            "backends": (),
+            "index": settings.index.model_copy(update={"capacity_tokens": capacity}),
+        }
+    )
 
 
 @app.command()
@@ -200,6 +212,43 @@ def batch(
     else:
         Console().print(summary_table(summary))
         typer.echo(summary_sentence(summary))
+
+
+@app.command()
+def demo(
+    sessions: int = typer.Option(80, min=1, help="Independent users, one question each."),
+    conversations: int = typer.Option(10, min=1, help="Users who go on asking."),
+    turns: int = typer.Option(4, min=1, help="Questions of a conversation."),
+    k: int = typer.Option(6, "--k", min=1, help="Documents retrieved for a question."),
+    capacity_tokens: int = typer.Option(65_536, min=1024, help="Size of the prefix cache."),
+    seed: int = typer.Option(1, help="Of the questions drawn."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Replay a RAG workload through proxy and embedded engine, plain and boosted.
+
+    The text is the documentation in Python's standard library; everything runs on this machine.
+    """
+    from ragboost.demo import run_demo
+    from ragboost.demo.report import table
+
+    result = run_demo(
+        sessions=sessions,
+        conversations=conversations,
+        turns=turns,
+        k=k,
+        capacity_tokens=capacity_tokens,
+        seed=seed,
+    )
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    console = Console()
+    for title, part in (
+        ("Sessions: independent users", "sessions"),
+        ("Conversations", "conversations"),
+        ("All requests", "all"),
+    ):
+        console.print(table(title, result[part]))
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ class IndexSettings(Section):
     max_nodes: int = Field(
         200_000, ge=1, description="Nodes kept; the least recently used go first."
     )
-    max_visits: int = Field(64, ge=1, description="Nodes that one search may look at.")
+    max_visits: int = Field(32, ge=1, description="Nodes that one search may go on from.")
 
 
 class OrderingSettings(Section):
@@ -263,7 +263,7 @@ class ProxySettings(Section):
         "it out again.",
     )
     max_tenants: int = Field(
-        64, ge=1, description="Tenants kept, one per model and cache salt, by last use."
+        1024, ge=1, description="Tenants kept, one per model and cache salt, by last use."
     )
     api_keys: tuple[SecretStr, ...] = Field(
         (), description="Keys of which clients must show one; empty: none is asked for."
@@ -335,6 +335,27 @@ class EngineSettings(Section):
     kv_events_topic: str = Field("", description="Topic of the event messages.")
 
 
+class EngineHookSettings(Section):
+    """What the backend's engine tells of its prefix cache."""
+
+    endpoint: str | None = Field(
+        None, description="ZeroMQ address of the backend's KV events; None: ask the backend."
+    )
+    replay_endpoint: str | None = Field(
+        None, description="ZeroMQ address for replays, where `endpoint` is set."
+    )
+    topic: str = Field("", description="Only KV events whose topic begins with this.")
+    bind: bool = Field(
+        False, description="Listen at `endpoint`, for an engine that connects to tcp://HOST:PORT."
+    )
+    report_url: str | None = Field(
+        None, description="Inside an engine: the proxy that RAGBoost's plug-in reports to."
+    )
+    report_stream: str | None = Field(
+        None, description="Inside an engine: the name it reports under; None: the host's name."
+    )
+
+
 class Settings(_Changed, BaseSettings):
     """All settings. `Settings()` in code holds defaults and what is passed; `load_settings` also
     reads the environment and `ragboost.toml`."""
@@ -358,6 +379,7 @@ class Settings(_Changed, BaseSettings):
     waiting_room: WaitingRoomSettings = WaitingRoomSettings()
     proxy: ProxySettings = ProxySettings()
     engine: EngineSettings = EngineSettings()
+    engine_hooks: EngineHookSettings = EngineHookSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -77,10 +77,10 @@ def document_key(text: str, *, id: DocumentId = None, title: str | None = None) 
     The parts are length-delimited, so no two triples collide by concatenation; lone surrogates,
     which engines accept, are hashed as they are.
     """
-    head = json.dumps([id, title, len(text)]).encode()
-    digest = hashlib.sha256(head)
-    digest.update(text.encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:32]
+    kind = f"s{len(id)}" if isinstance(id, str) else "j"
+    name = id if isinstance(id, str) else json.dumps(id)
+    head = f"{kind}:{name}:{-1 if title is None else len(title)}:{title or ''}:{len(text)}:"
+    return hashlib.sha256((head + text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 DocumentLike = Document | Mapping[str, Any] | str

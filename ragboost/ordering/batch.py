@@ -6,7 +6,7 @@ All contexts are known, so the whole cluster tree is built first. Knows document
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from ragboost.index.clustering import Linkage, cluster
+from ragboost.index.clustering import EXACT_CONTEXTS, Linkage, cluster
 from ragboost.ordering.release import release_order
 
 
@@ -33,6 +33,7 @@ def plan_batch(
     *,
     linkage: Linkage = "savings",
     alpha: float = 0.001,
+    exact_contexts: int = EXACT_CONTEXTS,
 ) -> BatchPlan:
     """Order documents and requests of a batch for the most prefix sharing.
 
@@ -45,11 +46,12 @@ def plan_batch(
         tokens: length of every document, at least 1.
         linkage: see `ragboost.index.clustering.cluster`.
         alpha: weight of positions in the paper's distance (Eq. 1).
+        exact_contexts: with `savings`, larger batches are clustered in parts.
 
     Raises:
         RequestError: too many contexts for linkage `distance`.
     """
-    tree = cluster(contexts, tokens, linkage=linkage, alpha=alpha)
+    tree = cluster(contexts, tokens, linkage=linkage, alpha=alpha, exact_contexts=exact_contexts)
     release = tree.leaves if linkage == "savings" else release_order(tree.search_paths)
     return BatchPlan(
         tuple(release),

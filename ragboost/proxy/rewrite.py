@@ -151,7 +151,9 @@ class Rewriter:
             num = len(again.documents)
             return Rewritten(body, num_documents=num, num_dropped=len(retrieved) - num)
         standing = {key for sent in history.sent.values() for key in sent.documents}
-        result = self._boost(found, booster, conversation, standing, planned) if wanted else None
+        result = (
+            self._boost(shape, found, booster, conversation, standing, planned) if wanted else None
+        )
         rewritten = result if isinstance(result, Rewritten) else Rewritten(body, bypass="option")
         context = result if isinstance(result, Context) else self._plain(found)
         body = shape.replace(body, found, context)
@@ -172,13 +174,15 @@ class Rewriter:
     ) -> Rewritten:
         """Documents of this request only. The same ones keep their order over a conversation."""
         history = _read(payload, conversation, found=found, seed=_seed(found))
-        body = self._with_history(without_object(payload.body), history.sent)
+        inside = _read(payload, conversation, found=found)  # earlier turns of the other kind
+        body = without_object(payload.body)
+        body = self._with_history(body, {**inside.sent, **history.sent})
         before = [*history.sent.values(), *([history.repeated] if history.repeated else [])]
         result: Context | Rewritten
         if before:
             result = self._in_order(found, before[-1].documents)
         else:
-            result = self._boost(found, booster, None, (), planned)
+            result = self._boost(shape, found, booster, None, (), planned)
         if isinstance(result, Rewritten):
             return result._replace(body=body)
         body = shape.replace(body, found, result)
@@ -188,13 +192,14 @@ class Rewriter:
 
     def _boost(
         self,
+        shape: Format,
         found: Found,
         booster: Booster,
         conversation: Conversation | None,
         standing: Collection[str],
         planned: Planned | None,
     ) -> Context | Rewritten:
-        """Boost, or say why not: the proxy fails open."""
+        """Boost, or say why not: the proxy fails open, except for what the caller can mend."""
         try:
             if conversation is None:
                 return booster.boost(found.query, found.documents, planned=planned)
@@ -206,6 +211,8 @@ class Rewriter:
                 planned=planned,
             )
         except RagBoostError as error:
+            if shape.is_ours and isinstance(error, RequestError):
+                raise
             return Rewritten({}, bypass=_reason(error), error=error)
 
     def _plain(self, found: Found) -> Context:

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ class ProxyServer:
         self._thread.start()
         while not self.server.started:
             assert self._thread.is_alive(), "the proxy did not start"
+            time.sleep(0.005)
         return self
 
     def __exit__(self, *_: object) -> None:

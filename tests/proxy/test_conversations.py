@@ -1,6 +1,7 @@
 """Conversations through the proxy: nothing lost, doubled or mixed, and prefixes that only grow."""
 
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragboost.proxy.rewrite import Rewriter
 from tests.fakes import FakeEngine, Received
 from tests.proxy.conftest import ProxyServer, proxy_settings
 
@@ -116,6 +118,27 @@ def test_the_session_may_be_named_in_the_header(client: httpx.Client, engine: Fa
     check_extends(engine.requests[-1], first)
 
 
+def test_a_large_request_is_rewritten_in_a_worker_thread_and_remembered(
+    client: httpx.Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    rewrite = Rewriter.rewrite
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return rewrite(*arguments, **options)
+
+    monkeypatch.setattr(Rewriter, "rewrite", noting)
+    chat = Chat(client, engine, "large")
+    first = chat.ask("one?", [{"id": 1, "text": "large " * 60_000}])
+    second = chat.ask("two?", [{"id": 1, "text": "large " * 60_000}, document(2)])
+    third = chat.ask("three?", [document(2)])
+    check_extends(second, first)
+    check_extends(third, second)
+    assert HINT.findall(contents(second)[-1]) == ["[Doc_1]"]
+    assert threads[2] not in threads[:2]  # the last one is small and stays on the event loop
+
+
 def test_without_a_session_nothing_is_remembered(client: httpx.Client, engine: FakeEngine) -> None:
     for _ in range(2):
         body = {"messages": [{"role": "user", "content": "why?"}]}
@@ -211,9 +234,20 @@ def test_the_same_documents_field_keeps_its_order_and_hints_in_a_conversation(
     assert '"T50" >> "T51" >> "T52"' in contents(second)[-1]
 
 
+def test_a_turn_with_the_documents_field_resends_turns_of_the_ragboost_object(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "mixed")
+    first = chat.ask("one?", [document(1)])
+    chat.messages = [*chat.messages, {"role": "user", "content": "two?"}]
+    second = _with_field(chat, {"documents": [text_of(2)]})
+    assert second.json["messages"][:1] == first.json["messages"]
+
+
 def _with_field(chat: Chat, fields: dict[str, Any]) -> Received:
     body = {"model": "m", "messages": chat.messages, "ragboost": {"session_id": chat.session}}
-    response = chat.client.post(URL, json={**body, **fields})
+    headers = {"authorization": f"Bearer {chat.user}"}
+    response = chat.client.post(URL, json={**body, **fields}, headers=headers)
     chat.answer = response.json()["choices"][0]["message"]["content"]
     return chat.engine.requests[-1]
 

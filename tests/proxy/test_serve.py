@@ -135,6 +135,7 @@ def test_embedded_and_backend_exclude_each_other() -> None:
     assert (done.returncode, "--backend" in done.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_embedded_serves_proxy_and_engine_and_reuses_their_prefix(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

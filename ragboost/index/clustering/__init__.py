@@ -2,5 +2,6 @@
 
 from ragboost.index.clustering.base import ClusterTree
 from ragboost.index.clustering.cluster import Linkage, cluster
+from ragboost.index.clustering.large import EXACT_CONTEXTS
 
-__all__ = ["ClusterTree", "Linkage", "cluster"]
+__all__ = ["EXACT_CONTEXTS", "ClusterTree", "Linkage", "cluster"]

@@ -21,6 +21,7 @@ def cluster(
     *,
     linkage: Linkage = "savings",
     alpha: float = 0.001,
+    exact_contexts: int = large.EXACT_CONTEXTS,
 ) -> ClusterTree:
     """Cluster contexts by the documents they share. Deterministic.
 
@@ -30,12 +31,15 @@ def cluster(
         linkage: `savings` merges the pair whose common documents have the most tokens; `distance`
             is the paper's (Eq. 1), quadratic in time and memory.
         alpha: weight of positions in Eq. 1.
+        exact_contexts: with `savings`, larger batches are clustered in parts.
     """
     rows = number(contexts, tokens)
     if linkage == "distance":
         rank = _sorted_rank(rows.names)
         return walk(rows, distance.merge(rows, alpha=alpha, rank=rank), rank=rank)
-    return walk(rows, large.merge(rows), rank=np.arange(len(rows.names)))
+    return walk(
+        rows, large.merge(rows, exact_contexts=exact_contexts), rank=np.arange(len(rows.names))
+    )
 
 
 def _sorted_rank(names: list[Hashable]) -> Ints:

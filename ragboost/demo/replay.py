@@ -1,0 +1,135 @@
+"""Send the demo's requests to a chat server, one after another, and note what each cost.
+
+A real HTTP client with real streams. Knows the OpenAI API; does not know what is behind it.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from ragboost.booster import Booster
+from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
+from ragboost.demo.workload import Turn, Workload
+from ragboost.errors import BackendConnectionError, BackendStatusError
+
+MODEL = "demo"
+_ANSWER_TOKENS = 8
+
+Message = dict[str, str]
+
+
+class Cost(NamedTuple):
+    """What one request cost.
+
+    Attributes:
+        prompt_tokens, cached_tokens: as the engine reports them.
+        ttft_s: seconds from sending to the first token.
+        documents_dropped: documents that were not sent again.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    documents_dropped: int
+
+
+class Costs(NamedTuple):
+    """The costs of a replay."""
+
+    sessions: list[Cost]
+    conversations: list[Cost]
+
+
+async def replay(
+    workload: Workload, url: str, *, boosted: bool, on_request: Callable[[], None]
+) -> Costs:
+    """Send all sessions, then all conversations turn by turn, each turn with the whole history.
+
+    Args:
+        workload: what to ask.
+        url: of the proxy.
+        boosted: hand the documents to the proxy; else write them into the prompt, as applications
+            without RAGBoost do.
+        on_request: called after every request.
+
+    Raises:
+        BackendConnectionError, BackendStatusError: a request failed.
+    """
+    sessions: list[Cost] = []
+    conversations: list[Cost] = []
+    async with aiohttp.ClientSession(url) as client:
+        for turn in workload.sessions:
+            cost, _ = await _chat(client, _body([], turn, boosted=boosted))
+            sessions.append(cost)
+            on_request()
+        for number, turns in enumerate(workload.conversations):
+            history: list[Message] = []
+            for turn in turns:
+                body = _body(history, turn, boosted=boosted, session=f"demo-{number}")
+                cost, answer = await _chat(client, body)
+                conversations.append(cost)
+                history = [*body["messages"], {"role": "assistant", "content": answer}]
+                on_request()
+    return Costs(sessions, conversations)
+
+
+def _body(
+    history: list[Message], turn: Turn, *, boosted: bool, session: str | None = None
+) -> dict[str, Any]:
+    content = turn.question if boosted else _plain_prompt(turn)
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [*history, {"role": "user", "content": content}],
+        "max_tokens": _ANSWER_TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if boosted:
+        documents = [{"id": d.id, "title": d.title, "text": d.text} for d in turn.documents]
+        body["ragboost"] = {"documents": documents}
+        if session is not None:
+            body["ragboost"]["session_id"] = session
+    return body
+
+
+def _plain_prompt(turn: Turn) -> str:
+    """The same prompt text as RAGBoost's, with every document in the order of the retriever."""
+    plain = Settings(
+        ordering=OrderingSettings(enabled=False),
+        dedup=DedupSettings(enabled=False),
+        hints=HintSettings(order=False, location=False),
+    )
+    return Booster(plain).boost(turn.question, turn.documents).render()
+
+
+async def _chat(client: aiohttp.ClientSession, body: Mapping[str, Any]) -> tuple[Cost, str]:
+    started = time.perf_counter()
+    ttft_s = 0.0
+    answer: list[str] = []
+    usage: dict[str, Any] = {}
+    try:
+        async with client.post("/v1/chat/completions", json=body) as response:
+            if response.status != 200:
+                text = (await response.text())[:300]
+                raise BackendStatusError(f"the proxy answered {response.status}: {text}")
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line.removeprefix(b"data: "))
+                usage = event.get("usage") or usage
+                for choice in event.get("choices", ()):
+                    if content := choice["delta"].get("content"):
+                        ttft_s = ttft_s or time.perf_counter() - started
+                        answer.append(content)
+            dropped = int(response.headers.get("x-ragboost-documents-dropped", 0))
+    except aiohttp.ClientError as error:
+        raise BackendConnectionError(f"the proxy gave no whole answer: {error}") from error
+    if not usage:
+        raise BackendStatusError("the stream ended without usage")
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    ttft_s = ttft_s or time.perf_counter() - started
+    return Cost(usage["prompt_tokens"], cached, ttft_s, dropped), "".join(answer)

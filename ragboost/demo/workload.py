@@ -1,0 +1,80 @@
+"""Questions of many users about the same documentation, as sessions and as conversations.
+
+Deterministic for a seed. Knows retrieval through its protocol only.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ragboost.retrieval import Retriever
+from ragboost.types import Document
+
+_FORMS = (
+    "How does {name} work, and when should I use it?",
+    "What does {name} return?",
+    "Please explain {name} with its parameters.",
+    "What can go wrong with {name}?",
+)
+_THEMES = 12  # parts of the library that everybody asks about
+
+
+class Turn(NamedTuple):
+    """A question with what was retrieved for it, most relevant first."""
+
+    question: str
+    documents: tuple[Document, ...]
+
+
+class Workload(NamedTuple):
+    """What the demo asks.
+
+    Attributes:
+        sessions: independent users, one question each.
+        conversations: users who go on asking.
+    """
+
+    sessions: list[Turn]
+    conversations: list[list[Turn]]
+
+
+def make_workload(
+    documents: Sequence[Document],
+    retriever: Retriever,
+    *,
+    sessions: int,
+    conversations: int,
+    turns: int,
+    k: int,
+    seed: int,
+) -> Workload:
+    """Draw questions: a few themes are asked about again and again, as in a support desk.
+
+    Args:
+        documents: the corpus; ids are dotted names.
+        retriever: over the corpus.
+        sessions: independent questions.
+        conversations, turns: conversations and the questions of each.
+        k: documents retrieved for a question.
+        seed: of the drawing.
+    """
+    draw = random.Random(seed)
+    themes: dict[str, list[Document]] = {}
+    for document in documents:
+        themes.setdefault(".".join(str(document.id).split(".")[:2]), []).append(document)
+    popular = sorted(themes.values(), key=len, reverse=True)[:_THEMES]
+
+    def ask(theme: Sequence[Document]) -> Turn:
+        name = str(draw.choice(theme).id)
+        question = draw.choice(_FORMS).format(name=name)
+        return Turn(
+            question, tuple(retriever.retrieve(name.replace(".", " ").replace("_", " "), k))
+        )
+
+    return Workload(
+        [ask(draw.choice(popular)) for _ in range(sessions)],
+        [
+            [ask(theme) for _ in range(turns)]
+            for theme in (draw.choice(popular) for _ in range(conversations))
+        ],
+    )

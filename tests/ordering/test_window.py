@@ -1,0 +1,66 @@
+"""Windows of waiting requests, planned against the cached prefixes."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragboost.index import ContextIndex
+from ragboost.ordering import RecentContexts, plan_window
+
+TOKENS = dict.fromkeys("abcdefghij", 100)
+
+contexts = st.lists(st.sampled_from(sorted(TOKENS)), unique=True, max_size=6)
+
+
+@given(windows=st.lists(st.lists(contexts, max_size=8), max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_a_plan_holds_every_request_once_with_its_own_documents(
+    windows: list[list[list[str]]],
+) -> None:
+    index, recent = ContextIndex(capacity_tokens=1500), RecentContexts(window=16)
+    for window in windows:
+        plan = plan_window(index, window, TOKENS, recent=recent)
+        index.check_integrity()
+        assert sorted(plan.release_order) == list(range(len(window)))
+        for position, order in zip(plan.release_order, plan.orders, strict=True):
+            assert sorted(map(str, order)) == sorted(window[position])
+
+
+@given(windows=st.lists(st.lists(contexts, max_size=6), max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_the_same_windows_give_the_same_plans(windows: list[list[list[str]]]) -> None:
+    plans = []
+    for _ in range(2):
+        index, recent = ContextIndex(), RecentContexts(window=16)
+        plans.append([plan_window(index, window, TOKENS, recent=recent) for window in windows])
+    assert plans[0] == plans[1]
+
+
+def test_requests_that_share_documents_start_alike_and_follow_each_other() -> None:
+    window = [list("abx"), list("cdj"), list("yba"), list("djc")]
+    tokens = dict.fromkeys("abcdjxy", 100)
+    plan = plan_window(ContextIndex(), window, tokens, recent=RecentContexts())
+    orders = dict(zip(plan.release_order, plan.orders, strict=True))
+    assert orders[0][:2] == orders[2][:2]
+    assert orders[1] == orders[3]
+    places = [plan.release_order.index(i) for i in (0, 2)]
+    assert abs(places[0] - places[1]) == 1
+
+
+def test_a_group_does_not_give_up_longer_cached_prefixes_than_it_gains() -> None:
+    index = ContextIndex()
+    for context in ("pqr", "stu"):
+        index.insert(tuple(context), (100, 100, 100))
+    window = [list("pqra"), list("stua")]
+    tokens = dict.fromkeys("pqrstua", 100)
+    plan = plan_window(index, window, tokens, recent=RecentContexts())
+    orders = dict(zip(plan.release_order, plan.orders, strict=True))
+    assert orders[0][:3] == tuple("pqr")
+    assert orders[1][:3] == tuple("stu")
+
+
+def test_a_cached_prefix_inside_a_group_comes_first() -> None:
+    index = ContextIndex()
+    index.insert(("b", "a"), (100, 100))
+    window = [list("cab"), list("dba")]
+    plan = plan_window(index, window, TOKENS, recent=RecentContexts())
+    assert all(order[:2] == ("b", "a") for order in plan.orders)
