@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ragboost.config import Settings
@@ -17,12 +18,14 @@ from ragboost.proxy.headers import RawHeaders
 from ragboost.proxy.histories import Histories, Match, history_links
 from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.payload import MalformedBodyError, Payload
+from ragboost.proxy.prepared import Draft, Place, Prepared
 from ragboost.proxy.rewrite import Detected, Rewriter, Rewritten
 from ragboost.proxy.session_names import session_name
 from ragboost.proxy.tenants import Tenant, TenantKey, Tenants, user_of
+from ragboost.proxy.tickets import Ticket
 from ragboost.proxy.tool_results import share_tool_results
 from ragboost.proxy.usage import Usage
-from ragboost.types import Context
+from ragboost.types import Request
 
 logger = logging.getLogger(__name__)
 
@@ -33,43 +36,38 @@ _END_USER = ("user", "safety_identifier")
 T = TypeVar("T")
 
 
-class Prepared(NamedTuple):
-    """A request as the backend gets it.
+class _Job(NamedTuple):
+    """A body to rewrite, with what its request says about it.
 
     Attributes:
-        body: the bytes to send.
-        model: that the caller asked for; empty if unknown.
-        rewritten: what was done; None if the body was not understood.
-        tenant: whose context index was used, or None.
-        is_usage_added: the answer's usage event is ours, not the caller's.
-        bypass: why nothing was boosted; None if something was.
-        seconds: what it took.
-        learned: what it adds to the `past` that the caller gave.
-        match: the history of a request without a session id; None: it names one, or has none.
+        payload: the body.
+        detected: its documents.
+        can_ask_usage: the endpoint knows `stream_options.include_usage`.
+        name: of its conversation, over all tenants; None: it is known by its past, or not at all.
+        past: what the engine was sent for its history, or None.
+        tried: what it would have been sent without shadow mode, or None.
     """
-
-    body: bytes
-    model: str = ""
-    rewritten: Rewritten | None = None
-    tenant: Tenant | None = None
-    is_usage_added: bool = False
-    bypass: str | None = None
-    seconds: float = 0.0
-    learned: Learned = Learned()
-    match: Match | None = None
-
-    @property
-    def context(self) -> Context | None:
-        """What was boosted, or None."""
-        return self.rewritten.context if self.rewritten else None
-
-
-class _Job(NamedTuple):
-    """A body to rewrite, with what its request says about it."""
 
     payload: Payload
     detected: Detected
     can_ask_usage: bool
+    name: str | None
+    past: Past | None
+    tried: Past | None
+
+
+class _Known(NamedTuple):
+    """What is known of a history that has no name: see Prepared.
+
+    Attributes:
+        match: of what was sent.
+        tried: of what shadow mode would have sent.
+        apart: the documents that the request gives beside its messages.
+    """
+
+    match: Match | None = None
+    tried: Match | None = None
+    apart: bytes = b""
 
 
 class Boosting:
@@ -86,25 +84,25 @@ class Boosting:
             max_bytes=settings.session.max_bytes,
             ttl_s=settings.session.ttl_s,
         )
-        self.histories = Histories(
-            max_sessions=settings.session.max_sessions,
-            max_bytes=settings.session.max_bytes,
-            ttl_s=settings.session.ttl_s,
-        )
+        self.histories = _histories(settings)
+        # What shadow mode would have sent is remembered apart from what was sent.
+        self._tried = _histories(settings) if settings.proxy.shadow else None
 
     async def prepare(
         self,
         raw: bytes,
         headers: RawHeaders,
         *,
+        place: Place,
         can_ask_usage: bool = True,
         past: Past | None = None,
     ) -> Prepared:
-        """Boost a body, or pass it on as it is.
+        """Boost a body for the backend that it is given, or pass it on as it is.
 
         Args:
             raw: the client's body.
             headers: the client's.
+            place: gives it its backend.
             can_ask_usage: the endpoint knows `stream_options.include_usage`.
             past: what the engine was sent for the history in `messages`, where the caller keeps it;
                 None: the body or the headers name a conversation, or it is recognised.
@@ -117,34 +115,50 @@ class Boosting:
         try:
             payload, detected = await _call(lambda: self._parse(raw), in_thread=is_large)
         except MalformedBodyError:
-            return self._finish(Prepared(raw, bypass="malformed_body"), started)
+            ticket = await place(Draft(raw))
+            return self._finish(Prepared(ticket, raw, bypass="malformed_body"), time.perf_counter())
         key, user = TenantKey.of(payload.body), user_of(headers)
-        match: Match | None = None
-        session: str | None = None
-        if past is None:
-            session = session_name(payload.body, headers)
-            match = await self._match(payload, key, user) if session is None else None
-            past = match.past if match else None
+        session = session_name(payload.body, headers) if past is None else None
+        known = _Known()
+        if session is None:
+            known = await self._recognise(payload, key, user, past=past)
+        match, tried, apart = known.match, known.tried, known.apart
+        past = match.past if match else past
+        draft = Draft(raw, payload, history=match.digest if match else b"")
         if session is None and self._is_plain(payload, detected, past):
-            plain = Prepared(raw, key.model, bypass=detected.bypass, match=match)
-            return self._finish(plain, started)
+            spent = time.perf_counter() - started
+            ticket = await place(draft)
+            plain = Prepared(
+                ticket, raw, key.model, bypass=detected.bypass, match=match, tried=tried
+            )
+            return self._finish(plain, time.perf_counter() - spent)
         tenant = self.tenants.get(key)
-        job = _Job(payload, detected, can_ask_usage)
-        work = self._rewrite(job, tenant, self._name(key, user, session), past)
+        name = self._name(key, user, session)
+        job = _Job(payload, detected, can_ask_usage, name, past, tried.past if tried else None)
+        front = partial(self._front, job)
+        spent = time.perf_counter() - started
+        ticket = await place(
+            draft._replace(tenant=tenant, front=front, session=session and f"{user}/{session}")
+        )
+        started = time.perf_counter() - spent
+        work = self._rewrite(job, tenant, ticket)
         # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
         # client leaves meanwhile.
-        prepared = await (asyncio.shield(work) if is_large else work)
+        prepared, learned = await (asyncio.shield(work) if is_large else work)
         if match is not None:
-            apart = _documents_apart(payload)
             is_final = prepared.bypass is None
             digest = self.histories.add(match, prepared.learned, apart=apart, is_final=is_final)
             match = match._replace(digest=digest)
-        return self._finish(prepared._replace(model=key.model, match=match), started)
+        if tried is not None and self._tried is not None:
+            tried = tried._replace(digest=self._tried.add(tried, learned, apart=apart))
+        return self._finish(prepared._replace(model=key.model, match=match, tried=tried), started)
 
     def report_answer(self, prepared: Prepared, answers: Sequence[Mapping[str, Any]]) -> None:
         """Take in the assistant's messages, each of them a way in which the history may go on."""
         if prepared.match is not None:
             self.histories.answered(prepared.match, answers)
+        if prepared.tried is not None and self._tried is not None:
+            self._tried.answered(prepared.tried, answers)
 
     async def report_usage(self, prepared: Prepared, usage: Usage) -> None:
         """Take in what the backend reported for a request."""
@@ -152,7 +166,7 @@ class Boosting:
         if prepared.tenant is None or prepared.context is None or usage.cached_tokens is None:
             return
         async with prepared.tenant.lock:
-            prepared.tenant.booster.report_usage(
+            prepared.tenant.booster(prepared.ticket.backend.name).report_usage(
                 prepared.context,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=min(max(usage.cached_tokens, 0), usage.prompt_tokens),
@@ -162,10 +176,14 @@ class Boosting:
         payload = Payload.parse(raw)
         return payload, self._rewriter.detect(payload)
 
-    async def _match(self, payload: Payload, key: TenantKey, user: str) -> Match | None:
-        """Recognise the history of a request that names no conversation."""
-        if not self._settings.session.stateless or not payload.messages:
-            return None
+    async def _recognise(
+        self, payload: Payload, key: TenantKey, user: str, *, past: Past | None
+    ) -> _Known:
+        """Recognise the history of a request that names no conversation. If the caller keeps it,
+        only what shadow mode would have sent for it is looked for."""
+        is_wanted = self._settings.session.stateless if past is None else self._tried is not None
+        if not is_wanted or not payload.messages:
+            return _Known()
         # An application's users may share its credentials: what tells them apart counts as well.
         parts = [user, *key, *(str(payload.body.get(name, "")) for name in _END_USER)]
         scope = "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
@@ -173,7 +191,10 @@ class Boosting:
             lambda: history_links(payload.body["messages"], payload.message_digests, scope=scope),
             in_thread=len(payload.raw) > _THREAD_BYTES,
         )
-        return self.histories.match(links, apart=_documents_apart(payload))
+        apart = _documents_apart(payload)
+        match = self.histories.match(links, apart=apart) if past is None else None
+        tried = self._tried.match(links, apart=apart) if self._tried is not None else None
+        return _Known(match, tried, apart)
 
     def _is_plain(self, payload: Payload, detected: Detected, past: Past | None) -> bool:
         """Tell whether there is nothing to do."""
@@ -182,40 +203,80 @@ class Boosting:
         )
         return not (has_documents or self._settings.dedup.passages or (past and past.sent))
 
-    async def _rewrite(
-        self, job: _Job, tenant: Tenant, name: str | None, past: Past | None
-    ) -> Prepared:
-        payload = job.payload
+    def _front(self, job: _Job) -> Request | None:
+        conversation = self._conversation(job.name, job.past)
+        return self._rewriter.front(job.payload, conversation, detected=job.detected)
+
+    async def _rewrite(self, job: _Job, tenant: Tenant, ticket: Ticket) -> tuple[Prepared, Learned]:
+        """Rewrite a body; what it adds to `job.past` is in the result, to `job.tried` beside it."""
+        is_shadow = self._settings.proxy.shadow
         async with tenant.lock:
-            conversation: Conversation | None = None
-            if past is not None:
-                conversation = Conversation.after(past)
-            elif name is not None:
-                conversation = self.conversations.get(name)
+            conversation = self._conversation(job.name, job.past)
+            tried = self._conversation(job.name and f"shadow/{job.name}", job.tried)
 
             def work() -> Prepared:
-                rewritten = self._rewriter.rewrite(
-                    payload, tenant.booster, conversation, detected=job.detected
-                )
-                if self._settings.dedup.passages:
-                    rewritten = self._share_passages(rewritten)
+                if is_shadow:
+                    rewritten = self._shadow(job, tenant, ticket, conversation, tried)
+                else:
+                    rewritten = self._boost(job, tenant, ticket, conversation)
                 body, is_usage_added = rewritten.body, False
                 if job.can_ask_usage:
                     body, is_usage_added = self._with_usage(rewritten)
-                learned = conversation.learned(past) if conversation and past else Learned()
                 return Prepared(
-                    payload.encode(body),
+                    ticket,
+                    job.payload.encode(body),
                     rewritten=rewritten,
                     tenant=tenant,
                     is_usage_added=is_usage_added,
                     bypass=rewritten.bypass,
-                    learned=learned,
+                    learned=_learned(conversation, job.past),
                 )
 
-            prepared = await _call(work, in_thread=len(payload.raw) > _THREAD_BYTES)
-            if conversation is not None and past is None and conversation.sent:
-                self.conversations.put(conversation)
-            return prepared
+            prepared = await _call(work, in_thread=len(job.payload.raw) > _THREAD_BYTES)
+            if job.name is not None:
+                for used in (conversation, tried if is_shadow else None):
+                    if used is not None and used.sent:
+                        self.conversations.put(used)
+            return prepared, _learned(tried, job.tried)
+
+    def _boost(
+        self, job: _Job, tenant: Tenant, ticket: Ticket, conversation: Conversation | None
+    ) -> Rewritten:
+        rewritten = self._rewriter.rewrite(
+            job.payload,
+            tenant.booster(ticket.backend.name),
+            conversation,
+            detected=job.detected,
+            planned=ticket.planned,
+        )
+        return self._share_passages(rewritten) if self._settings.dedup.passages else rewritten
+
+    def _shadow(
+        self,
+        job: _Job,
+        tenant: Tenant,
+        ticket: Ticket,
+        conversation: Conversation | None,
+        tried: Conversation | None,
+    ) -> Rewritten:
+        """Count what boosting would do, and leave the request as it was given."""
+        backend, found = ticket.backend.name, job.detected.found
+        booster = tenant.booster(backend)
+        rewritten = self._rewriter.rewrite(
+            job.payload, booster, tried, detected=job.detected, planned=ticket.planned
+        )
+        if rewritten.context is not None and found is not None:
+            original = tenant.original(backend)
+            self._metrics.count_shadow(rewritten.context, original, preamble=found.preamble)
+        plain = self._rewriter.rewrite(
+            job.payload, booster, conversation, detected=job.detected, is_plain=True
+        )
+        return plain._replace(bypass="shadow", context=None)
+
+    def _conversation(self, name: str | None, past: Past | None) -> Conversation | None:
+        if past is not None:
+            return Conversation.after(past)
+        return self.conversations.get(name) if name is not None else None
 
     @staticmethod
     def _name(key: TenantKey, user: str, session: str | None) -> str | None:
@@ -269,6 +330,18 @@ class Boosting:
 
 async def _call(work: Callable[[], T], *, in_thread: bool) -> T:
     return await asyncio.to_thread(work) if in_thread else work()
+
+
+def _learned(conversation: Conversation | None, past: Past | None) -> Learned:
+    return conversation.learned(past) if conversation and past is not None else Learned()
+
+
+def _histories(settings: Settings) -> Histories:
+    return Histories(
+        max_sessions=settings.session.max_sessions,
+        max_bytes=settings.session.max_bytes,
+        ttl_s=settings.session.ttl_s,
+    )
 
 
 def _documents_apart(payload: Payload) -> bytes:

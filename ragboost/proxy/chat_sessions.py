@@ -15,17 +15,19 @@ from starlette.routing import Route
 from ragboost.config import Settings
 from ragboost.errors import RequestError, SessionNotFoundError
 from ragboost.proxy.answer import AnswerReader, Message
-from ragboost.proxy.backends import Backends
-from ragboost.proxy.boosting import Boosting, Prepared
+from ragboost.proxy.boosting import Boosting
 from ragboost.proxy.disconnect import ClientWatch
+from ragboost.proxy.dispatch import Dispatcher, Turn
 from ragboost.proxy.exchange import Exchange
 from ragboost.proxy.limits import BodyTooLargeError
 from ragboost.proxy.metrics import Metrics
+from ragboost.proxy.prepared import Draft, Prepared
 from ragboost.proxy.routes import Completions, Passthrough
 from ragboost.proxy.running_turns import RunningTurns
 from ragboost.proxy.session_history import SessionHistory, SessionTurn, read_history
 from ragboost.proxy.session_requests import TurnRequest, make_turn, parse_new_session
 from ragboost.proxy.tenants import user_of
+from ragboost.proxy.tickets import Ticket
 from ragboost.sessions import ChatSession, ChatSessionStore
 
 logger = logging.getLogger(__name__)
@@ -41,13 +43,20 @@ class SessionList(Passthrough):
     endpoint = "sessions"
 
     def __init__(
-        self, settings: Settings, *, backends: Backends, metrics: Metrics, store: ChatSessionStore
+        self,
+        settings: Settings,
+        *,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        store: ChatSessionStore,
     ) -> None:
-        super().__init__(settings, backends=backends, metrics=metrics)
+        super().__init__(settings, dispatcher=dispatcher, metrics=metrics)
         self._store = store
         self._ttl_s = settings.session.ttl_s
 
-    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+    async def _forward(
+        self, exchange: Exchange, watch: ClientWatch, turn: Turn, body: bytes
+    ) -> None:
         if exchange.method == "POST":
             response = await self._create(user_of(exchange.headers), body)
         else:
@@ -99,17 +108,19 @@ class SessionItem(Passthrough):
         self,
         settings: Settings,
         *,
-        backends: Backends,
+        dispatcher: Dispatcher,
         metrics: Metrics,
         store: ChatSessionStore,
         turns: RunningTurns,
     ) -> None:
-        super().__init__(settings, backends=backends, metrics=metrics)
+        super().__init__(settings, dispatcher=dispatcher, metrics=metrics)
         self._store = store
         self._turns = turns
         self._ttl_s = settings.session.ttl_s
 
-    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+    async def _forward(
+        self, exchange: Exchange, watch: ClientWatch, turn: Turn, body: bytes
+    ) -> None:
         owner, session_id = user_of(exchange.headers), _session_id(exchange)
         await self._turns.settled(session_id)
         if exchange.method == "DELETE":
@@ -133,7 +144,7 @@ class SessionTurns(Completions):
         self,
         settings: Settings,
         *,
-        backends: Backends,
+        dispatcher: Dispatcher,
         metrics: Metrics,
         boosting: Boosting,
         store: ChatSessionStore,
@@ -142,14 +153,16 @@ class SessionTurns(Completions):
         super().__init__(
             settings,
             endpoint="session_chat",
-            backends=backends,
+            dispatcher=dispatcher,
             metrics=metrics,
             boosting=boosting,
         )
         self._store = store
         self._turns = turns
 
-    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+    async def _forward(
+        self, exchange: Exchange, watch: ClientWatch, turn: Turn, body: bytes
+    ) -> None:
         owner, session_id = user_of(exchange.headers), _session_id(exchange)
         await _get(self._store, owner, session_id)  # nobody learns of others' sessions by a 409
         async with self._turns.hold(session_id) as running:
@@ -157,21 +170,21 @@ class SessionTurns(Completions):
             turns = await self._store.turns(session_id)
             history = read_history(turns, system=session.system)
             request = make_turn(body, history.messages, model=session.model)
-            prepared = await self._prepare(exchange, request, history)
-            exchange.model = prepared.model
+            prepared = await self._prepare(exchange, turn, request, history)
             exchange.scope = {**exchange.scope, "path": _CHAT, "raw_path": _CHAT.encode()}
 
             def commit(answers: list[Message]) -> None:
+                self._boosting.report_answer(prepared, answers)
                 if answers:  # the first choice goes on
-                    turn = SessionTurn.of(request.new, answers[0], prepared.learned)
-                    running.start_commit(self._commit(session, turn))
+                    answered = SessionTurn.of(request.new, answers[0], prepared.learned)
+                    running.start_commit(self._commit(session, answered))
 
             reader = AnswerReader(commit)
             running.is_ending = lambda: reader.is_ending
-            await self._relay(exchange, watch, prepared, reader=reader)
+            await self._relay(exchange, watch, turn, prepared, reader=reader)
 
     async def _prepare(
-        self, exchange: Exchange, request: TurnRequest, history: SessionHistory
+        self, exchange: Exchange, turn: Turn, request: TurnRequest, history: SessionHistory
     ) -> Prepared:
         limit = self._settings.proxy.max_body_bytes
         if len(request.body) > limit:
@@ -179,8 +192,14 @@ class SessionTurns(Completions):
                 f"the session with this turn has {len(request.body)} bytes, more than the {limit} "
                 "of proxy.max_body_bytes; start another one"
             )
+
+        async def place(draft: Draft) -> Ticket:
+            return await turn.take(draft._replace(session=_session_id(exchange)))
+
         try:
-            return await self._boosting.prepare(request.body, exchange.headers, past=history.past)
+            return await self._boosting.prepare(
+                request.body, exchange.headers, place=place, past=history.past
+            )
         except RequestError as error:
             if request.is_flat and error.param:  # the client gave the field without our object
                 error.args = (str(error).replace("ragboost.documents", "documents"),)
@@ -195,17 +214,22 @@ class SessionTurns(Completions):
 def session_routes(
     settings: Settings,
     *,
-    backends: Backends,
+    dispatcher: Dispatcher,
     metrics: Metrics,
     boosting: Boosting,
     store: ChatSessionStore,
     turns: RunningTurns,
 ) -> list[Route]:
     """The routes of the API."""
-    every = SessionList(settings, backends=backends, metrics=metrics, store=store)
-    one = SessionItem(settings, backends=backends, metrics=metrics, store=store, turns=turns)
+    every = SessionList(settings, dispatcher=dispatcher, metrics=metrics, store=store)
+    one = SessionItem(settings, dispatcher=dispatcher, metrics=metrics, store=store, turns=turns)
     chat = SessionTurns(
-        settings, backends=backends, metrics=metrics, boosting=boosting, store=store, turns=turns
+        settings,
+        dispatcher=dispatcher,
+        metrics=metrics,
+        boosting=boosting,
+        store=store,
+        turns=turns,
     )
     return [
         Route(_PATH, every, methods=["GET", "POST"]),

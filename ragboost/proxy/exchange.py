@@ -21,7 +21,10 @@ class Exchange:
         request_id: the client's, or a new one.
         model: that the request asks for; empty if unknown.
         outcome: how it ended; `ok` unless somebody says otherwise.
+        status: of the answer; 0: none was sent.
         has_started: the answer's status has been sent.
+        notes: more about it, for the access log and the span: numbers and short names only.
+        trace_headers: headers for the backend that make our span its parent.
         started: when the request's head was complete, in seconds of `time.perf_counter`.
         first_byte: when the first byte of the answer's body was sent; None: not yet.
     """
@@ -35,6 +38,9 @@ class Exchange:
         self.request_id = get_header(self.headers, REQUEST_ID) or new_request_id()
         self.model = ""
         self.outcome = "ok"
+        self.status = 0
+        self.notes: dict[str, str | int | float | None] = {}
+        self.trace_headers: dict[str, str] = {}
         self.has_started = False
         self.started = time.perf_counter()
         self.first_byte: float | None = None
@@ -58,9 +64,19 @@ class Exchange:
         """The query's parameters, decoded."""
         return QueryParams(self.scope["query_string"])
 
-    async def send_error(self, status: int, message: str, *, param: str | None = None) -> None:
+    async def send_error(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         """Answer with an error of our own."""
         self.has_started = True
+        self.status = status
         headers = {"x-request-id": self.request_id}
+        if retry_after_s is not None:
+            headers["retry-after"] = str(retry_after_s)
         response = error_response(status, message, param=param, headers=headers)
         await response(self.scope, self.receive, self.send)

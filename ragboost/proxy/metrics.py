@@ -6,6 +6,7 @@ Labels never hold document, session or request ids, and at most `_MAX_MODELS` mo
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from ragboost.booster import Booster
 from ragboost.proxy.usage import Usage
 from ragboost.types import Context
 
@@ -69,6 +70,18 @@ class Metrics:
             "Document tokens that the context index expected in the prefix cache.",
             registry=registry,
         )
+        self._shadow_cached_tokens = Counter(
+            "ragboost_shadow_cached_prompt_tokens_total",
+            "Shadow mode: document tokens expected in the prefix cache, as the client ordered them "
+            "(sent) and as boosting would have (boosted).",
+            ("order",),
+            registry=registry,
+        )
+        self._shadow_dropped_tokens = Counter(
+            "ragboost_shadow_dropped_prompt_tokens_total",
+            "Shadow mode: document tokens that boosting would not have sent again.",
+            registry=registry,
+        )
         self._bypass = Counter(
             "ragboost_bypass_total",
             "Requests forwarded without boosting, by reason.",
@@ -82,6 +95,27 @@ class Metrics:
         )
         self.index_nodes = Gauge(
             "ragboost_index_nodes", "Nodes of all context indexes.", registry=registry
+        )
+        self.backend_up = Gauge(
+            "ragboost_backend_up",
+            "Whether a backend gets requests.",
+            ("backend",),
+            registry=registry,
+        )
+        self.backend_running = Gauge(
+            "ragboost_backend_running",
+            "Requests sent to a backend whose answers are not over.",
+            ("backend",),
+            registry=registry,
+        )
+        self.queue_depth = Gauge(
+            "ragboost_queue_depth", "Requests in the waiting room.", registry=registry
+        )
+        self._queue_wait = Histogram(
+            "ragboost_queue_wait_seconds",
+            "Time that a completion waits for its turn.",
+            buckets=_OVERHEAD_SECONDS,
+            registry=registry,
         )
         self.sessions = Gauge(
             "ragboost_sessions", "Conversations that are remembered.", registry=registry
@@ -108,6 +142,10 @@ class Metrics:
         """Record the proxy's own time."""
         self._overhead.labels(stage).observe(seconds)
 
+    def observe_wait(self, *, seconds: float) -> None:
+        """Record how long a completion waited for its turn."""
+        self._queue_wait.observe(seconds)
+
     def count_bypass(self, reason: str) -> None:
         """Count a request that is forwarded without boosting."""
         self._bypass.labels(reason).inc()
@@ -122,6 +160,23 @@ class Metrics:
     def count_passages(self, saved_bytes: int) -> None:
         """Count what references to earlier tool results saved."""
         self._passage_bytes.inc(saved_bytes)
+
+    def count_shadow(self, context: Context, original: Booster, *, preamble: str = "") -> None:
+        """Count what boosting would have saved.
+
+        Args:
+            context: what would have been sent.
+            original: mirrors the prefix cache as it is without boosting.
+            preamble: names the text before the documents.
+        """
+        self.count_context(context)
+        self._shadow_cached_tokens.labels("boosted").inc(context.predicted_cached_tokens)
+        if context.turn <= 1:
+            sent = original.boost(context.query, context.retrieved, preamble=preamble)
+            self._shadow_cached_tokens.labels("sent").inc(sent.predicted_cached_tokens)
+        kept = sum(original.tokens.count_documents(context.documents))
+        given = sum(original.tokens.count_documents(context.retrieved))
+        self._shadow_dropped_tokens.inc(given - kept)
 
     def count_usage(self, usage: Usage) -> None:
         """Count the tokens that the backend reported."""

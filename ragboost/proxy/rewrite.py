@@ -15,9 +15,10 @@ from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import Format, Found, UnknownShapeError, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
 from ragboost.hints import label_documents
+from ragboost.planning import Planned
 from ragboost.proxy.conversation import Conversation, Link, Sent, chain
 from ragboost.proxy.payload import Payload
-from ragboost.types import Context
+from ragboost.types import Context, Request
 
 _REASONS: Mapping[type[RagBoostError], str] = {
     UnknownShapeError: "unknown_shape",
@@ -88,6 +89,30 @@ class Rewriter:
             return Detected(bypass=_reason(error), error=error)
         return Detected(*hit) if hit else Detected(bypass="no_documents")
 
+    def front(
+        self,
+        payload: Payload,
+        conversation: Conversation | None,
+        *,
+        detected: Detected | None = None,
+    ) -> Request | None:
+        """The documents that will stand at the front of the payload in an order of our choice, to
+        plan with; None if there are none, or if other text stands before them.
+
+        Raises:
+            RequestError: the `ragboost` object is malformed.
+        """
+        shape, found, *_ = detected or self.detect(payload)
+        if shape is None or found is None or not found.documents or found.preamble:
+            return None
+        if not is_boost_wanted(ragboost_fields(payload.body)):
+            return None
+        seed = b"" if shape.in_message else _seed(found)
+        history = _read(payload, conversation, found=found, seed=seed)
+        if history.sent or history.repeated is not None:
+            return None
+        return Request(found.query, found.documents)
+
     def rewrite(
         self,
         payload: Payload,
@@ -95,29 +120,38 @@ class Rewriter:
         conversation: Conversation | None,
         *,
         detected: Detected | None = None,
+        planned: Planned | None = None,
+        is_plain: bool = False,
     ) -> Rewritten:
         """Rewrite a body and remember in `conversation` what its messages became.
 
         Args:
             payload: the body.
-            booster: of its tenant.
+            booster: of its tenant and backend.
             conversation: its conversation, or None.
             detected: what `detect` found; None: it is called here.
+            planned: the order of its documents, if they were planned with others.
+            is_plain: put the documents of a `ragboost` object into the message as they were given;
+                leave all others alone.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
         """
         detected = detected or self.detect(payload)
         shape, found = detected.shape, detected.found
-        if shape is None or found is None:
+        is_left_alone = is_plain and shape is not None and (shape.in_place or not shape.in_message)
+        if shape is None or found is None or is_left_alone:
             history = _read(payload, conversation).sent
             body = self._with_history(without_object(payload.body), history)
             return Rewritten(body, bypass=detected.bypass, error=detected.error)
         if shape.in_place:
-            return self._in_place(payload, shape, found, booster, conversation)
+            return self._in_place(payload, shape, found, booster, conversation, planned)
         if shape.in_message:
-            return self._into_message(payload, shape, found, booster, conversation)
-        return self._beside_messages(payload, shape, found, booster, conversation)
+            wanted = not is_plain and is_boost_wanted(ragboost_fields(payload.body))
+            return self._into_message(
+                payload, shape, found, booster, conversation, planned, wanted=wanted
+            )
+        return self._beside_messages(payload, shape, found, booster, conversation, planned)
 
     def _into_message(
         self,
@@ -126,6 +160,9 @@ class Rewriter:
         found: Found,
         booster: Booster,
         conversation: Conversation | None,
+        planned: Planned | None,
+        *,
+        wanted: bool,
     ) -> Rewritten:
         """Documents that become part of the question's message and so of every later turn."""
         history = _read(payload, conversation, found=found)
@@ -135,11 +172,14 @@ class Rewriter:
         if again is not None and found.message is not None and again.retrieved == retrieved:
             # A retry, or the next step of an agent that gives the turn's documents each time.
             body = self._with_history(without_object(body), {found.message: again})
+            if wanted and not history.sent:  # this backend may never have got them
+                booster.record(self._in_order(found, again.documents).documents)
             num = len(again.documents)
             return Rewritten(body, num_documents=num, num_dropped=len(retrieved) - num)
         standing = {key for sent in history.sent.values() for key in sent.documents}
-        wanted = is_boost_wanted(ragboost_fields(payload.body))
-        result = self._boost(shape, found, booster, conversation, standing) if wanted else None
+        result = (
+            self._boost(shape, found, booster, conversation, standing, planned) if wanted else None
+        )
         rewritten = result if isinstance(result, Rewritten) else Rewritten(body, bypass="option")
         context = result if isinstance(result, Context) else self._plain(found)
         body = shape.replace(body, found, context)
@@ -156,6 +196,7 @@ class Rewriter:
         found: Found,
         booster: Booster,
         conversation: Conversation | None,
+        planned: Planned | None,
     ) -> Rewritten:
         """Documents in messages that the client resends with every later turn.
 
@@ -179,7 +220,7 @@ class Rewriter:
         if own is not None:
             result = self._in_order(found, own.documents)
         else:
-            result = self._boost(shape, found, booster, None, ())
+            result = self._boost(shape, found, booster, None, (), planned)
         if isinstance(result, Rewritten):
             return result._replace(body=body)
         body = shape.replace(body, found, result)
@@ -195,10 +236,10 @@ class Rewriter:
         found: Found,
         booster: Booster,
         conversation: Conversation | None,
+        planned: Planned | None,
     ) -> Rewritten:
         """Documents of this request only. The same ones keep their order over a conversation."""
-        keys = tuple(document.key for document in found.documents)
-        history = _read(payload, conversation, found=found, seed="\n".join(keys).encode())
+        history = _read(payload, conversation, found=found, seed=_seed(found))
         inside = _read(payload, conversation, found=found)  # earlier turns of the other kind
         body = without_object(payload.body)
         body = self._with_history(body, {**inside.sent, **history.sent})
@@ -207,7 +248,7 @@ class Rewriter:
         if before:
             result = self._in_order(found, before[-1].documents)
         else:
-            result = self._boost(shape, found, booster, None, ())
+            result = self._boost(shape, found, booster, None, (), planned)
         if isinstance(result, Rewritten):
             return result._replace(body=body)
         body = shape.replace(body, found, result)
@@ -222,17 +263,21 @@ class Rewriter:
         booster: Booster,
         conversation: Conversation | None,
         standing: Collection[str],
+        planned: Planned | None,
     ) -> Context | Rewritten:
         """Boost, or say why not: the proxy fails open, except for what the caller can mend."""
         try:
             if conversation is None:
-                return booster.boost(found.query, found.documents, preamble=found.preamble)
+                return booster.boost(
+                    found.query, found.documents, preamble=found.preamble, planned=planned
+                )
             return booster.boost(
                 found.query,
                 found.documents,
                 session=conversation.state or conversation.key,
                 history=standing,
                 preamble=found.preamble,
+                planned=planned,
             )
         except RagBoostError as error:
             if shape.is_ours and isinstance(error, RequestError):
@@ -269,6 +314,11 @@ class Rewriter:
         for at, old in sent.items():
             messages[at] = Raw(old.message)
         return {**body, "messages": messages}
+
+
+def _seed(found: Found) -> bytes:
+    """What stands above the messages of a conversation, for the hashes of its history."""
+    return "\n".join(document.key for document in found.documents).encode()
 
 
 def _read(

@@ -10,15 +10,19 @@ from starlette.types import Receive, Scope, Send
 from ragboost import __version__
 from ragboost.config import Settings
 from ragboost.errors import RequestError
+from ragboost.proxy.access_log import log_access
 from ragboost.proxy.answer import AnswerReader
-from ragboost.proxy.backends import Backends
-from ragboost.proxy.boosting import Boosting, Prepared
+from ragboost.proxy.boosting import Boosting
 from ragboost.proxy.disconnect import ClientWatch
+from ragboost.proxy.dispatch import Dispatcher, Turn
 from ragboost.proxy.exchange import Exchange
 from ragboost.proxy.headers import get_header, request_headers
+from ragboost.proxy.keys import ApiKeys
 from ragboost.proxy.limits import ClientDisconnectedError, read_body
 from ragboost.proxy.metrics import CONTENT_TYPE, Metrics
+from ragboost.proxy.prepared import Prepared
 from ragboost.proxy.relay import Upstream, boost_headers, relay, with_request_id
+from ragboost.proxy.tracing import Tracing
 
 
 class Passthrough:
@@ -26,19 +30,26 @@ class Passthrough:
 
     endpoint = "other"
 
-    def __init__(self, settings: Settings, *, backends: Backends, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, *, dispatcher: Dispatcher, metrics: Metrics) -> None:
         self._settings = settings
-        self._backends = backends
+        self._keys = ApiKeys(settings.proxy.api_keys)
+        self._tracing = Tracing() if settings.proxy.tracing else None
+        self._dispatcher = dispatcher
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request and count it, whatever becomes of it."""
         exchange = Exchange(scope, receive, send, endpoint=self.endpoint)
+        span = self._tracing.start(exchange) if self._tracing else None
         try:
+            self._keys.check(exchange.headers)
             await self._answer(exchange)
         except RequestError as error:
             exchange.outcome = "refused"
-            await exchange.send_error(error.status, str(error), param=error.param)
+            retry_after_s = getattr(error, "retry_after_s", None)
+            await exchange.send_error(
+                error.status, str(error), param=error.param, retry_after_s=retry_after_s
+            )
         except ClientDisconnectedError:
             exchange.outcome = "client_left"
         except BaseException:
@@ -49,18 +60,29 @@ class Passthrough:
             self._metrics.count_request(
                 self.endpoint, exchange.model, exchange.outcome, seconds=seconds
             )
+            if self._tracing:
+                self._tracing.end(span, exchange)
+            if self._settings.proxy.access_log:
+                log_access(exchange)
 
     async def _answer(self, exchange: Exchange) -> None:
         declared = get_header(exchange.headers, b"content-length")
         body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
         async with ClientWatch(exchange.receive) as watch:
-            await self._forward(exchange, watch, body)
+            with self._dispatcher.turn() as turn:
+                try:
+                    await self._forward(exchange, watch, turn, body)
+                finally:
+                    exchange.notes.update(turn.notes)
         if watch.has_left:
             exchange.outcome = "client_left"
 
-    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+    async def _forward(
+        self, exchange: Exchange, watch: ClientWatch, turn: Turn, body: bytes
+    ) -> None:
+        turn.take_any()
         headers = with_request_id(request_headers(exchange.headers), exchange)
-        await relay(exchange, watch, self._backends.choose(), Upstream(headers, body))
+        await relay(exchange, watch, turn, Upstream(headers, body))
 
 
 class Completions(Passthrough):
@@ -71,38 +93,52 @@ class Completions(Passthrough):
         settings: Settings,
         *,
         endpoint: str,
-        backends: Backends,
+        dispatcher: Dispatcher,
         metrics: Metrics,
         boosting: Boosting,
     ) -> None:
-        super().__init__(settings, backends=backends, metrics=metrics)
+        super().__init__(settings, dispatcher=dispatcher, metrics=metrics)
         self.endpoint = endpoint
         self._boosting = boosting
 
-    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+    async def _forward(
+        self, exchange: Exchange, watch: ClientWatch, turn: Turn, body: bytes
+    ) -> None:
         # Only these two know `stream_options`.
         can_ask_usage = self.endpoint in ("chat", "completions")
-        prepared = await self._boosting.prepare(body, exchange.headers, can_ask_usage=can_ask_usage)
-        exchange.model = prepared.model
+        prepared = await self._boosting.prepare(
+            body, exchange.headers, place=turn.take, can_ask_usage=can_ask_usage
+        )
         reader: AnswerReader | None = None
         if prepared.match is not None:
             reader = AnswerReader(partial(self._boosting.report_answer, prepared))
-        await self._relay(exchange, watch, prepared, reader=reader)
+        await self._relay(exchange, watch, turn, prepared, reader=reader)
 
     async def _relay(
         self,
         exchange: Exchange,
         watch: ClientWatch,
+        turn: Turn,
         prepared: Prepared,
         *,
         reader: AnswerReader | None,
     ) -> None:
+        exchange.model = prepared.model
+        self._metrics.observe_wait(seconds=turn.waited_s)
+        turn.prepared(
+            num_bytes=len(prepared.body),
+            cached_tokens=prepared.predicted_cached_tokens,
+            history=prepared.match.digest if prepared.match else b"",
+        )
+        exchange.notes.update(prepared.notes)
         upstream = self._upstream(exchange, prepared, reader=reader)
-        tap = await relay(exchange, watch, self._backends.choose(), upstream)
+        tap = await relay(exchange, watch, turn, upstream)
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
             self._metrics.observe_first_byte(self.endpoint, seconds=seconds)
         if tap is not None and tap.usage is not None:
+            exchange.notes["prompt_tokens"] = tap.usage.prompt_tokens
+            exchange.notes["cached_tokens"] = tap.usage.cached_tokens
             await self._boosting.report_usage(prepared, tap.usage)
 
     @staticmethod
@@ -131,8 +167,8 @@ class Completions(Passthrough):
 class Status:
     """What operators ask: is it alive, is it ready, what does it count."""
 
-    def __init__(self, *, backends: Backends, metrics: Metrics, boosting: Boosting) -> None:
-        self._backends = backends
+    def __init__(self, *, dispatcher: Dispatcher, metrics: Metrics, boosting: Boosting) -> None:
+        self._dispatcher = dispatcher
         self._metrics = metrics
         self._boosting = boosting
 
@@ -142,7 +178,7 @@ class Status:
 
     async def ready(self, _request: Request) -> Response:
         """Readiness: the backend answers."""
-        if await self._backends.is_ready():
+        if await self._dispatcher.backends.is_ready():
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "backend unreachable"}, 503)
 
@@ -154,4 +190,8 @@ class Status:
         """All metrics in Prometheus text format."""
         self._metrics.index_nodes.set(self._boosting.tenants.num_nodes)
         self._metrics.sessions.set(len(self._boosting.conversations))
+        self._metrics.queue_depth.set(self._dispatcher.num_waiting)
+        for backend in self._dispatcher.backends.all:
+            self._metrics.backend_up.labels(backend.name).set(backend.is_healthy)
+            self._metrics.backend_running.labels(backend.name).set(backend.load.running)
         return Response(self._metrics.render(), media_type=CONTENT_TYPE)

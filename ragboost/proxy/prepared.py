@@ -1,0 +1,87 @@
+"""A request on its way through the proxy: before it has a backend, and as its backend gets it."""
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from ragboost.proxy.conversation import Learned
+from ragboost.proxy.histories import Match
+from ragboost.proxy.payload import Payload
+from ragboost.proxy.rewrite import Rewritten
+from ragboost.proxy.tenants import Tenant
+from ragboost.proxy.tickets import Ticket
+from ragboost.types import Context, Request
+
+
+class Draft(NamedTuple):
+    """A request before it has a backend.
+
+    Attributes:
+        raw: the client's bytes.
+        payload: the same, parsed; None if they are no JSON object.
+        tenant: whose context indexes will be used; None: nothing will be boosted.
+        front: finds the documents to plan with, as `Rewriter.front`.
+        session: name of the conversation, unique within the tenant; None: it has no name.
+        history: hash of what the engine was sent for its history; empty: not known.
+    """
+
+    raw: bytes
+    payload: Payload | None = None
+    tenant: Tenant | None = None
+    front: Callable[[], Request | None] = lambda: None
+    session: str | None = None
+    history: bytes = b""
+
+
+Place = Callable[[Draft], Awaitable[Ticket]]
+"""Gives a request its backend when its turn has come; the ticket has been started."""
+
+
+class Prepared(NamedTuple):
+    """A request as the backend gets it.
+
+    Attributes:
+        ticket: where it goes.
+        body: the bytes to send.
+        model: that the caller asked for; empty if unknown.
+        rewritten: what was done; None if the body was not understood.
+        tenant: whose context index was used, or None.
+        is_usage_added: the answer's usage event is ours, not the caller's.
+        bypass: why nothing was boosted; None if something was.
+        seconds: what it took, without waiting for its turn.
+        learned: what it adds to the `past` that the caller gave.
+        match: the history of a request without a session id; None: it names one, or has none.
+        tried: the same of what shadow mode would have sent.
+    """
+
+    ticket: Ticket
+    body: bytes
+    model: str = ""
+    rewritten: Rewritten | None = None
+    tenant: Tenant | None = None
+    is_usage_added: bool = False
+    bypass: str | None = None
+    seconds: float = 0.0
+    learned: Learned = Learned()
+    match: Match | None = None
+    tried: Match | None = None
+
+    @property
+    def context(self) -> Context | None:
+        """What was boosted, or None."""
+        return self.rewritten.context if self.rewritten else None
+
+    @property
+    def notes(self) -> dict[str, str | int | float | None]:
+        """For the access log and the span."""
+        rewritten = self.rewritten
+        return {
+            "documents": rewritten.num_documents if rewritten else 0,
+            "documents_dropped": rewritten.num_dropped if rewritten else 0,
+            "bypass": self.bypass,
+            "overhead_ms": round(self.seconds * 1000, 3),
+        }
+
+    @property
+    def predicted_cached_tokens(self) -> int:
+        """What the context index expects in the backend's prefix cache."""
+        return self.context.predicted_cached_tokens if self.context else 0
