@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install demo test lint format typecheck pytest clean
+.PHONY: help install demo test lint format typecheck pytest clean engines test-engines
 
 help:                ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -41,5 +41,16 @@ typecheck: install   ## mypy --strict
 pytest: install      ## the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
+engines: install .venv-vllm/.installed .venv-sglang/.installed   ## install vLLM and SGLang for the CPU, 4 GB
+
+.venv-%/.installed: scripts/engines/setup_%.sh scripts/engines/requirements-%-cpu.txt
+	@echo "Installing into .venv-$* (some minutes) ..."
+	@PYTHON=$(BIN)/python bash $< .venv-$*
+
+test-engines: engines   ## the tests against real vLLM and SGLang servers, and how truly the index follows them
+	@$(BIN)/python -m pytest -m real_engine tests/engines $(ARGS)
+	@for engine in embedded vllm sglang; do $(BIN)/python -m benchmarks.fidelity --engine $$engine --json || exit 1; done
+	@for engine in vllm sglang; do $(BIN)/python -m benchmarks.fidelity --engine $$engine --signal hook --json || exit 1; done
+
 clean:               ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-vllm .venv-sglang .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -254,6 +254,27 @@ class EngineSettings(Section):
     kv_events_topic: str = Field("", description="Topic of the event messages.")
 
 
+class EngineHookSettings(Section):
+    """What the backend's engine tells of its prefix cache."""
+
+    endpoint: str | None = Field(
+        None, description="ZeroMQ address of the backend's KV events; None: ask the backend."
+    )
+    replay_endpoint: str | None = Field(
+        None, description="ZeroMQ address for replays, where `endpoint` is set."
+    )
+    topic: str = Field("", description="Only KV events whose topic begins with this.")
+    bind: bool = Field(
+        False, description="Listen at `endpoint`, for an engine that connects to tcp://HOST:PORT."
+    )
+    report_url: str | None = Field(
+        None, description="Inside an engine: the proxy that RAGBoost's plug-in reports to."
+    )
+    report_stream: str | None = Field(
+        None, description="Inside an engine: the name it reports under; None: the host's name."
+    )
+
+
 class Settings(_Changed, BaseSettings):
     """All settings. `Settings()` in code holds defaults and what is passed; `load_settings` also
     reads the environment and `ragboost.toml`."""
@@ -270,6 +291,7 @@ class Settings(_Changed, BaseSettings):
     backend: BackendSettings = BackendSettings()
     proxy: ProxySettings = ProxySettings()
     engine: EngineSettings = EngineSettings()
+    engine_hooks: EngineHookSettings = EngineHookSettings()
 
     @classmethod
     def settings_customise_sources(

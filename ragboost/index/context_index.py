@@ -230,6 +230,20 @@ class ContextIndex:
         self.touch(node)
         self._shrink()
 
+    def cut(self, leaf: Node, num_tokens: int) -> None:
+        """Leave only the first tokens of a leaf resident; at least 1 and no more than there are.
+
+        Raises:
+            ContextIndexError: the node is no leaf of the tree.
+        """
+        if not leaf.is_leaf or leaf is self.root or not self.holds(leaf):
+            raise ContextIndexError(f"{leaf!r} is no leaf of this index")
+        num_tokens = max(1, min(num_tokens, leaf.num_tokens))
+        self.num_tokens -= leaf.num_tokens - num_tokens
+        leaf.num_tokens = num_tokens
+        leaf.generated_tokens = max(0, num_tokens - sum(leaf.tokens))
+        self._queue(leaf)
+
     def holds(self, node: Node) -> bool:
         """Whether the node is still in the tree."""
         while node.parent is not None:

@@ -1,0 +1,292 @@
+"""Start a real vLLM, SGLang or the embedded engine on the CPU, for tests and benchmarks.
+
+vLLM and SGLang live in environments of their own, made by `make engines`. Everything is on
+loopback and in a temporary folder.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from ragboost.engine_hooks.sources import Source
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "scripts" / "engines"
+MODEL = ROOT / "build" / "tiny-llama"
+READY_S = 240
+
+Kind = Literal["vllm", "sglang", "embedded"]
+
+
+def venv(kind: Kind) -> Path:
+    """Where the engine's environment is expected."""
+    return ROOT / f".venv-{kind}"
+
+
+def missing(kind: Kind) -> str | None:
+    """Why the engine cannot be started, or None if it can."""
+    if kind == "embedded" or (venv(kind) / ".installed").exists():
+        return None
+    return f"{kind} is not installed in {venv(kind).name}: run `make engines`"
+
+
+def python(kind: Kind) -> list[str]:
+    """The engine's interpreter."""
+    return [str(venv(kind) / "bin" / "python")]
+
+
+def environment(kind: Kind, **extra: str) -> dict[str, str]:
+    """Variables under which the engine's code runs on a CPU and stays offline."""
+    paths = [str(ROOT), *([str(SCRIPTS / "sglang_cpu")] if kind == "sglang" else [])]
+    names = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_SERVER_DEV_MODE": "1",  # else there is no /reset_prefix_cache
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "RAGBOOST_ENGINE__BUILTIN_SIZE": "tiny",
+    }
+    return {**os.environ, **names, **extra}
+
+
+def tiny_model(kind: Kind) -> Path:
+    """The tiny model's folder, made on first use."""
+    if not (MODEL / "model.safetensors").exists():
+        MODEL.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=MODEL.parent) as folder:
+            command = [*python(kind), str(SCRIPTS / "make_tiny_model.py"), folder]
+            subprocess.run(command, env=environment(kind), check=True, capture_output=True)
+            shutil.copytree(folder, MODEL, dirs_exist_ok=True)
+    return MODEL
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EngineServer:
+    """A real engine's HTTP server; a context manager that starts and stops it.
+
+    Args:
+        kind: which engine.
+        cache_tokens: size of its prefix cache, small to force evictions.
+        block_size: tokens per block; vLLM on a CPU takes multiples of 32.
+        events: `zmq` for KV events, `hook` for RAGBoost's plug-in, `off`.
+        report_url: of the proxy that the plug-in reports to.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        cache_tokens: int = 8192,
+        block_size: int = 32,
+        events: Literal["zmq", "hook", "off"] = "zmq",
+        report_url: str | None = None,
+    ) -> None:
+        self.kind = kind
+        self.cache_tokens = cache_tokens
+        self.block_size = block_size
+        self.events = events
+        self.report_url = report_url
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._folder = Path(tempfile.mkdtemp(prefix="engine-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.source = self._source()
+
+    def __enter__(self) -> "EngineServer":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        extra = {"RAGBOOST_ENGINE_HOOKS__REPORT_STREAM": "real"}
+        if self.events == "hook" and self.report_url:
+            extra["RAGBOOST_ENGINE_HOOKS__REPORT_URL"] = self.report_url
+        command = {"vllm": self._vllm, "sglang": self._sglang, "embedded": self._embedded}[
+            self.kind
+        ]()
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env=environment(self.kind, **extra),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        end = time.monotonic() + READY_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > end:
+                self.stop()
+                raise RuntimeError(f"{self.kind} did not start:\n{self.log()[-4000:]}")
+            time.sleep(0.5)
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End the server's process group, which is ours alone."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for number in ([] if at_once else [signal.SIGTERM]) + [signal.SIGKILL]:
+            try:
+                os.killpg(process.pid, number)
+                process.wait(15)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+    def log(self) -> str:
+        """What the server wrote so far."""
+        return (self._folder / "log").read_text(errors="replace")
+
+    def post(self, path: str, body: dict[str, Any] | None = None, **headers: str) -> Any:
+        """POST a JSON object, and return the JSON of the answer, or its text."""
+        data = json.dumps(body).encode() if body is not None else b""
+        head = {"content-type": "application/json", **headers}
+        request = urllib.request.Request(self.url + path, data=data, headers=head)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            text = response.read().decode()
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    def get(self, path: str) -> Any:
+        """GET a path, and return the JSON of the answer, or its text."""
+        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+            text = response.read().decode()
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    def complete(self, token_ids: list[int], request_id: str, *, max_tokens: int = 1) -> Any:
+        """One completion of a prompt given as token ids; returns the answer."""
+        body = {
+            "model": "tiny",
+            "prompt": token_ids,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "session_id": request_id,
+        }
+        return self.post("/v1/completions", body)
+
+    def clear_cache(self) -> None:
+        """Empty the prefix cache."""
+        self.post("/flush_cache" if self.kind == "sglang" else "/reset_prefix_cache")
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=2) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def _source(self) -> Source:
+        name = f"{self.kind}/0"
+        if self.kind != "sglang":  # vLLM binds ipc://, and connects to tcp://127.0.0.1
+            return Source(
+                name, f"ipc://{self._folder}/pub", replay_endpoint=f"ipc://{self._folder}/replay"
+            )
+        ports = free_port(), free_port()
+        return Source(
+            name,
+            f"tcp://127.0.0.1:{ports[0]}",
+            replay_endpoint=f"tcp://127.0.0.1:{ports[1]}",
+        )
+
+    def _vllm(self) -> list[str]:
+        command = [str(venv("vllm") / "bin" / "vllm"), "serve", str(tiny_model("vllm"))]
+        flags: dict[str, object] = {
+            "--served-model-name": "tiny",
+            "--host": "127.0.0.1",
+            "--port": self.port,
+            "--dtype": "bfloat16",
+            "--max-model-len": min(8192, self.cache_tokens),
+            "--max-num-seqs": 8,
+            "--max-num-batched-tokens": 2048,
+            "--block-size": self.block_size,
+            # Block 0 is a placeholder.
+            "--num-gpu-blocks-override": self.cache_tokens // self.block_size + 1,
+        }
+        if self.events == "zmq":
+            flags["--kv-events-config"] = json.dumps(
+                {"enable_kv_cache_events": True, "publisher": "zmq", **self._addresses()}
+            )
+        return [*command, "--enforce-eager", "--enable-prompt-tokens-details", *_flat(flags)]
+
+    def _sglang(self) -> list[str]:
+        command = [*python("sglang"), "-W", "ignore", "-m", "sglang.launch_server"]
+        command += ["--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup"]
+        command += ["--enable-metrics", "--enable-cache-report", "--sleep-on-idle"]
+        flags: dict[str, object] = {
+            "--model-path": tiny_model("sglang"),
+            "--served-model-name": "tiny",
+            "--host": "127.0.0.1",
+            "--port": self.port,
+            "--device": "cpu",
+            "--dtype": "bfloat16",
+            "--attention-backend": "torch_native",
+            "--sampling-backend": "pytorch",
+            "--grammar-backend": "none",
+            "--context-length": 8192,
+            "--max-running-requests": 8,
+            "--mem-fraction-static": 0.3,
+            "--page-size": self.block_size,
+            "--max-total-tokens": self.cache_tokens,
+        }
+        if self.events == "zmq":
+            config = {"publisher": "zmq", "bind": True, **self._addresses()}
+            flags["--kv-events-config"] = json.dumps(config)
+        elif self.events == "hook":
+            config = {"publisher": "ragboost", "endpoint": self.report_url}
+            flags["--kv-events-config"] = json.dumps(config)
+        return [*command, *_flat(flags)]
+
+    def _embedded(self) -> list[str]:
+        flags: dict[str, object] = {
+            "--host": "127.0.0.1",
+            "--port": self.port,
+            "--served-model-name": "tiny",
+            "--capacity-tokens": self.cache_tokens,
+            "--block-size": self.block_size,
+            "--num-threads": 1,
+        }
+        if self.events == "zmq":
+            flags["--kv-events-endpoint"] = self.source.endpoint
+            flags["--kv-events-replay-endpoint"] = self.source.replay_endpoint
+        return [sys.executable, "-m", "ragboost", "engine", *_flat(flags)]
+
+    def _addresses(self) -> dict[str, str | None]:
+        return {
+            "endpoint": self.source.endpoint,
+            "replay_endpoint": self.source.replay_endpoint,
+            "topic": "kv@tiny",
+        }
+
+
+def _flat(flags: Mapping[str, object]) -> list[str]:
+    return [text for name, value in flags.items() for text in (name, str(value))]

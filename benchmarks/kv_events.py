@@ -1,0 +1,136 @@
+"""What following an engine's cache costs: events per second and core, look-ups, and the hook.
+
+usage: python -m benchmarks.kv_events [--blocks 200000] [--block-size 16] [--json]
+
+Times are process time of one thread, except the hook's: these are what the engine's step would
+notice, against a proxy that takes the connection and never answers.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import socket
+import time
+from collections import deque
+
+from ragboost.engine_hooks.events import (
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+    decode_batch,
+    encode_batch,
+)
+from ragboost.engine_hooks.reporter import Reporter
+from ragboost.engine_hooks.stream import EventStream
+
+BLOCKS_PER_PROMPT = 250
+PROMPTS_HELD = 400
+
+
+def make_payloads(num_blocks: int, block_size: int) -> tuple[list[bytes], list[int]]:
+    """Steps of one prompt each, half of it shared with an earlier one; old ones are evicted."""
+    dice, numbers = random.Random(0), itertools.count(1)
+    held: deque[list[int]] = deque()
+    payloads: list[bytes] = []
+    made, last = 0, [0]
+    while made < num_blocks:
+        events: list[Event] = []
+        if len(held) > PROMPTS_HELD:
+            gone = reversed(held.popleft())
+            events = [BlockRemoved(block_hashes=[h], medium="GPU", group_idx=0) for h in gone]
+            made += len(events)
+        hashes = [next(numbers) * 0x9E3779B97F4A7C15 % 2**64 for _ in range(BLOCKS_PER_PROMPT)]
+        tokens = [dice.randrange(150_000) for _ in range(BLOCKS_PER_PROMPT * block_size)]
+        parent = held[-1][-1] if held and len(held) % 2 else None
+        events.append(
+            BlockStored(
+                block_hashes=list(hashes),
+                parent_block_hash=parent,
+                token_ids=list(tokens),
+                block_size=block_size,
+                medium="GPU",
+                extra_keys=[None] * len(hashes),
+                group_idx=0,
+                kv_cache_spec_kind="full_attention",
+                session_id=f"request-{len(payloads)}",
+            )
+        )
+        made += len(hashes)
+        held.append(hashes)
+        last = tokens
+        payloads.append(encode_batch(EventBatch(ts=1.0 + len(payloads), events=tuple(events))))
+    return payloads, last
+
+
+def measure_stream(payloads: list[bytes], num_blocks: int, last: list[int]) -> dict[str, float]:
+    stream = EventStream("benchmark")
+    stream.connected()
+    start = time.process_time()
+    for seq, payload in enumerate(payloads):
+        stream.receive(seq, payload)
+    both = time.process_time() - start
+    start = time.process_time()
+    for payload in payloads:
+        decode_batch(payload)
+    decode = time.process_time() - start
+    stream.mirror.check_integrity()
+    names = [f"request-{i}" for i in range(len(payloads))]
+    start = time.process_time()
+    for name in names:
+        stream.resident_tokens(name)
+    lookup = (time.process_time() - start) / len(names)
+    start = time.process_time()
+    for _ in range(20):
+        stream.mirror.match_tokens(last)
+    match = (time.process_time() - start) / 20
+    return {
+        "blocks": num_blocks,
+        "blocks_per_s": num_blocks / both,
+        "decode_share": decode / both,
+        "batches_per_s": len(payloads) / both,
+        "resident_tokens_us": lookup * 1e6,
+        f"match_{len(last)}_tokens_us": match * 1e6,
+    }
+
+
+def measure_hook(payloads: list[bytes]) -> dict[str, float]:
+    """Time of `put` in the engine's thread while the reporter waits for a proxy that hangs."""
+    batches = [decode_batch(payload).events for payload in payloads]
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        reporter = Reporter(f"http://127.0.0.1:{hanging.getsockname()[1]}", stream="benchmark")
+        taken = []
+        for step in range(2000):
+            start = time.perf_counter()
+            reporter.put(batches[step % len(batches)])
+            taken.append(time.perf_counter() - start)
+            time.sleep(0.001)  # the engine's step
+        lost = reporter.num_lost
+        hanging.close()
+        reporter.close()
+    taken.sort()
+    return {
+        "hook_put_p50_us": taken[len(taken) // 2] * 1e6,
+        "hook_put_p99_us": taken[len(taken) * 99 // 100] * 1e6,
+        "hook_lost": lost,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--blocks", type=int, default=200_000)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    payloads, last = make_payloads(options.blocks, options.block_size)
+    figures = measure_stream(payloads, options.blocks, last) | measure_hook(payloads)
+    if options.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:24} {value:12,.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Decode the KV cache events of vLLM and SGLang.
+
+Accepts maps tagged by `type` (current releases) and positional arrays (older ones), shorter and
+longer than known here. Does not know sockets, sequence numbers or what a hash means.
+"""
+
+from typing import Any
+
+import msgspec
+
+from ragboost.errors import EventStreamError
+
+BlockHash = int | bytes
+"""An engine's name for a block: opaque, 64 bit signed or unsigned, or bytes."""
+
+_MAP_TYPES = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
+_ARRAY_TYPES = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
+
+
+class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Blocks that are now in the prefix cache, a chain from `parent_block_hash` on.
+
+    Attributes:
+        block_hashes: one per block, in prompt order.
+        parent_block_hash: the block before the first one; None at the start of a prompt.
+        token_ids: `block_size` for each block; pairs where the engine caches bigrams.
+        medium: `GPU` (also on CPU engines), `CPU`, `CPU_PINNED`, `DISK`, ...; None means GPU.
+        extra_keys: vLLM, per block: LoRA name, (multimodal id, offset) pairs, cache salt.
+        group_idx: the KV cache group of hybrid models.
+        kv_cache_spec_kind: the group's kind of attention.
+        session_id: what the request that stored the blocks called itself.
+    """
+
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None = None
+    token_ids: list[int | tuple[int, ...]] = []
+    block_size: int = 0
+    lora_id: int | str | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Blocks that left the prefix cache."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
+    """The whole prefix cache was emptied."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventBatch(msgspec.Struct, frozen=True):
+    """What one frame carries.
+
+    Attributes:
+        ts: seconds since the epoch by the engine's clock.
+        events: in the order in which they happened.
+        dp_rank: the data-parallel rank of the publisher, where it says so.
+        unknown: names of events that this release does not know, and left out.
+    """
+
+    ts: float
+    events: tuple[Event, ...]
+    dp_rank: int | None = None
+    unknown: tuple[str, ...] = ()
+
+
+class _Stored(msgspec.Struct, array_like=True, tag="BlockStored"):
+    """vLLM's positional layout; SGLang's is its beginning."""
+
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None = None
+    token_ids: list[int | tuple[int, ...]] = []
+    block_size: int = 0
+    lora_id: int | str | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+
+
+class _Removed(msgspec.Struct, array_like=True, tag="BlockRemoved"):
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _Cleared(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+class _Tag(msgspec.Struct):
+    type: str
+
+
+_decode_outer = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_decode_events = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_decode_map = msgspec.msgpack.Decoder(Event).decode
+_decode_array = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared).decode
+_decode_tag = msgspec.msgpack.Decoder(_Tag).decode
+_decode_any = msgspec.msgpack.Decoder().decode
+_decode_float = msgspec.msgpack.Decoder(float).decode
+_decode_rank = msgspec.msgpack.Decoder(int | None).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def decode_batch(payload: bytes) -> EventBatch:
+    """Decode the last frame of a message: `[ts, events]` or `[ts, events, dp_rank, ...]`.
+
+    Raises:
+        EventStreamError: the payload is no such array, or a known event lacks its fields.
+    """
+    try:
+        parts = _decode_outer(payload)
+        if len(parts) < 2:
+            raise EventStreamError(f"event batch has {len(parts)} parts, expected [ts, events]")
+        decoded = [_decode_event(raw) for raw in _decode_events(parts[1])]
+        return EventBatch(
+            ts=_decode_float(parts[0]),
+            events=tuple(event for event in decoded if not isinstance(event, str)),
+            dp_rank=_decode_rank(parts[2]) if len(parts) > 2 else None,
+            unknown=tuple(event for event in decoded if isinstance(event, str)),
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EventStreamError(f"event batch of {len(payload)} bytes: {error}") from None
+
+
+def encode_batch(batch: EventBatch) -> bytes:
+    """Encode a batch in the layout of current releases (maps tagged by `type`)."""
+    return _encode((batch.ts, batch.events, batch.dp_rank))
+
+
+def _decode_event(raw: msgspec.Raw) -> Event | str:
+    """The event, or the name of one that is not known here."""
+    first = memoryview(raw)[0]
+    try:
+        if first in _MAP_TYPES:
+            event: Event = _decode_map(raw)
+            return event
+        if first in _ARRAY_TYPES:
+            return _from_array(_decode_array(raw))
+    except msgspec.ValidationError:
+        name = _name(raw)
+        if name in ("BlockStored", "BlockRemoved", "AllBlocksCleared"):
+            raise
+        return name
+    raise EventStreamError(f"event is neither map nor array, first byte is {first:#04x}")
+
+
+def _from_array(event: _Stored | _Removed | _Cleared) -> Event:
+    if isinstance(event, _Removed):
+        return BlockRemoved(
+            block_hashes=event.block_hashes, medium=event.medium, group_idx=event.group_idx
+        )
+    if isinstance(event, _Cleared):
+        return AllBlocksCleared()
+    return BlockStored(
+        block_hashes=event.block_hashes,
+        parent_block_hash=event.parent_block_hash,
+        token_ids=event.token_ids,
+        block_size=event.block_size,
+        lora_id=event.lora_id,
+        medium=event.medium,
+        lora_name=event.lora_name,
+        extra_keys=event.extra_keys,
+        group_idx=event.group_idx,
+        kv_cache_spec_kind=event.kv_cache_spec_kind,
+        session_id=event.session_id,
+    )
+
+
+def _name(raw: msgspec.Raw) -> str:
+    if memoryview(raw)[0] in _MAP_TYPES:
+        return _decode_tag(raw).type
+    array = _decode_any(raw)
+    if not array or not isinstance(array[0], str):
+        raise EventStreamError("event array does not begin with its type")
+    return array[0]

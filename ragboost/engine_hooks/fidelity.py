@@ -1,0 +1,97 @@
+"""Compare predicted with reported cached tokens, request by request.
+
+Knows numbers only. The proxy says what it predicted at dispatch and what the answer reported.
+"""
+
+import logging
+from bisect import bisect_left
+from collections import deque
+from typing import NamedTuple
+
+logger = logging.getLogger(__name__)
+
+ERROR_BOUNDS = (-1.0, -0.5, -0.2, -0.1, -0.05, -0.01, 0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Upper bounds of the histogram's buckets: (predicted - reported) / prompt tokens."""
+
+
+class Fidelity(NamedTuple):
+    """Predicted against reported cached tokens over the last requests; 1.0 is perfect.
+
+    Attributes:
+        num_requests: requests in the window.
+        precision: of the tokens predicted as cached, the share that was.
+        recall: of the tokens that were cached, the share that was predicted.
+        predicted_over_reported: quotient of the sums; None where nothing was reported as cached.
+    """
+
+    num_requests: int
+    precision: float
+    recall: float
+    predicted_over_reported: float | None
+
+
+class FidelityTracker:
+    """Rolling agreement of prediction and report, with a warning when it falls.
+
+    Args:
+        window: requests that count.
+        warn_below: precision or recall under which a warning is logged, once per fall.
+        min_requests: requests before the first warning.
+
+    Attributes:
+        histogram: since the start, requests per bucket of `ERROR_BOUNDS`.
+        is_low: whether the last look found precision or recall below `warn_below`.
+    """
+
+    def __init__(
+        self, *, window: int = 512, warn_below: float = 0.9, min_requests: int = 50
+    ) -> None:
+        self.warn_below = warn_below
+        self.min_requests = min_requests
+        self.histogram = [0] * len(ERROR_BOUNDS)
+        self.is_low = False
+        self._window: deque[tuple[int, int]] = deque(maxlen=window)
+        self._predicted = self._reported = self._both = 0
+
+    def record(self, *, predicted: int, reported: int, prompt_tokens: int) -> float:
+        """Add one answered request, and return (predicted - reported) / prompt tokens."""
+        predicted = min(predicted, prompt_tokens)
+        if len(self._window) == self._window.maxlen:
+            self._add(*self._window[0], sign=-1)
+        self._window.append((predicted, reported))
+        self._add(predicted, reported, sign=1)
+        error = (predicted - reported) / max(prompt_tokens, 1)
+        self.histogram[min(bisect_left(ERROR_BOUNDS, error), len(ERROR_BOUNDS) - 1)] += 1
+        self._warn()
+        return error
+
+    def read(self) -> Fidelity:
+        """The figures of the window."""
+        return Fidelity(
+            num_requests=len(self._window),
+            precision=self._both / self._predicted if self._predicted else 1.0,
+            recall=self._both / self._reported if self._reported else 1.0,
+            predicted_over_reported=self._predicted / self._reported if self._reported else None,
+        )
+
+    def _add(self, predicted: int, reported: int, *, sign: int) -> None:
+        self._predicted += sign * predicted
+        self._reported += sign * reported
+        self._both += sign * min(predicted, reported)
+
+    def _warn(self) -> None:
+        if len(self._window) < self.min_requests:
+            return
+        figures = self.read()
+        is_low = min(figures.precision, figures.recall) < self.warn_below
+        if is_low and not self.is_low:
+            logger.warning(
+                "predicted cached tokens no longer match what the backend reports: precision %.3f, "
+                "recall %.3f over %d requests; check that its KV events arrive",
+                figures.precision,
+                figures.recall,
+                figures.num_requests,
+            )
+        elif self.is_low and not is_low:
+            logger.info("predicted cached tokens match the backend's reports again")
+        self.is_low = is_low

@@ -1,0 +1,201 @@
+"""The sending half of the in-engine hook: hand events over without ever waiting.
+
+Runs inside the engine's process. Knows HTTP and the proxy's address; does not know the engine.
+"""
+
+import http.client
+import itertools
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ragboost.engine_hooks.reports import (
+    CONTENT_TYPE,
+    REPORT_PATH,
+    Report,
+    decode_reply,
+    encode_report,
+)
+
+logger = logging.getLogger(__name__)
+
+URL_VARIABLE = "RAGBOOST_ENGINE_HOOKS__REPORT_URL"
+STREAM_VARIABLE = "RAGBOOST_ENGINE_HOOKS__REPORT_STREAM"
+
+_POLL_S = 0.02
+_HEARTBEAT_S = 5.0
+_MAX_BACKOFF_S = 5.0
+_BATCHES_PER_REPORT = 64
+_BYTES_PER_REPORT = 1024 * 1024
+
+
+class Reporter:
+    """Numbers batches, keeps the latest for replays, and posts them from a thread of its own.
+
+    `put` appends to a queue and returns: no lock, no socket, no encoding. A proxy that hangs or is
+    away costs the engine nothing; what the queue cannot hold leaves a gap in the numbers.
+
+    Args:
+        url: of the proxy, such as `http://proxy:8080`.
+        stream: name under which the proxy keeps this engine's cache.
+        max_queued: batches between `put` and the thread.
+        max_kept: batches kept for replays.
+        max_kept_bytes: size of those, encoded.
+        timeout_s: for each answer of the proxy.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        stream: str,
+        max_queued: int = 10_000,
+        max_kept: int = 10_000,
+        max_kept_bytes: int = 128 * 1024 * 1024,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self.stream = stream
+        self.epoch = secrets.token_hex(8)
+        self.num_lost = 0
+        self._url = urlsplit(url)
+        self._timeout_s = timeout_s
+        self._max_kept, self._max_kept_bytes = max_kept, max_kept_bytes
+        self._numbers = itertools.count()
+        self._max_queued = max_queued
+        self._queue: deque[tuple[int, float, Sequence[Any]]] = deque()
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._kept_bytes = 0
+        self._next = 0  # number of the first batch that the proxy has not taken
+        self._connection: http.client.HTTPConnection | None = None
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ragboost-reporter", daemon=True)
+        self._thread.start()
+
+    def put(self, events: Sequence[Any]) -> None:
+        """Hand over one step's events: the engine's own objects, not to be changed afterwards."""
+        number = next(self._numbers)
+        if len(self._queue) < self._max_queued:
+            self._queue.append((number, time.time(), events))
+        else:
+            self.num_lost += 1
+
+    def close(self) -> None:
+        """Stop the thread; what is not sent by now is not sent."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        backoff, reported_at = 0.0, 0.0
+        while not self._stopping.wait(max(_POLL_S, backoff)):
+            self._take()
+            is_due = time.monotonic() - reported_at > _HEARTBEAT_S
+            if not is_due and not (self._kept and self._kept[-1][0] >= self._next):
+                continue
+            try:
+                self._send_new()
+                backoff, reported_at = 0.0, time.monotonic()
+            except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+                self._disconnect()
+                if not backoff:
+                    logger.warning("cannot report cache events to %s: %s", self._url.netloc, error)
+                backoff = min(max(2 * backoff, 0.1), _MAX_BACKOFF_S)
+        self._disconnect()
+
+    def _take(self) -> None:
+        """Move what the engine handed over into the log, encoded."""
+        while self._queue:
+            number, ts, events = self._queue.popleft()
+            payload = self._encode((ts, events))
+            self._kept.append((number, payload))
+            self._kept_bytes += len(payload)
+            while len(self._kept) > self._max_kept or self._kept_bytes > self._max_kept_bytes:
+                self._kept_bytes -= len(self._kept.popleft()[1])
+
+    def _send_new(self) -> None:
+        batches = self._from(self._next)
+        replay_from = self._post(batches)
+        if batches:
+            self._next = batches[-1][0] + 1
+        while replay_from is not None and not self._stopping.is_set():
+            batches = self._from(replay_from)
+            is_last = not batches or batches[-1][0] == self._kept[-1][0]
+            again = self._post(batches, is_replay=True, is_last=is_last)
+            if batches:
+                self._next = max(self._next, batches[-1][0] + 1)
+            if again is not None:
+                replay_from = again
+            elif is_last:
+                return
+            else:
+                replay_from = batches[-1][0] + 1
+
+    def _from(self, number: int) -> list[tuple[int, bytes]]:
+        """Kept batches from a number on, as many as fit into one report."""
+        found: list[tuple[int, bytes]] = []
+        size = 0
+        start = bisect_left(self._kept, number, key=lambda kept: kept[0])
+        for batch in itertools.islice(self._kept, start, None):
+            size += len(batch[1])
+            if found and (len(found) >= _BATCHES_PER_REPORT or size > _BYTES_PER_REPORT):
+                break
+            found.append(batch)
+        return found
+
+    def _post(
+        self, batches: list[tuple[int, bytes]], *, is_replay: bool = False, is_last: bool = False
+    ) -> int | None:
+        report = Report(
+            stream=self.stream,
+            epoch=self.epoch,
+            batches=batches,
+            is_replay=is_replay,
+            is_last=is_last,
+        )
+        connection = self._connection or self._connect()
+        path = self._url.path.rstrip("/") + REPORT_PATH
+        connection.request(
+            "POST", path, body=encode_report(report), headers={"content-type": CONTENT_TYPE}
+        )
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise http.client.HTTPException(f"status {response.status} for {path}")
+        return decode_reply(body).replay_from
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = (
+            http.client.HTTPSConnection
+            if self._url.scheme == "https"
+            else http.client.HTTPConnection
+        )
+        self._connection = kind(self._url.netloc, timeout=self._timeout_s)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def reporter_of(rank: int, *, url: str | None = None) -> Reporter | None:
+    """The reporter that the environment asks for; None where it asks for none.
+
+    `RAGBOOST_ENGINE_HOOKS__REPORT_URL` is the proxy's address (or `url` is), and
+    `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM` the replica's name, by default the host's.
+    """
+    url = url or os.environ.get(URL_VARIABLE)
+    if not url:
+        return None
+    name = os.environ.get(STREAM_VARIABLE) or socket.gethostname()
+    return Reporter(url, stream=f"{name}/{rank}")

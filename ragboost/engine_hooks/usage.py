@@ -1,0 +1,81 @@
+"""Read what an answer says about cached prompt tokens.
+
+Knows the shapes of OpenAI, Anthropic, vLLM, SGLang and their relatives. Does not know streams or
+HTTP: the caller parses an answer, or one event of a stream, and passes the object.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Usage(NamedTuple):
+    """Prompt tokens of one answer.
+
+    Attributes:
+        prompt_tokens: all tokens of the prompt, cached ones too.
+        cached_tokens: tokens read from the prefix cache; None where the answer does not say.
+        cache_write_tokens: tokens newly written to the cache; None where the answer does not say.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+def read_usage(answer: Mapping[str, Any]) -> Usage | None:
+    """Find the usage in an answer or in one event of a stream; None where there is none.
+
+    Fields that are missing, null or of the wrong type count as not reported.
+    """
+    for holder in (answer, answer.get("message"), answer.get("response")):
+        if isinstance(holder, Mapping):
+            for name in ("usage", "meta_info"):  # SGLang's /generate answers with meta_info
+                usage = holder.get(name)
+                if isinstance(usage, Mapping):
+                    return _from_usage(usage)
+    return None
+
+
+def _from_usage(usage: Mapping[str, Any]) -> Usage | None:
+    read, written = _count(usage, "cache_read_input_tokens"), _anthropic_written(usage)
+    fresh = _count(usage, "input_tokens")
+    if fresh is not None and (read is not None or written is not None):
+        # Anthropic counts read and written tokens beside input_tokens, the others inside.
+        return Usage(fresh + (read or 0) + (written or 0), read or 0, written or 0)
+    prompt = _count(usage, "prompt_tokens")
+    prompt = fresh if prompt is None else prompt
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    details = details if isinstance(details, Mapping) else {}
+    cached = _first(
+        _count(details, "cached_tokens"),
+        _count(usage, "cached_tokens"),  # SGLang's meta_info, Moonshot
+        _count(usage, "prompt_cache_hit_tokens"),  # DeepSeek
+        read,
+    )
+    if prompt is None:
+        return None
+    written = _first(
+        _count(details, "created_cache_tokens"),  # vLLM
+        _count(details, "cache_write_tokens"),
+        _count(details, "cache_creation_tokens"),
+        written,
+    )
+    return Usage(prompt, None if cached is None else min(cached, prompt), written)
+
+
+def _anthropic_written(usage: Mapping[str, Any]) -> int | None:
+    total = _count(usage, "cache_creation_input_tokens")
+    by_ttl = usage.get("cache_creation")
+    if total is not None or not isinstance(by_ttl, Mapping):
+        return total
+    parts = [_count(by_ttl, name) for name in by_ttl]
+    return sum(part for part in parts if part is not None)
+
+
+def _count(holder: Mapping[str, Any], name: str) -> int | None:
+    value = holder.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)

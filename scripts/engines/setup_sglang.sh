@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Install SGLang for the CPU into a virtual environment: about 1.6 GB of disk and two minutes.
+#
+# usage: setup_sglang.sh VENV
+#
+# The pins need torch's CPU build. Where your package index does not have it, point pip at PyTorch's
+# CPU wheels first (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL).
+set -euo pipefail
+venv=${1:?usage: setup_sglang.sh VENV}
+here=$(cd "$(dirname "$0")" && pwd)
+test -x "$venv/bin/python" || "${PYTHON:-python3}" -m venv "$venv"
+"$venv/bin/python" -m pip install -q --no-deps -r "$here/requirements-sglang-cpu.txt"
+# RAGBoost beside the engine, for its plug-in; its other dependencies are not needed there.
+"$venv/bin/python" -m pip install -q --no-deps -e "$here/../.."
+touch "$venv/.installed"

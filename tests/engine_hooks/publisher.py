@@ -1,0 +1,83 @@
+"""A publisher with the sockets and habits of the engines', which loses frames when told to."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from ragboost.engine_hooks.events import EventBatch, encode_batch
+
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+class Publisher:
+    """PUB and ROUTER in one thread, as in vLLM and SGLang.
+
+    Args:
+        deliver: frames to send for one frame, in order: none drops it, several repeat or reorder.
+        has_topic: whether replayed messages carry the topic (vLLM, SGLang now) or not (older).
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        replay_endpoint: str | None = None,
+        topic: str = "kv@toy",
+        buffer_steps: int = 10_000,
+        deliver: Callable[[int, bytes], list[tuple[int, bytes]]] | None = None,
+        has_topic: bool = True,
+        is_mute: bool = False,
+    ) -> None:
+        self.deliver = deliver or (lambda seq, payload: [(seq, payload)])
+        self.is_mute = is_mute  # the replay endpoint takes requests and never answers
+        self.sent = 0
+        self._topic, self._has_topic = topic.encode(), has_topic
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
+        self._queue: queue.Queue[bytes | None] = queue.Queue()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._pub = self._context.socket(zmq.PUB)
+        self._pub.set_hwm(100_000)
+        self._pub.bind(endpoint)
+        self._router: zmq.Socket[bytes] | None = None
+        if replay_endpoint:
+            self._router = self._context.socket(zmq.ROUTER)
+            self._router.bind(replay_endpoint)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def publish(self, batch: EventBatch) -> None:
+        if batch.events:
+            self._queue.put(encode_batch(batch))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+        self._context.destroy(linger=0)
+
+    def _run(self) -> None:
+        while True:
+            if self._router is not None and self._router.poll(0):
+                self._answer(self._router)
+            try:
+                payload = self._queue.get(timeout=0.01)
+            except queue.Empty:
+                continue
+            if payload is None:
+                return
+            for seq, frame in self.deliver(self.sent, payload):
+                self._pub.send_multipart([self._topic, seq.to_bytes(8, "big"), frame])
+            self._buffer.append((self.sent, payload))
+            self.sent += 1
+
+    def _answer(self, router: "zmq.Socket[bytes]") -> None:
+        client, _, start = router.recv_multipart()
+        if self.is_mute:
+            return
+        topic = [self._topic] if self._has_topic else []
+        for seq, payload in self._buffer:
+            if seq >= int.from_bytes(start, "big"):
+                router.send_multipart([client, b"", *topic, seq.to_bytes(8, "big"), payload])
+        router.send_multipart([client, b"", *([b""] if topic else []), END, b""])

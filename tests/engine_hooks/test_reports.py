@@ -1,0 +1,271 @@
+"""The in-engine hook's reporter and the proxy's receiver, over real HTTP."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from ragboost.engine_hooks.events import BlockStored, EventBatch, encode_batch
+from ragboost.engine_hooks.reporter import STREAM_VARIABLE, URL_VARIABLE, Reporter, reporter_of
+from ragboost.engine_hooks.reports import (
+    REPORT_PATH,
+    Report,
+    ReportReceiver,
+    decode_reply,
+    encode_report,
+)
+from ragboost.engine_hooks.stream import EventStream, StreamState
+from ragboost.errors import RequestError
+from tests.engine_hooks.toy import ToyCache
+
+DOCUMENTS = [[1000 * i + j for j in range(8 + i % 3)] for i in range(8)]
+
+
+def wait(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not reached in time"
+        time.sleep(0.005)
+
+
+class Proxy:
+    """An HTTP server with the one route, which can hang, fail and forget."""
+
+    def __init__(self) -> None:
+        self.receiver = ReportReceiver()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failures = 0
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                proxy.gate.wait()
+                status, answer = 200, b""
+                if proxy.failures:
+                    proxy.failures -= 1
+                    status = 503
+                else:
+                    assert self.path == REPORT_PATH
+                    answer = proxy.receiver.receive(body, now=time.monotonic())
+                self.send_response(status)
+                self.send_header("content-length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def close(self) -> None:
+        self.gate.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class Engine:
+    """A toy cache that hands each step's events to a reporter."""
+
+    def __init__(self, url: str, **limits: int) -> None:
+        self.cache = ToyCache(num_blocks=30)
+        self.reporter = Reporter(url, stream="toy/0", **limits)
+        self.steps = 0
+
+    def serve(self, requests: int) -> None:
+        for _ in range(requests):
+            self.steps += 1
+            picks = [(self.steps * k) % len(DOCUMENTS) for k in (1, 3, 5)]
+            self.cache.run([t for i in picks for t in DOCUMENTS[i]], f"r{self.steps}", again=1)
+            events = self.cache.take().events
+            if events:
+                self.reporter.put(events)
+
+    def is_equal(self, stream: EventStream) -> bool:
+        try:
+            blocks = list(stream.mirror._blocks.items())
+        except RuntimeError:  # a report is being applied
+            return False
+        held = Counter({h: b.copies for h, b in blocks if b.copies})
+        return held == Counter(self.cache.blocks.values())
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    made = Proxy()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(proxy: Proxy) -> Iterator[Callable[..., Engine]]:
+    made: list[Engine] = []
+
+    def make(**limits: int) -> Engine:
+        made.append(Engine(proxy.url, **limits))
+        return made[-1]
+
+    yield make
+    proxy.gate.set()
+    for each in made:
+        each.reporter.close()
+
+
+def settled(proxy: Proxy, engine: Engine) -> EventStream:
+    wait(lambda: "toy/0" in proxy.receiver.streams)
+    stream = proxy.receiver.streams["toy/0"]
+    wait(lambda: stream.state is StreamState.EXACT and engine.is_equal(stream))
+    stream.mirror.check_integrity()
+    return stream
+
+
+def test_the_proxy_knows_the_engines_cache_and_requests(
+    proxy: Proxy, engine: Callable[..., Engine]
+) -> None:
+    toy = engine()
+    toy.serve(100)
+    stream = settled(proxy, toy)
+    toy.serve(100)
+    settled(proxy, toy)
+    assert stream.mirror.num_requests > 0
+    assert stream.status().num_restarts == 0
+
+
+def test_a_restarted_proxy_gets_everything_again(
+    proxy: Proxy, engine: Callable[..., Engine]
+) -> None:
+    toy = engine()
+    toy.serve(300)
+    settled(proxy, toy)
+    proxy.receiver = ReportReceiver()
+    toy.serve(1)
+    settled(proxy, toy)
+
+
+def test_a_restarted_engine_is_noticed_by_its_epoch(
+    proxy: Proxy, engine: Callable[..., Engine]
+) -> None:
+    first = engine()
+    first.serve(20)
+    settled(proxy, first)
+    first.reporter.close()
+    second = engine()
+    second.serve(3)
+    settled(proxy, second)
+
+
+def test_a_proxy_that_hangs_or_fails_gets_what_it_missed_later(
+    proxy: Proxy, engine: Callable[..., Engine]
+) -> None:
+    toy = engine()
+    proxy.gate.clear()
+    toy.serve(200)
+    proxy.failures = 2
+    proxy.gate.set()
+    settled(proxy, toy)
+    assert toy.reporter.num_lost == 0
+
+
+def test_an_answer_lost_in_the_middle_of_a_replay_is_asked_for_again(
+    proxy: Proxy, engine: Callable[..., Engine]
+) -> None:
+    toy = engine()
+    toy.serve(400)
+    settled(proxy, toy)
+    proxy.receiver = ReportReceiver()
+    toy.serve(1)
+    wait(lambda: "toy/0" in proxy.receiver.streams)
+    proxy.failures = 1
+    toy.serve(1)
+    settled(proxy, toy)
+
+
+def test_batches_that_the_queue_could_not_hold_leave_the_stream_degraded(
+    proxy: Proxy, engine: Callable[..., Engine]
+) -> None:
+    toy = engine(max_queued=5)
+    toy.serve(5)
+    settled(proxy, toy)
+    toy.serve(60)
+    wait(lambda: not toy.reporter._queue)
+    assert toy.reporter.num_lost > 0
+    toy.serve(4)
+    stream = proxy.receiver.streams["toy/0"]
+    wait(lambda: stream.state is StreamState.DEGRADED)
+    toy.cache.clear()
+    toy.serve(1)
+    settled(proxy, toy)  # an emptied cache is known again
+
+
+def test_a_log_that_no_longer_reaches_back_leaves_a_new_proxy_degraded(
+    proxy: Proxy, engine: Callable[..., Engine]
+) -> None:
+    toy = engine(max_kept=10)
+    toy.serve(100)
+    wait(lambda: not toy.reporter._queue)
+    proxy.receiver = ReportReceiver()
+    toy.serve(1)
+    wait(lambda: "toy/0" in proxy.receiver.streams)
+    stream = proxy.receiver.streams["toy/0"]
+    wait(lambda: stream.state is StreamState.DEGRADED)
+    assert len(toy.reporter._kept) <= 10
+
+
+def frame(seq: int) -> tuple[int, bytes]:
+    stored = BlockStored(block_hashes=[seq + 1], token_ids=[seq], block_size=1)
+    return seq, encode_batch(EventBatch(ts=seq + 1.0, events=(stored,)))
+
+
+def test_a_silent_stream_is_a_fallback_until_it_reports_again() -> None:
+    receiver = ReportReceiver(silence_s=10.0)
+
+    def report(now: float, **fields: object) -> int | None:
+        body = encode_report(Report(stream="a", epoch="e", **fields))  # type: ignore[arg-type]
+        return decode_reply(receiver.receive(body, now=now)).replay_from
+
+    assert report(0.0, batches=[frame(0)]) == 0
+    assert report(0.0, batches=[frame(0)], is_replay=True, is_last=True) is None
+    stream = receiver.streams["a"]
+    assert stream.state is StreamState.EXACT
+    receiver.expire(now=9.0)
+    assert stream.state is StreamState.EXACT
+    receiver.expire(now=11.0)
+    assert stream.state is StreamState.FALLBACK
+    assert report(12.0) == 0
+    assert stream.state is StreamState.DEGRADED
+    assert report(12.0, batches=[frame(0)], is_replay=True, is_last=True) is None
+    assert stream.state is StreamState.EXACT
+
+
+def test_a_body_that_is_no_report_is_a_request_error() -> None:
+    receiver = ReportReceiver(max_streams=1)
+    for body in (b"", b"{}", encode_batch(EventBatch(ts=1.0, events=()))):
+        with pytest.raises(RequestError, match="not a cache event report"):
+            receiver.receive(body, now=0.0)
+    receiver.receive(encode_report(Report(stream="a", epoch="e")), now=0.0)
+    with pytest.raises(RequestError, match="'b' is refused"):
+        receiver.receive(encode_report(Report(stream="b", epoch="e")), now=0.0)
+
+
+def test_the_environment_decides_whether_and_where_to_report(
+    monkeypatch: pytest.MonkeyPatch, proxy: Proxy
+) -> None:
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    assert reporter_of(0) is None
+    monkeypatch.setenv(URL_VARIABLE, proxy.url)
+    monkeypatch.setenv(STREAM_VARIABLE, "replica-3")
+    reporter = reporter_of(2)
+    assert reporter is not None
+    assert reporter.stream == "replica-3/2"
+    wait(lambda: "replica-3/2" in proxy.receiver.streams)  # a sign of life, with nothing to tell
+    wait(lambda: proxy.receiver.streams["replica-3/2"].state is StreamState.EXACT)
+    reporter.close()

@@ -1,0 +1,32 @@
+"""Real engines for the tests of this folder; they are skipped where an engine is not installed."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.engine_servers import EngineServer, Kind, missing
+
+KINDS: tuple[Kind, ...] = ("vllm", "sglang")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Engines take minutes: only on demand."""
+    if "real_engine" in config.option.markexpr:
+        return
+    for item in items:
+        if item.get_closest_marker("real_engine"):
+            item.add_marker(pytest.mark.skip(reason="real engines run with -m real_engine only"))
+
+
+def require(kind: Kind) -> None:
+    reason = missing(kind)
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def server(request: pytest.FixtureRequest) -> Iterator[EngineServer]:
+    """A server with KV events and room for 2048 tokens."""
+    require(request.param)
+    with EngineServer(request.param, cache_tokens=2048) as made:
+        yield made

@@ -1,0 +1,141 @@
+"""Runs inside vLLM's environment: its own cache manager, a mirror beside it, and RAGBoost's hook.
+
+Prints one JSON object; the test that starts this file looks at it.
+"""
+
+import json
+import os
+import random
+from collections import Counter
+from typing import Any
+
+import torch
+from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    maybe_convert_block_hash,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
+
+from ragboost.engine_hooks import vllm as plugin
+from ragboost.engine_hooks.events import decode_batch
+from ragboost.engine_hooks.reporter import URL_VARIABLE, Reporter
+from ragboost.engine_hooks.residency import PrefixMirror
+
+BLOCK_SIZE, NUM_BLOCKS, STEPS = 16, 64, 1500
+
+
+def make_manager() -> Any:
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=32, dtype=torch.bfloat16
+    )
+    config = KVCacheConfig(
+        num_blocks=NUM_BLOCKS,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )
+    return KVCacheManager(
+        config,
+        max_model_len=8192,
+        scheduler_block_size=BLOCK_SIZE,
+        hash_block_size=BLOCK_SIZE,
+        enable_caching=True,
+    )
+
+
+def main() -> None:
+    os.environ[URL_VARIABLE] = "http://127.0.0.1:9"  # nothing listens there, and nothing may care
+    plugin.register()
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+    manager = make_manager()  # without events, as far as vLLM was told
+    publisher = EventPublisherFactory.create(None, 3)
+    reporter: Reporter = publisher.reporter
+    mirror = PrefixMirror()
+    mirror.clear(is_partial=False)
+    payloads: list[bytes] = []
+
+    rng = random.Random(1)
+    documents = [
+        [rng.randrange(30_000) for _ in range(BLOCK_SIZE * rng.randrange(1, 6))] for _ in range(8)
+    ]
+    known: dict[Any, Any] = {}
+    live: list[Any] = []
+    wrong_states = wrong_hits = wrong_requests = 0
+    for step in range(STEPS):
+        tokens = [token for i in rng.sample(range(8), 3) for token in documents[i]]
+        salt = "tenant" if step % 5 == 0 else None
+        request = Request(
+            str(step),
+            tokens,
+            SamplingParams(max_tokens=1),
+            None,
+            block_hasher=hasher,
+            session_id=str(step),
+            cache_salt=salt,
+        )
+        predicted = mirror.match_tokens(tokens, cache_salt=salt)
+        blocks, cached, *_ = manager.get_computed_blocks(request)
+        # vLLM computes at least the last token of a prompt, and hits in whole blocks.
+        predicted = min(predicted, (len(tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE)
+        wrong_hits += predicted != cached
+        if manager.allocate_slots(request, len(tokens) - cached, cached, blocks) is not None:
+            live.append(request)
+        elif live:
+            manager.free(live.pop(0))
+        while len(live) > 1:  # two at a time, so that equal blocks are computed twice
+            manager.free(live.pop(0))
+        for block_hash in request.block_hashes:
+            known[maybe_convert_block_hash(block_hash)] = block_hash
+        if step == STEPS // 2:
+            for held in live:
+                manager.free(held)
+            live.clear()
+            assert manager.reset_prefix_cache()
+        batch = KVEventBatch(ts=float(step), events=manager.take_events())
+        if batch.events:
+            publisher.publish(batch)
+            payloads.append(reporter._encode((batch.ts, batch.events)))
+            mirror.apply(decode_batch(payloads[-1]))
+        pool = manager.block_pool
+        held_hashes = Counter(
+            {h: _copies(pool, raw) for h, raw in known.items() if _copies(pool, raw)}
+        )
+        mirrored = Counter({h: b.copies for h, b in mirror._blocks.items() if b.copies})
+        wrong_states += mirrored != held_hashes
+        told = mirror.resident_tokens(str(step))
+        wrong_requests += told is not None and told > mirror.match_tokens(tokens, cache_salt=salt)
+    mirror.check_integrity()
+    reporter.close()
+    print(
+        json.dumps(
+            {
+                "batches": len(payloads),
+                "stream": reporter.stream.rpartition("/")[2],
+                "lost": reporter.num_lost,
+                "wrong_states": wrong_states,
+                "wrong_hits": wrong_hits,
+                "wrong_requests": wrong_requests,
+                "is_partial": mirror.is_partial,
+                "num_requests": mirror.num_requests,
+            }
+        )
+    )
+
+
+def _copies(pool: Any, block_hash: Any) -> int:
+    """Physical blocks that hold one hash, by vLLM's own table."""
+    return sum(
+        1
+        for block in pool.blocks
+        if block.block_hash is not None and block.block_hash[: len(block_hash)] == block_hash
+    )
+
+
+if __name__ == "__main__":
+    main()

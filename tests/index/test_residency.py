@@ -1,0 +1,100 @@
+"""The index is set to what an engine says it holds."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragboost.errors import ContextIndexError
+from ragboost.index import ContextIndex
+from ragboost.index.residency import set_resident
+
+TOKENS = {"a": 10, "b": 20, "c": 30, "d": 40}
+
+
+def lengths(documents: str) -> list[int]:
+    return [TOKENS[document] for document in documents]
+
+
+def hold(index: ContextIndex, documents: str, num_documents: int, cut_tokens: int = 0) -> None:
+    set_resident(
+        index,
+        documents,
+        lengths(documents),
+        num_documents=num_documents,
+        cut_tokens=cut_tokens,
+    )
+    index.check_integrity()
+
+
+def cached(index: ContextIndex, documents: str) -> int:
+    return index.cached_prefix(documents, lengths(documents))[1]
+
+
+def test_a_sequence_shrinks_to_its_resident_part_and_grows_again() -> None:
+    index = ContextIndex()
+    index.insert("abc", lengths("abc"))
+    hold(index, "abc", 2)
+    assert cached(index, "abc") == 30
+    hold(index, "abc", 3)
+    assert cached(index, "abc") == 60
+    hold(index, "abc", 0)
+    assert (index.num_nodes, index.num_tokens) == (0, 0)
+
+
+def test_other_sequences_lose_only_what_lies_behind_the_lost_document() -> None:
+    index = ContextIndex()
+    for documents in ("abc", "abd", "ac", "d"):
+        index.insert(documents, lengths(documents))
+    hold(index, "abc", 1)
+    assert [cached(index, s) for s in ("abc", "abd", "ac", "d")] == [10, 10, 40, 40]
+
+
+def test_a_document_may_be_resident_in_part() -> None:
+    index = ContextIndex()
+    for documents in ("abc", "abd"):
+        index.insert(documents, lengths(documents))
+    hold(index, "abc", 1, cut_tokens=7)
+    assert [cached(index, s) for s in ("abc", "abd", "ab")] == [17, 17, 17]
+    assert index.num_tokens == 17
+    hold(index, "abd", 3)
+    assert cached(index, "abd") == 70
+
+
+def test_a_cut_that_is_the_whole_document_or_beyond_the_last_counts_for_nothing() -> None:
+    index = ContextIndex()
+    hold(index, "ab", 1, cut_tokens=20)
+    assert cached(index, "ab") == 10
+    hold(index, "ab", 2, cut_tokens=5)
+    assert cached(index, "ab") == 30
+
+
+def test_only_leaves_of_the_index_can_be_cut() -> None:
+    index = ContextIndex()
+    index.insert("ab", lengths("ab"))
+    node = index.insert("a", lengths("a"))
+    with pytest.raises(ContextIndexError, match="no leaf"):
+        index.cut(node, 5)
+    with pytest.raises(ContextIndexError, match="no leaf"):
+        index.cut(index.root, 5)
+
+
+STEP = st.tuples(st.permutations("abcd"), st.integers(1, 4), st.integers(0, 4), st.integers(0, 39))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(STEP, max_size=25))
+def test_after_any_steps_the_last_one_holds_exactly(
+    steps: list[tuple[list[str], int, int, int]],
+) -> None:
+    index = ContextIndex()
+    for order, length, num_documents, cut_tokens in steps:
+        documents = "".join(order[:length])
+        num_documents = min(num_documents, length)
+        before = {s: cached(index, s) for s in ("abcd", "bcda", "cdab", "dabc")}
+        hold(index, documents, num_documents, cut_tokens)
+        whole = sum(lengths(documents[:num_documents]))
+        is_cut = num_documents < length and cut_tokens < TOKENS[documents[num_documents]]
+        assert cached(index, documents) == whole + (cut_tokens if is_cut else 0)
+        for sequence, tokens in before.items():
+            if sequence[0] != documents[0]:
+                assert cached(index, sequence) == tokens
