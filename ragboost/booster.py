@@ -16,6 +16,7 @@ from ragboost.index import ContextIndex
 from ragboost.index.record import Recorded, record_front, record_turn
 from ragboost.ordering import RecentContexts, order_documents, plan_batch
 from ragboost.ordering.turns import group_turns
+from ragboost.planning import Planned, Window, plan_alone, plan_together
 from ragboost.session import MemorySessions, SentDocument, Session, SessionState, SessionStore, Turn
 from ragboost.tokens import TokenCounter
 from ragboost.types import Context, DocumentLike, Plan, Request, as_documents
@@ -61,6 +62,7 @@ class Booster:
             max_visits=self.settings.index.max_visits,
         )
         self._recent = RecentContexts() if self.settings.ordering.tail == "popularity" else None
+        self._recent_windows = self._recent if self._recent is not None else RecentContexts()
         self.usage = Usage()
         self._lock = RLock()  # guards index, sessions and usage
 
@@ -74,6 +76,7 @@ class Booster:
         *,
         session: str | None = None,
         history: Collection[str] | None = None,
+        planned: Planned | None = None,
     ) -> Context:
         """Order, de-duplicate and hint one request's documents.
 
@@ -88,6 +91,7 @@ class Booster:
             history: keys of the documents that stand in this very payload already, for a caller
                 who has read it; only these may be referred to, and an empty one means that no
                 earlier turn does. None: all turns of the session are resent.
+            planned: what `plan_window` found for these documents; not used in later turns.
 
         Raises:
             InvalidDocumentError, RequestError: bad input; nothing has changed then.
@@ -95,7 +99,36 @@ class Booster:
         """
         retrieved = self._retrieve(Request(query, tuple(as_documents(documents)), session=session))
         with self._lock:
-            return self._boost(retrieved, session, history=history)
+            return self._boost(retrieved, session, history=history, planned=planned)
+
+    def plan_window(self, requests: Sequence[Request]) -> Window:
+        """Plan requests that wait at the same time, against what the prefix cache holds.
+
+        Unlike `boost_batch` this is for live traffic: a few requests whose documents stand at the
+        front of their payloads. Their new orders count as cached from now on, so that each is to
+        be sent, by `boost` with its `Planned`. A single request is planned as `boost` does it.
+
+        Raises:
+            InvalidDocumentError: bad input; nothing has changed then.
+        """
+        retrieved = [self._retrieve(request) for request in requests]
+        ordering = self.settings.ordering
+        with self._lock:
+            if len(retrieved) > 1 and ordering.enabled:
+                return plan_together(
+                    self.index, retrieved, settings=ordering, recent=self._recent_windows
+                )
+            planned = tuple(self._plan_alone(each) for each in retrieved)
+            if self._recent is not None:
+                for each in retrieved:
+                    self._recent.add(each.elements)
+            return Window(tuple(range(len(planned))), planned)
+
+    def cached_tokens(self, documents: Sequence[DocumentLike]) -> int:
+        """Tokens that the prefix cache could serve of these documents at a payload's front."""
+        retrieved = self._retrieve(Request("", tuple(as_documents(documents))))
+        with self._lock:
+            return self._plan_alone(retrieved).cached_tokens
 
     def boost_batch(self, requests: Sequence[Request]) -> Plan:
         """Order a whole batch so that contexts share prefixes, and say in which order to send it.
@@ -121,7 +154,7 @@ class Booster:
         contexts = []
         for i in order:
             with self._lock:
-                contexts.append(self._boost(retrieved[i], sessions[i], planned=planned.get(i)))
+                contexts.append(self._boost(retrieved[i], sessions[i], order=planned.get(i)))
         return Plan(tuple(contexts), order)
 
     def session(self, session_id: str) -> Session:
@@ -188,6 +221,10 @@ class Booster:
         tokens = self.tokens.count_documents(unique)
         return Retrieved(request.query, documents, unique, slots, elements, tokens)
 
+    def _plan_alone(self, retrieved: Retrieved) -> Planned:
+        ordering = self.settings.ordering
+        return plan_alone(self.index, retrieved, settings=ordering, recent=self._recent)
+
     def _plan(
         self, leading: Sequence[Retrieved]
     ) -> tuple[Sequence[tuple[int, ...]], Sequence[int]]:
@@ -212,16 +249,21 @@ class Booster:
         session: str | None,
         *,
         history: Collection[str] | None = None,
-        planned: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
+        planned: Planned | None = None,
     ) -> Context:
         """Place one request. Index and session are changed last, when all checks have passed."""
         state = (self.sessions.get(session) or SessionState(session)) if session else None
         past = self._history(state, history)
-        sent = self._order(retrieved, past, planned=planned)
+        if planned is not None and planned.fits(retrieved.elements):
+            order = planned.permutation
+        sent = self._order(retrieved, past, planned=order)
         composed = compose(retrieved, sent, history=past, settings=self.settings)
         tokens = [retrieved.tokens[i] for i in sent]
         if past.is_empty:
-            recorded = self._record_front([retrieved.elements[i] for i in sent], tokens)
+            recorded = self._record_front(
+                [retrieved.elements[i] for i in sent], tokens, planned=planned
+            )
         else:
             recorded = self._record_turn(state, retrieved.query, tokens)
         turn = 0
@@ -272,10 +314,15 @@ class Booster:
         )
         return order.permutation
 
-    def _record_front(self, elements: Sequence[Hashable], tokens: Sequence[int]) -> Recorded:
-        if self._recent is not None:
+    def _record_front(
+        self, elements: Sequence[Hashable], tokens: Sequence[int], *, planned: Planned | None
+    ) -> Recorded:
+        if planned is None and self._recent is not None:
             self._recent.add(elements)
-        return record_front(self.index, elements, tokens)
+        recorded = record_front(self.index, elements, tokens)
+        if planned is not None and planned.elements == tuple(elements):
+            return recorded._replace(cached_tokens=planned.cached_tokens)
+        return recorded
 
     def _record_turn(
         self, state: SessionState | None, query: str, tokens: Sequence[int]

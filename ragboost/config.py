@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -166,6 +167,73 @@ class BackendSettings(Section):
     url: str = Field("http://127.0.0.1:8000", description="Base URL of the backend, without /v1.")
     connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to wait for a connection.")
     read_timeout_s: float = Field(600.0, gt=0, description="Seconds to wait between two bytes.")
+    api_key: SecretStr | None = Field(
+        None, description="Key that the backend wants; None: the client's goes on to it."
+    )
+    max_concurrency: int | None = Field(
+        None, ge=1, description="Completions running on a backend at a time; None: unbounded."
+    )
+
+
+class ReplicaSettings(Section):
+    """One of several backends; what is None is as in `backend`."""
+
+    url: str = Field(min_length=1, description="Base URL of this backend, without /v1.")
+    name: str | None = Field(
+        None, min_length=1, description="Name in headers, metrics and logs; None: host and port."
+    )
+    api_key: SecretStr | None = Field(None, description="Key that this backend wants.")
+    max_concurrency: int | None = Field(
+        None, ge=1, description="Completions running on this backend at a time."
+    )
+
+
+class RouterSettings(Section):
+    """The choice between several backends."""
+
+    policy: Literal["cache_aware", "least_loaded"] = Field(
+        "cache_aware",
+        description="cache_aware: fewest tokens to compute before and for the request; "
+        "least_loaded: the same without what the prefix caches hold.",
+    )
+    running_tokens: int = Field(
+        512, ge=0, description="What a running request counts beside the prompt tokens to compute."
+    )
+    max_prefixes: int = Field(
+        50_000, ge=1, description="Message prefixes remembered per backend, by last use."
+    )
+    health_interval_s: float = Field(
+        2.0, gt=0, description="Seconds between two health checks of a backend, where several are."
+    )
+    max_failures: int = Field(
+        3,
+        ge=1,
+        description="Failures in a row after which a backend is left out until it is healthy; a "
+        "refused connection is enough by itself.",
+    )
+
+
+class WaitingRoomSettings(Section):
+    """Where requests wait to be planned together, and for a backend with room."""
+
+    enabled: bool = Field(
+        False, description="Plan requests that come at about the same time together."
+    )
+    window_ms: float = Field(
+        10.0, ge=0, description="Longest wait for others to plan with; none for an idle backend."
+    )
+    max_batch: int = Field(
+        32, ge=1, description="Requests planned together; one is overtaken by at most this many."
+    )
+    max_waiting: int = Field(
+        1024, ge=1, description="Requests that may wait; more get a 429 with Retry-After."
+    )
+    hold_for_prefill_ms: float = Field(
+        0.0,
+        ge=0,
+        description="Longest wait for the first token of a request that is computing the same "
+        "prefix; 0: no such wait.",
+    )
 
 
 class ProxySettings(Section):
@@ -195,8 +263,18 @@ class ProxySettings(Section):
         "it out again.",
     )
     max_tenants: int = Field(
-        1024, ge=1, description="Context indexes kept, one per model and cache salt, by last use."
+        1024, ge=1, description="Tenants kept, one per model and cache salt, by last use."
     )
+    api_keys: tuple[SecretStr, ...] = Field(
+        (), description="Keys of which clients must show one; empty: none is asked for."
+    )
+    insecure: bool = Field(
+        False, description="Listen on other addresses than loopback without API keys."
+    )
+    shadow: bool = Field(
+        False, description="Forward the originals, and count what boosting would have saved."
+    )
+    access_log: bool = Field(False, description="Log one line of JSON per request.")
 
 
 class EngineSettings(Section):
@@ -289,6 +367,13 @@ class Settings(_Changed, BaseSettings):
     hints: HintSettings = HintSettings()
     session: SessionSettings = SessionSettings()
     backend: BackendSettings = BackendSettings()
+    backends: tuple[ReplicaSettings, ...] = Field(
+        (),
+        description="Several backends: url, name, api_key, max_concurrency; `backend.url` is "
+        "not used then.",
+    )
+    router: RouterSettings = RouterSettings()
+    waiting_room: WaitingRoomSettings = WaitingRoomSettings()
     proxy: ProxySettings = ProxySettings()
     engine: EngineSettings = EngineSettings()
     engine_hooks: EngineHookSettings = EngineHookSettings()
@@ -348,12 +433,14 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None =
 
 def field_paths() -> dict[str, str]:
     """Dotted path of every setting, with its description."""
-    sections = {name: type(holder.default) for name, holder in Settings.model_fields.items()}
-    return {
-        f"{section}.{name}": info.description or ""
-        for section, holder in sections.items()
-        for name, info in holder.model_fields.items()
-    }
+    paths = {}
+    for section, holder in Settings.model_fields.items():
+        if not isinstance(holder.default, Section):
+            paths[section] = holder.description or ""
+            continue
+        for name, info in type(holder.default).model_fields.items():
+            paths[f"{section}.{name}"] = info.description or ""
+    return paths
 
 
 def _toml_paths(path: Path | None) -> dict[str, str]:
@@ -384,7 +471,10 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         section, _, name = path.partition(".")
-        tree.setdefault(section, {})[name] = value
+        if name:
+            tree.setdefault(section, {})[name] = value
+        else:
+            tree[section] = value
     return tree
 
 
@@ -400,7 +490,11 @@ def _check_known(path: str, source: str) -> None:
 def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
     lines = []
     for problem in error.errors():
-        path = ".".join(str(part) for part in problem["loc"][:2])
-        source = f" (from {origin[path]})" if path in origin else ""
-        lines.append(f"{path}: {problem['msg']}, got {problem['input']!r}{source}")
+        parts = [str(part) for part in problem["loc"]]
+        path = ".".join(parts if parts[0] == "backends" else parts[:2])
+        found = origin.get(path) or origin.get(parts[0])
+        source = f" (from {found})" if found else ""
+        is_secret = any(part.startswith("api_key") for part in parts)
+        given = "" if is_secret else f", got {problem['input']!r}"
+        lines.append(f"{path}: {problem['msg']}{given}{source}")
     return "; ".join(lines)

@@ -20,10 +20,12 @@ class WindowPlan(NamedTuple):
     Attributes:
         release_order: positions of the contexts, in the order in which to send them.
         orders: for each of `release_order`, the documents in prompt order.
+        cached_tokens: for each of `release_order`, what the cache holds of it when its turn comes.
     """
 
     release_order: tuple[int, ...]
     orders: tuple[tuple[Hashable, ...], ...]
+    cached_tokens: tuple[int, ...]
 
 
 def plan_window(
@@ -51,6 +53,7 @@ def plan_window(
     groups.merge()
     release: list[int] = []
     orders: list[tuple[Hashable, ...]] = []
+    cached_tokens: list[int] = []
     stack: list[tuple[int, tuple[int, ...]]] = [
         (group, ()) for group in sorted(groups.alive, key=lambda group: groups.cached[group])
     ]
@@ -61,10 +64,12 @@ def plan_window(
             continue
         chain = [groups.documents[step] for step in (*above, group)]
         order = _order_chain(index, chain, tokens, recent=recent)
-        index.insert(order, [tokens[document] for document in order])
+        lengths = [tokens[document] for document in order]
+        cached_tokens.append(index.cached_prefix(order, lengths)[1])
+        index.insert(order, lengths)
         release.append(group)
         orders.append(tuple(order))
-    return WindowPlan(tuple(release), tuple(orders))
+    return WindowPlan(tuple(release), tuple(orders), tuple(cached_tokens))
 
 
 class _Groups:

@@ -10,8 +10,9 @@ from starlette.routing import Route
 
 from ragboost import __version__
 from ragboost.config import Settings
-from ragboost.proxy.backends import Backend, Backends
+from ragboost.proxy.backends import Backends
 from ragboost.proxy.boosting import Boosting
+from ragboost.proxy.dispatch import Dispatcher
 from ragboost.proxy.errors import error_response
 from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.routes import Completions, Passthrough, Status
@@ -27,9 +28,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         settings: None: the defaults.
     """
     settings = settings or Settings()
-    backends = Backends([Backend(settings.backend)])
+    backends = Backends.of(settings)
     metrics = Metrics()
     boosting = Boosting(settings, metrics)
+    dispatcher = Dispatcher(settings, backends=backends, tenants=boosting.tenants)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -37,6 +39,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         try:
             yield
         finally:
+            dispatcher.close()
             await backends.close()
 
     app = FastAPI(
@@ -49,17 +52,17 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     app.add_exception_handler(Exception, _internal_error)
-    status = Status(backends=backends, metrics=metrics, boosting=boosting)
+    status = Status(dispatcher=dispatcher, metrics=metrics, boosting=boosting)
     for path, endpoint in (("/v1/chat/completions", "chat"), ("/v1/completions", "completions")):
         completions = Completions(
-            settings, endpoint=endpoint, backends=backends, metrics=metrics, boosting=boosting
+            settings, endpoint=endpoint, dispatcher=dispatcher, metrics=metrics, boosting=boosting
         )
         app.router.routes.append(Route(path, completions, methods=["POST"]))
     app.add_route("/health", status.health, methods=["GET"])
     app.add_route("/ready", status.ready, methods=["GET"])
     app.add_route("/version", status.version, methods=["GET"])
     app.add_route("/metrics", status.metrics, methods=["GET"])
-    passthrough = Passthrough(settings, backends=backends, metrics=metrics)
+    passthrough = Passthrough(settings, dispatcher=dispatcher, metrics=metrics)
     app.router.routes.append(Route("/{path:path}", passthrough))
     return app
 

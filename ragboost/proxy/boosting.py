@@ -7,7 +7,8 @@ fail open. Does not know how requests are sent.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ragboost.config import Settings
@@ -19,8 +20,9 @@ from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.payload import MalformedBodyError, Payload
 from ragboost.proxy.rewrite import Rewriter, Rewritten
 from ragboost.proxy.tenants import Tenant, TenantKey, Tenants, user_of
+from ragboost.proxy.tickets import Ticket
 from ragboost.proxy.usage import Usage
-from ragboost.types import Context
+from ragboost.types import Context, Request
 
 logger = logging.getLogger(__name__)
 
@@ -31,19 +33,43 @@ _THREAD_BYTES = 256 * 1024
 T = TypeVar("T")
 
 
+class Draft(NamedTuple):
+    """A request before it has a backend.
+
+    Attributes:
+        raw: the client's bytes.
+        payload: the same, parsed; None if they are no JSON object.
+        tenant: whose context indexes will be used; None: nothing will be boosted.
+        front: finds the documents to plan with, as `Rewriter.front`.
+        session: name of the conversation, unique within the tenant; None: it belongs to none.
+    """
+
+    raw: bytes
+    payload: Payload | None = None
+    tenant: Tenant | None = None
+    front: Callable[[], Request | None] = lambda: None
+    session: str | None = None
+
+
+Place = Callable[[Draft], Awaitable[Ticket]]
+"""Gives a request its backend when its turn has come; the ticket has been started."""
+
+
 class Prepared(NamedTuple):
     """A request as the backend gets it.
 
     Attributes:
+        ticket: where it goes.
         body: the bytes to send.
         model: that the caller asked for; empty if unknown.
         rewritten: what was done; None if the body was not understood.
         tenant: whose context index was used, or None.
         is_usage_added: the answer's usage event is ours, not the caller's.
         bypass: why nothing was boosted; None if something was.
-        seconds: what it took.
+        seconds: what it took, without waiting for its turn.
     """
 
+    ticket: Ticket
     body: bytes
     model: str = ""
     rewritten: Rewritten | None = None
@@ -56,6 +82,11 @@ class Prepared(NamedTuple):
     def context(self) -> Context | None:
         """What was boosted, or None."""
         return self.rewritten.context if self.rewritten else None
+
+    @property
+    def predicted_cached_tokens(self) -> int:
+        """What the context index expects in the backend's prefix cache."""
+        return self.context.predicted_cached_tokens if self.context else 0
 
 
 class Boosting:
@@ -73,8 +104,8 @@ class Boosting:
             ttl_s=settings.session.ttl_s,
         )
 
-    async def prepare(self, raw: bytes, headers: RawHeaders) -> Prepared:
-        """Boost a body, or pass it on as it is.
+    async def prepare(self, raw: bytes, headers: RawHeaders, *, place: Place) -> Prepared:
+        """Boost a body for the backend that it is given, or pass it on as it is.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
@@ -84,17 +115,28 @@ class Boosting:
         try:
             payload = await _call(lambda: Payload.parse(raw), in_thread=is_large)
         except MalformedBodyError:
-            return self._finish(Prepared(raw, bypass="malformed_body"), started)
+            ticket = await place(Draft(raw))
+            return self._finish(Prepared(ticket, raw, bypass="malformed_body"), time.perf_counter())
         key = TenantKey.of(payload.body)
         session = _session_id(payload.body, headers)
         if session is None and FIELD not in payload.body and not payload.body.get("documents"):
-            return self._finish(Prepared(raw, key.model, bypass="no_documents"), started)
-        tenant = self.tenants.get(key)
-        work = self._rewrite(payload, tenant, session, user_of(headers))
+            spent = time.perf_counter() - started
+            ticket = await place(Draft(raw, payload))
+            prepared = Prepared(ticket, raw, key.model, bypass="no_documents")
+            return self._finish(prepared, time.perf_counter() - spent)
+        tenant, user = self.tenants.get(key), user_of(headers)
+        conversation = self._conversation(tenant, session, user)
+        front = partial(self._rewriter.front, payload, conversation)
+        spent = time.perf_counter() - started
+        ticket = await place(Draft(raw, payload, tenant, front, session and f"{user}/{session}"))
+        started = time.perf_counter() - spent
+        work = self._rewrite(payload, tenant, ticket, session, user)
         # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
         # client leaves meanwhile.
         rewritten, body, is_usage_added = await (asyncio.shield(work) if is_large else work)
-        prepared = Prepared(body, key.model, rewritten, tenant, is_usage_added, rewritten.bypass)
+        prepared = Prepared(
+            ticket, body, key.model, rewritten, tenant, is_usage_added, rewritten.bypass
+        )
         return self._finish(prepared, started)
 
     async def report_usage(self, prepared: Prepared, usage: Usage) -> None:
@@ -103,21 +145,24 @@ class Boosting:
         if prepared.tenant is None or prepared.context is None or usage.cached_tokens is None:
             return
         async with prepared.tenant.lock:
-            prepared.tenant.booster.report_usage(
+            prepared.tenant.booster(prepared.ticket.backend.name).report_usage(
                 prepared.context,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=min(max(usage.cached_tokens, 0), usage.prompt_tokens),
             )
 
     async def _rewrite(
-        self, payload: Payload, tenant: Tenant, session: str | None, user: str
+        self, payload: Payload, tenant: Tenant, ticket: Ticket, session: str | None, user: str
     ) -> tuple[Rewritten, bytes, bool]:
         is_large = len(payload.raw) > _THREAD_BYTES
         async with tenant.lock:
             conversation = self._conversation(tenant, session, user)
 
             def work() -> tuple[Rewritten, bytes, bool]:
-                rewritten = self._rewriter.rewrite(payload, tenant.booster, conversation)
+                booster = tenant.booster(ticket.backend.name)
+                rewritten = self._rewriter.rewrite(
+                    payload, booster, conversation, planned=ticket.planned
+                )
                 body, is_usage_added = self._with_usage(rewritten)
                 return rewritten, payload.encode(body), is_usage_added
 

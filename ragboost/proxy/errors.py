@@ -7,10 +7,12 @@ from starlette.responses import Response
 
 _TYPES = {
     400: "invalid_request_error",
+    401: "authentication_error",
     404: "invalid_request_error",
     408: "request_timeout_error",
     413: "invalid_request_error",
     431: "invalid_request_error",
+    429: "rate_limit_error",
     500: "internal_error",
     502: "backend_connection_error",
     503: "backend_unavailable_error",

@@ -20,6 +20,7 @@ class Exchange:
         request_id: the client's, or a new one.
         model: that the request asks for; empty if unknown.
         outcome: how it ended; `ok` unless somebody says otherwise.
+        status: of the answer; 0: none was sent.
         has_started: the answer's status has been sent.
         started: when the request's head was complete, in seconds of `time.perf_counter`.
         first_byte: when the first byte of the answer's body was sent; None: not yet.
@@ -34,6 +35,7 @@ class Exchange:
         self.request_id = get_header(self.headers, REQUEST_ID) or new_request_id()
         self.model = ""
         self.outcome = "ok"
+        self.status = 0
         self.has_started = False
         self.started = time.perf_counter()
         self.first_byte: float | None = None
@@ -52,9 +54,19 @@ class Exchange:
             path = b"/" + path
         return decode_value(path + b"?" + query if query else path)
 
-    async def send_error(self, status: int, message: str, *, param: str | None = None) -> None:
+    async def send_error(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         """Answer with an error of our own."""
         self.has_started = True
+        self.status = status
         headers = {"x-request-id": self.request_id}
+        if retry_after_s is not None:
+            headers["retry-after"] = str(retry_after_s)
         response = error_response(status, message, param=param, headers=headers)
         await response(self.scope, self.receive, self.send)

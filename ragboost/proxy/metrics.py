@@ -78,6 +78,27 @@ class Metrics:
         self.index_nodes = Gauge(
             "ragboost_index_nodes", "Nodes of all context indexes.", registry=registry
         )
+        self.backend_up = Gauge(
+            "ragboost_backend_up",
+            "Whether a backend gets requests.",
+            ("backend",),
+            registry=registry,
+        )
+        self.backend_running = Gauge(
+            "ragboost_backend_running",
+            "Requests sent to a backend whose answers are not over.",
+            ("backend",),
+            registry=registry,
+        )
+        self.queue_depth = Gauge(
+            "ragboost_queue_depth", "Requests in the waiting room.", registry=registry
+        )
+        self._queue_wait = Histogram(
+            "ragboost_queue_wait_seconds",
+            "Time that a completion waits for its turn.",
+            buckets=_OVERHEAD_SECONDS,
+            registry=registry,
+        )
         self.sessions = Gauge(
             "ragboost_sessions", "Conversations that are remembered.", registry=registry
         )
@@ -102,6 +123,10 @@ class Metrics:
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
         """Record the proxy's own time."""
         self._overhead.labels(stage).observe(seconds)
+
+    def observe_wait(self, *, seconds: float) -> None:
+        """Record how long a completion waited for its turn."""
+        self._queue_wait.observe(seconds)
 
     def count_bypass(self, reason: str) -> None:
         """Count a request that is forwarded without boosting."""

@@ -72,6 +72,10 @@ class Payload:
                 fields[name] = self.encode_value(value)
         return _ENCODER.encode(fields)
 
+    def field(self, name: str) -> bytes:
+        """A field's bytes; empty if it is not there."""
+        return bytes(self._fields[name]) if name in self._fields else b""
+
     def encode_value(self, value: Any) -> msgspec.Raw:
         """Write one value; lone surrogates, which UTF-8 cannot carry, become escapes."""
         if isinstance(value, msgspec.Raw):

@@ -12,8 +12,8 @@ import aiohttp
 from multidict import CIMultiDict
 
 from ragboost.errors import BackendError, BackendTimeoutError
-from ragboost.proxy.backends import Backend
 from ragboost.proxy.disconnect import ClientWatch
+from ragboost.proxy.dispatch import Turn
 from ragboost.proxy.errors import error_body
 from ragboost.proxy.exchange import REQUEST_ID, Exchange
 from ragboost.proxy.headers import RawHeaders, get_header, response_headers
@@ -46,54 +46,79 @@ class Upstream:
 
 
 async def relay(
-    exchange: Exchange, watch: ClientWatch, backend: Backend, upstream: Upstream
+    exchange: Exchange, watch: ClientWatch, turn: Turn, upstream: Upstream
 ) -> Tap | None:
-    """Send a request to the backend and its answer to the client.
+    """Send a request to its backend and the answer to the client.
 
-    A backend that fails before its answer begins is an error of our own (502, 504). One that fails
-    later cuts the answer: a stream of events gets an error event where one can stand, anything else
-    ends short, so that the client sees that it is not whole.
+    Where the backend refuses the connection, others are tried. One that fails before its answer
+    begins is an error of our own (502, 504). One that fails later cuts the answer: a stream of
+    events gets an error event where one can stand, anything else ends short, so that the client
+    sees that it is not whole.
 
     Returns:
         What looked at the answer, finished; None if nobody did or it is not whole.
     """
-    try:
-        response = await backend.request(
-            exchange.method, exchange.target, headers=upstream.headers, body=upstream.body
-        )
-    except BackendError as error:
-        is_timeout = isinstance(error, BackendTimeoutError)
-        exchange.outcome = "backend_timeout" if is_timeout else "backend_unreachable"
-        logger.warning("%s %s: %s", exchange.method, exchange.scope["path"], error)
-        watch.finish()
-        await exchange.send_error(504 if is_timeout else 502, str(error))
+    response = await _request(exchange, watch, turn, upstream)
+    if response is None:
         return None
     try:
         exchange.outcome = _outcome(response.status)
         tap = _tap(response, upstream)
-        await _send_head(exchange, response, upstream, tap)
-        return await _send_body(exchange, watch, response, tap)
+        await _send_head(exchange, turn, response, upstream, tap)
+        return await _send_body(exchange, watch, turn, response, tap)
     finally:
         response.close()  # of no effect after the last byte; before it, this cancels the backend
 
 
+async def _request(
+    exchange: Exchange, watch: ClientWatch, turn: Turn, upstream: Upstream
+) -> aiohttp.ClientResponse | None:
+    """Send the request; where no backend takes it, answer with an error and return None."""
+    while True:
+        try:
+            return await turn.backend.request(
+                exchange.method, exchange.target, headers=upstream.headers, body=upstream.body
+            )
+        except BackendError as error:
+            logger.warning("%s %s: %s", exchange.method, exchange.scope["path"], error)
+            if turn.fail_over(error):
+                continue
+            is_timeout = isinstance(error, BackendTimeoutError)
+            exchange.outcome = "backend_timeout" if is_timeout else "backend_unreachable"
+            watch.finish()
+            await exchange.send_error(504 if is_timeout else 502, str(error))
+            return None
+
+
 async def _send_head(
-    exchange: Exchange, response: aiohttp.ClientResponse, upstream: Upstream, tap: Tap | None
+    exchange: Exchange,
+    turn: Turn,
+    response: aiohttp.ClientResponse,
+    upstream: Upstream,
+    tap: Tap | None,
 ) -> None:
     headers = response_headers(response.raw_headers)
     if isinstance(tap, StrippingTap):
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     if get_header(headers, REQUEST_ID) is None:
         headers.append((REQUEST_ID, exchange.request_id.encode("latin-1")))
-    headers.extend(upstream.extra_headers)
+    if upstream.extra_headers:
+        headers.extend(upstream.extra_headers)
+        headers.append((b"x-ragboost-backend", turn.backend.name.encode("latin-1", "replace")))
+        headers.append((b"x-ragboost-cached-tokens-predicted", b"%d" % turn.ticket.cached_tokens))
     exchange.has_started = True
+    exchange.status = response.status
     await exchange.send(
         {"type": "http.response.start", "status": response.status, "headers": headers}
     )
 
 
 async def _send_body(
-    exchange: Exchange, watch: ClientWatch, response: aiohttp.ClientResponse, tap: Tap | None
+    exchange: Exchange,
+    watch: ClientWatch,
+    turn: Turn,
+    response: aiohttp.ClientResponse,
+    tap: Tap | None,
 ) -> Tap | None:
     last = b""
     send = exchange.send
@@ -101,6 +126,7 @@ async def _send_body(
         async for chunk in response.content.iter_any():
             if exchange.first_byte is None:
                 exchange.first_byte = time.perf_counter()
+                turn.answered()
             last = tap.feed(chunk) if tap else chunk
             if last:
                 await send({"type": "http.response.body", "body": last, "more_body": True})

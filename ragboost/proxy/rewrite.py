@@ -15,9 +15,10 @@ from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import Format, Found, UnknownShapeError, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
 from ragboost.hints import label_documents
+from ragboost.planning import Planned
 from ragboost.proxy.conversation import Conversation, Link, Sent, chain
 from ragboost.proxy.payload import Payload
-from ragboost.types import Context
+from ragboost.types import Context, Request
 
 _REASONS: Mapping[type[RagBoostError], str] = {
     UnknownShapeError: "unknown_shape",
@@ -67,10 +68,41 @@ class Rewriter:
         self._settings = settings
         self._formats = make_formats(settings.hints)
 
+    def front(self, payload: Payload, conversation: Conversation | None) -> Request | None:
+        """The documents that will stand at the front of the payload in an order of our choice, to
+        plan with; None if there are none.
+
+        Raises:
+            RequestError: the `ragboost` object is malformed.
+        """
+        try:
+            hit = find_format(self._formats, payload.body)
+        except UnknownShapeError:
+            return None
+        if hit is None or not is_boost_wanted(ragboost_fields(payload.body)):
+            return None
+        shape, found = hit
+        seed = b"" if shape.in_message else _seed(found)
+        history = _read(payload, conversation, found=found, seed=seed)
+        if history.sent or history.repeated is not None:
+            return None
+        return Request(found.query, found.documents)
+
     def rewrite(
-        self, payload: Payload, booster: Booster, conversation: Conversation | None
+        self,
+        payload: Payload,
+        booster: Booster,
+        conversation: Conversation | None,
+        *,
+        planned: Planned | None = None,
     ) -> Rewritten:
         """Rewrite a body and remember in `conversation` what its messages became.
+
+        Args:
+            payload: the client's body.
+            booster: of its tenant and backend.
+            conversation: None: it belongs to none.
+            planned: the order of its documents, if they were planned with others.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
@@ -86,8 +118,8 @@ class Rewriter:
             return Rewritten(body, bypass="no_documents")
         shape, found = hit
         if shape.in_message:
-            return self._into_message(payload, shape, found, booster, conversation)
-        return self._beside_messages(payload, shape, found, booster, conversation)
+            return self._into_message(payload, shape, found, booster, conversation, planned)
+        return self._beside_messages(payload, shape, found, booster, conversation, planned)
 
     def _into_message(
         self,
@@ -96,6 +128,7 @@ class Rewriter:
         found: Found,
         booster: Booster,
         conversation: Conversation | None,
+        planned: Planned | None,
     ) -> Rewritten:
         """Documents that become part of the question's message and so of every later turn."""
         history = _read(payload, conversation, found=found)
@@ -109,7 +142,9 @@ class Rewriter:
             return Rewritten(body, num_documents=num, num_dropped=len(retrieved) - num)
         standing = {key for sent in history.sent.values() for key in sent.documents}
         wanted = is_boost_wanted(ragboost_fields(payload.body))
-        result = self._boost(shape, found, booster, conversation, standing) if wanted else None
+        result = (
+            self._boost(shape, found, booster, conversation, standing, planned) if wanted else None
+        )
         rewritten = result if isinstance(result, Rewritten) else Rewritten(body, bypass="option")
         context = result if isinstance(result, Context) else self._plain(found)
         body = shape.replace(body, found, context)
@@ -126,10 +161,10 @@ class Rewriter:
         found: Found,
         booster: Booster,
         conversation: Conversation | None,
+        planned: Planned | None,
     ) -> Rewritten:
         """Documents of this request only. The same ones keep their order over a conversation."""
-        keys = tuple(document.key for document in found.documents)
-        history = _read(payload, conversation, found=found, seed="\n".join(keys).encode())
+        history = _read(payload, conversation, found=found, seed=_seed(found))
         inside = _read(payload, conversation, found=found)  # earlier turns of the other kind
         body = without_object(payload.body)
         body = self._with_history(body, {**inside.sent, **history.sent})
@@ -138,7 +173,7 @@ class Rewriter:
         if before:
             result = self._in_order(found, before[-1].documents)
         else:
-            result = self._boost(shape, found, booster, None, ())
+            result = self._boost(shape, found, booster, None, (), planned)
         if isinstance(result, Rewritten):
             return result._replace(body=body)
         body = shape.replace(body, found, result)
@@ -153,13 +188,18 @@ class Rewriter:
         booster: Booster,
         conversation: Conversation | None,
         standing: Collection[str],
+        planned: Planned | None,
     ) -> Context | Rewritten:
         """Boost, or say why not: the proxy fails open, except for what the caller can mend."""
         try:
             if conversation is None:
-                return booster.boost(found.query, found.documents)
+                return booster.boost(found.query, found.documents, planned=planned)
             return booster.boost(
-                found.query, found.documents, session=conversation.key, history=standing
+                found.query,
+                found.documents,
+                session=conversation.key,
+                history=standing,
+                planned=planned,
             )
         except RagBoostError as error:
             if shape.is_ours and isinstance(error, RequestError):
@@ -196,6 +236,11 @@ class Rewriter:
         for at, old in sent.items():
             messages[at] = Raw(old.message)
         return {**body, "messages": messages}
+
+
+def _seed(found: Found) -> bytes:
+    """What stands above the messages of a conversation, for the hashes of its history."""
+    return "\n".join(document.key for document in found.documents).encode()
 
 
 def _read(

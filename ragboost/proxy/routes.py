@@ -9,9 +9,9 @@ from starlette.types import Receive, Scope, Send
 from ragboost import __version__
 from ragboost.config import Settings
 from ragboost.errors import RequestError
-from ragboost.proxy.backends import Backends
 from ragboost.proxy.boosting import Boosting, Prepared
 from ragboost.proxy.disconnect import ClientWatch
+from ragboost.proxy.dispatch import Dispatcher, Turn
 from ragboost.proxy.exchange import Exchange
 from ragboost.proxy.headers import get_header, request_headers
 from ragboost.proxy.limits import ClientDisconnectedError, read_body
@@ -24,9 +24,9 @@ class Passthrough:
 
     endpoint = "other"
 
-    def __init__(self, settings: Settings, *, backends: Backends, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, *, dispatcher: Dispatcher, metrics: Metrics) -> None:
         self._settings = settings
-        self._backends = backends
+        self._dispatcher = dispatcher
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,7 +36,10 @@ class Passthrough:
             await self._answer(exchange)
         except RequestError as error:
             exchange.outcome = "refused"
-            await exchange.send_error(error.status, str(error), param=error.param)
+            retry_after_s = getattr(error, "retry_after_s", None)
+            await exchange.send_error(
+                error.status, str(error), param=error.param, retry_after_s=retry_after_s
+            )
         except ClientDisconnectedError:
             exchange.outcome = "client_left"
         except BaseException:
@@ -52,13 +55,17 @@ class Passthrough:
         declared = get_header(exchange.headers, b"content-length")
         body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
         async with ClientWatch(exchange.receive) as watch:
-            await self._forward(exchange, watch, body)
+            with self._dispatcher.turn() as turn:
+                await self._forward(exchange, watch, turn, body)
         if watch.has_left:
             exchange.outcome = "client_left"
 
-    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
+    async def _forward(
+        self, exchange: Exchange, watch: ClientWatch, turn: Turn, body: bytes
+    ) -> None:
+        turn.take_any()
         headers = with_request_id(request_headers(exchange.headers), exchange)
-        await relay(exchange, watch, self._backends.choose(), Upstream(headers, body))
+        await relay(exchange, watch, turn, Upstream(headers, body))
 
 
 class Completions(Passthrough):
@@ -69,19 +76,23 @@ class Completions(Passthrough):
         settings: Settings,
         *,
         endpoint: str,
-        backends: Backends,
+        dispatcher: Dispatcher,
         metrics: Metrics,
         boosting: Boosting,
     ) -> None:
-        super().__init__(settings, backends=backends, metrics=metrics)
+        super().__init__(settings, dispatcher=dispatcher, metrics=metrics)
         self.endpoint = endpoint
         self._boosting = boosting
 
-    async def _forward(self, exchange: Exchange, watch: ClientWatch, body: bytes) -> None:
-        prepared = await self._boosting.prepare(body, exchange.headers)
+    async def _forward(
+        self, exchange: Exchange, watch: ClientWatch, turn: Turn, body: bytes
+    ) -> None:
+        prepared = await self._boosting.prepare(body, exchange.headers, place=turn.take)
         exchange.model = prepared.model
+        self._metrics.observe_wait(seconds=turn.waited_s)
+        turn.prepared(num_bytes=len(prepared.body), cached_tokens=prepared.predicted_cached_tokens)
         upstream = self._upstream(exchange, prepared)
-        tap = await relay(exchange, watch, self._backends.choose(), upstream)
+        tap = await relay(exchange, watch, turn, upstream)
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
             self._metrics.observe_first_byte(self.endpoint, seconds=seconds)
@@ -110,8 +121,8 @@ class Completions(Passthrough):
 class Status:
     """What operators ask: is it alive, is it ready, what does it count."""
 
-    def __init__(self, *, backends: Backends, metrics: Metrics, boosting: Boosting) -> None:
-        self._backends = backends
+    def __init__(self, *, dispatcher: Dispatcher, metrics: Metrics, boosting: Boosting) -> None:
+        self._dispatcher = dispatcher
         self._metrics = metrics
         self._boosting = boosting
 
@@ -121,7 +132,7 @@ class Status:
 
     async def ready(self, _request: Request) -> Response:
         """Readiness: the backend answers."""
-        if await self._backends.is_ready():
+        if await self._dispatcher.backends.is_ready():
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "backend unreachable"}, 503)
 
@@ -133,4 +144,8 @@ class Status:
         """All metrics in Prometheus text format."""
         self._metrics.index_nodes.set(self._boosting.tenants.num_nodes)
         self._metrics.sessions.set(len(self._boosting.conversations))
+        self._metrics.queue_depth.set(self._dispatcher.num_waiting)
+        for backend in self._dispatcher.backends.all:
+            self._metrics.backend_up.labels(backend.name).set(backend.is_healthy)
+            self._metrics.backend_running.labels(backend.name).set(backend.load.running)
         return Response(self._metrics.render(), media_type=CONTENT_TYPE)

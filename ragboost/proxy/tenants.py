@@ -1,4 +1,8 @@
-"""Who is kept apart from whom: one Booster per model and cache salt, one user per credential."""
+"""Who is kept apart from whom: one tenant per model and cache salt, one user per credential.
+
+Each backend has a prefix cache of its own, so that a tenant has a Booster per backend; what its
+conversations were sent is the same for all of them.
+"""
 
 import asyncio
 import hashlib
@@ -9,6 +13,7 @@ from typing import Any, NamedTuple
 from ragboost.booster import Booster
 from ragboost.config import Settings
 from ragboost.proxy.headers import RawHeaders
+from ragboost.session import MemorySessions
 
 
 class TenantKey(NamedTuple):
@@ -25,13 +30,34 @@ class TenantKey(NamedTuple):
 
 
 class Tenant:
-    """A Booster and the lock under which it is used, so that the event loop never waits for a
-    worker thread that is boosting a large request."""
+    """A Booster per backend and the lock under which they are used, so that the event loop never
+    waits for a worker thread that is boosting a large request."""
 
     def __init__(self, key: TenantKey, settings: Settings) -> None:
         self.key = key
-        self.booster = Booster(settings)
         self.lock = asyncio.Lock()
+        self._settings = settings
+        self._sessions = MemorySessions(
+            max_sessions=settings.session.max_sessions, ttl_s=settings.session.ttl_s
+        )
+        self._boosters: dict[str, Booster] = {}
+
+    def booster(self, backend: str) -> Booster:
+        """The Booster that mirrors the prefix cache of the backend of this name."""
+        booster = self._boosters.get(backend)
+        if booster is None:
+            booster = Booster(self._settings, sessions=self._sessions)
+            self._boosters[backend] = booster
+        return booster
+
+    def forget(self, backend: str) -> None:
+        """The backend's prefix cache is lost: start its mirror anew. Conversations stay."""
+        self._boosters.pop(backend, None)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of its context indexes."""
+        return sum(booster.index.num_nodes for booster in self._boosters.values())
 
 
 class Tenants:
@@ -57,7 +83,12 @@ class Tenants:
     @property
     def num_nodes(self) -> int:
         """Nodes of all context indexes."""
-        return sum(tenant.booster.index.num_nodes for tenant in self._tenants.values())
+        return sum(tenant.num_nodes for tenant in self._tenants.values())
+
+    def forget(self, backend: str) -> None:
+        """The prefix cache of the backend of this name is lost."""
+        for tenant in self._tenants.values():
+            tenant.forget(backend)
 
 
 def user_of(headers: RawHeaders) -> str:

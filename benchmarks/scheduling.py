@@ -1,0 +1,265 @@
+"""The waiting room alone and routing alone: time to first token and token hit rate.
+
+The proxy's own dispatcher, router, waiting room and Boosters run against simulated engines in
+virtual time, so that results do not depend on the machine. An engine has an LRU prefix cache,
+computes what is not cached at a constant rate, in order of arrival, on a number of lanes, and then
+generates. Everything else is equal in all arms. Runs `python -m benchmarks.scheduling --json`.
+"""
+
+import argparse
+import asyncio
+import json
+import selectors
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.workloads import GENERATORS, Workload, generate
+from ragboost.config import Settings
+from ragboost.index import ContextIndex
+from ragboost.proxy.backends import Backends
+from ragboost.proxy.dispatch import Dispatcher
+from ragboost.proxy.tenants import Tenant, TenantKey, Tenants
+from ragboost.proxy.tickets import Job
+from ragboost.types import Document, Request
+
+PREFILL_TOKENS_PER_S = 20_000
+GENERATE_S = 1.5
+CAPACITY_TOKENS = 400_000
+BYTES_PER_TOKEN = 4
+
+POPULARITY = {"ordering": {"tail": "popularity"}}
+WINDOW = {"enabled": True, "window_ms": 10.0}
+LIMIT = {"backend": {"max_concurrency": 16}}
+ROOM_ARMS: dict[str, dict[str, Any]] = {
+    "off, relevance": {},
+    "off": POPULARITY,
+    "window 10 ms": {**POPULARITY, "waiting_room": WINDOW},
+    "window 100 ms": {**POPULARITY, "waiting_room": {**WINDOW, "window_ms": 100.0}},
+    "limit 16": {**POPULARITY, **LIMIT},
+    "limit 16, window": {**POPULARITY, **LIMIT, "waiting_room": WINDOW},
+    "hold 1 s": {**POPULARITY, "waiting_room": {**WINDOW, "hold_for_prefill_ms": 1000.0}},
+}
+ROUTER_ARMS: dict[str, dict[str, Any]] = {
+    "least_loaded": {**POPULARITY, "router": {"policy": "least_loaded"}},
+    "cache_aware": POPULARITY,
+    "cache_aware, 0": {**POPULARITY, "router": {"running_tokens": 0}},
+    "cache_aware, 2048": {**POPULARITY, "router": {"running_tokens": 2048}},
+}
+# Requests per second as a share of what one engine can compute without a cache; None: 64 clients
+# that each send a request when the last one is done.
+LOADS: dict[str, float | None] = {"half": 0.5, "full": 1.0, "64 clients": None}
+
+
+class VirtualTime(selectors.SelectSelector):
+    """Waits by moving the clock, so that a run takes as long as its computations."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        """Nothing ever happens on a file here."""
+        assert timeout is not None, "everybody waits for somebody else"
+        self.now += max(0.0, timeout)
+        return []
+
+
+@dataclass
+class Engine:
+    """A simulated engine.
+
+    Attributes:
+        lanes: prompts that are computed at the same time; the rate is shared among them.
+    """
+
+    lanes: int
+    cache: ContextIndex = field(
+        default_factory=lambda: ContextIndex(capacity_tokens=CAPACITY_TOKENS)
+    )
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._lanes = asyncio.Semaphore(self.lanes)
+
+    async def prefill(self, documents: Sequence[Document], tokens: Sequence[int]) -> None:
+        """Compute a prompt; what is cached is decided when its turn comes, as engines do."""
+        keys = [document.key for document in documents]
+        async with self._lanes:
+            _, cached = self.cache.cached_prefix(keys, tokens)
+            todo = sum(tokens) - cached
+            await asyncio.sleep(todo * self.lanes / PREFILL_TOKENS_PER_S)
+            self.cache.insert(keys, tokens)
+        self.cached_tokens += cached
+        self.prompt_tokens += sum(tokens)
+
+
+class Run:
+    """One arm on one workload under one load."""
+
+    def __init__(
+        self, workload: Workload, arm: dict[str, Any], *, replicas: int, lanes: int
+    ) -> None:
+        backends = [{"url": f"http://e{i}"} for i in range(replicas)]
+        limit = arm.get("backend", {})
+        settings = Settings(
+            backends=[{**each, **limit} for each in backends],  # type: ignore[arg-type]
+            **{
+                "index": {"capacity_tokens": CAPACITY_TOKENS},
+                **{name: value for name, value in arm.items() if name != "backend"},
+            },
+        )
+        tenants = Tenants(settings)
+        self.tenant: Tenant = tenants.get(TenantKey("m", ""))
+        self.dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
+        self.engines = {b.name: Engine(lanes) for b in self.dispatcher.backends.all}
+        self.tokens = workload.tokens
+        self.documents = {
+            name: Document(text=f"{name} ".ljust(length * BYTES_PER_TOKEN, "x"), id=str(name))
+            for name, length in workload.tokens.items()
+        }
+        self.lengths = {self.documents[name].key: n for name, n in workload.tokens.items()}
+        self.ttft: list[float] = []
+
+    async def request(self, names: Sequence[Any]) -> None:
+        """One request from its arrival to the end of its answer."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        documents = tuple(self.documents[name] for name in names)
+        job = Job(
+            tenant=self.tenant,
+            front=Request("why?", documents),
+            prompt_tokens=sum(self.tokens[name] for name in names),
+        )
+        ticket = await self.dispatcher.enter(job)
+        booster = self.tenant.booster(ticket.backend.name)
+        context = booster.boost("why?", documents, planned=ticket.planned)
+        lengths = [self.lengths[document.key] for document in context.documents]
+        await self.engines[ticket.backend.name].prefill(context.documents, lengths)
+        self.ttft.append(loop.time() - started)
+        ticket.answered()
+        self.dispatcher.update()
+        await asyncio.sleep(GENERATE_S)
+        ticket.close()
+        self.dispatcher.update()
+
+    async def open(self, contexts: Sequence[Sequence[Any]], *, per_s: float, seed: int) -> None:
+        """Requests come at random times (Poisson)."""
+        gaps = np.random.default_rng(seed).exponential(1 / per_s, len(contexts))
+        tasks = []
+        for context, gap in zip(contexts, gaps, strict=True):
+            await asyncio.sleep(float(gap))
+            tasks.append(asyncio.create_task(self.request(context)))
+        await asyncio.gather(*tasks)
+
+    async def closed(self, contexts: Sequence[Sequence[Any]], *, clients: int) -> None:
+        """Each client sends its next request when the last one is done."""
+        left = iter(contexts)
+
+        async def client() -> None:
+            for context in left:
+                await self.request(context)
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+
+
+def measure(
+    workload: Workload,
+    arm: dict[str, Any],
+    *,
+    load: float | None,
+    replicas: int = 1,
+    lanes: int = 1,
+    seed: int = 1,
+) -> dict[str, float]:
+    """Run one arm; `hit_rate`, time to first token (`ttft_mean_s`, `ttft_p99_s`), `duration_s`."""
+    selector = VirtualTime()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now  # type: ignore[method-assign]
+    asyncio.set_event_loop(loop)
+    try:
+        run = Run(workload, arm, replicas=replicas, lanes=lanes)
+        if load is None:
+            work = run.closed(workload.contexts, clients=64 * replicas)
+        else:
+            mean = np.mean([sum(workload.tokens[d] for d in c) for c in workload.contexts])
+            per_s = load * replicas * PREFILL_TOKENS_PER_S / float(mean)
+            work = run.open(workload.contexts, per_s=per_s, seed=seed)
+        loop.run_until_complete(work)
+        run.dispatcher.close()
+        loop.run_until_complete(asyncio.sleep(0))
+        duration_s = loop.time()
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+    engines = run.engines.values()
+    cached, prompt = sum(e.cached_tokens for e in engines), sum(e.prompt_tokens for e in engines)
+    shares = [e.prompt_tokens / prompt for e in engines]
+    return {
+        "hit_rate": round(cached / prompt, 4),
+        "ttft_mean_s": round(float(np.mean(run.ttft)), 3),
+        "ttft_p99_s": round(float(np.percentile(run.ttft, 99)), 3),
+        "duration_s": round(duration_s, 1),
+        "smallest_share": round(min(shares) * replicas, 3),
+    }
+
+
+def compare(
+    arms: dict[str, dict[str, Any]], progress: Callable[[str], None], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """All arms on all workloads under all loads."""
+    replicas = args.replicas if arms is ROUTER_ARMS else 1
+    rows = []
+    for workload in args.workload or GENERATORS:
+        made = generate(workload, args.requests, seed=args.seed)
+        for load, share in LOADS.items():
+            for name, arm in arms.items():
+                progress(f"{workload}, {load}: {name}")
+                figures = measure(
+                    made, arm, load=share, replicas=replicas, lanes=args.lanes, seed=args.seed
+                )
+                rows.append({"workload": workload, "load": load, "arm": name, **figures})
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workload", choices=tuple(GENERATORS), action="append")
+    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--replicas", type=int, default=4, help="engines that are routed to")
+    parser.add_argument("--lanes", type=int, default=1, help="prompts computed at the same time")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=("waiting_room", "router"))
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    console = Console(stderr=True)
+    parts = {"waiting_room": ROOM_ARMS, "router": ROUTER_ARMS}
+    with console.status("") as status:
+        result = {
+            name: compare(arms, status.update, args)
+            for name, arms in parts.items()
+            if args.only in (None, name)
+        }
+    if args.json:
+        print(json.dumps({"requests": args.requests, "lanes": args.lanes, **result}))
+    else:
+        for name, rows in result.items():
+            show(name, rows)
+
+
+def show(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table."""
+    table = Table(title=name)
+    for column in rows[0]:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

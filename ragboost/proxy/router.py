@@ -1,0 +1,110 @@
+"""Choose a backend for each request, and an order for those that are chosen for together.
+
+One score in tokens: what is to be computed before and for the request, so that a cached prefix and
+a queue weigh against each other. Knows jobs and loads. Does not know bodies, sockets or time.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from ragboost.config import RouterSettings
+from ragboost.proxy.backends import Backend, Backends
+from ragboost.proxy.prefixes import Prefixes
+from ragboost.proxy.tenants import Tenant
+from ragboost.proxy.tickets import Job, Ticket
+
+
+class Router:
+    """Decides where jobs go. Of equally good backends the one that was sent the least is taken."""
+
+    def __init__(self, backends: Backends, settings: RouterSettings) -> None:
+        self.backends = backends
+        self.prefixes = Prefixes(max_prefixes=settings.max_prefixes)
+        self._settings = settings
+        backends.on_down.append(lambda backend: self.prefixes.forget(backend.name))
+
+    @property
+    def looks_at_caches(self) -> bool:
+        """What prefix caches hold makes a difference here."""
+        return self._settings.policy == "cache_aware" and len(self.backends.all) > 1
+
+    def choose(
+        self,
+        prompt_tokens: int,
+        *,
+        cached_tokens: Mapping[str, int],
+        exclude: Sequence[Backend] = (),
+    ) -> Backend | None:
+        """The backend with the least to do for a request.
+
+        Args:
+            prompt_tokens: of the request.
+            cached_tokens: of these, by name of the backend that holds them.
+            exclude: backends that have been tried.
+
+        Returns:
+            None if all are excluded.
+        """
+
+        def cost(backend: Backend) -> tuple[int, int]:
+            load = backend.load
+            compute = max(0, prompt_tokens - cached_tokens.get(backend.name, 0))
+            waiting = load.prefill_tokens + self._settings.running_tokens * load.assigned
+            return compute + waiting, load.dispatched
+
+        return min(self.backends.candidates(exclude), key=cost, default=None)
+
+    async def assign(self, jobs: Sequence[Job]) -> list[Ticket]:
+        """Choose a backend for each job and plan those together that share a prefix cache.
+
+        Returns:
+            Tickets in the order in which to send them. Those of a tenant on a backend stand
+            together, in the place of the first one.
+        """
+        groups: dict[tuple[Tenant | None, Backend], list[Ticket]] = {}
+        for job in jobs:
+            cached = await self._cached_tokens(job, groups)
+            backend = self.choose(job.prompt_tokens, cached_tokens=cached)
+            assert backend is not None, "there are no backends"
+            ticket = Ticket(job, backend, cached_tokens=cached.get(backend.name, 0))
+            self.prefixes.remember(backend.name, job.prefixes, num_tokens=job.prompt_tokens)
+            groups.setdefault((job.tenant, backend), []).append(ticket)
+        released: list[Ticket] = []
+        for (tenant, backend), tickets in groups.items():
+            released += await _plan(tenant, backend, tickets) if tenant else tickets
+        return released
+
+    async def _cached_tokens(
+        self, job: Job, groups: Mapping[tuple[Tenant | None, Backend], Sequence[Ticket]]
+    ) -> dict[str, int]:
+        """What each backend's prefix cache holds of a job, or will hold when the jobs before it
+        have been computed."""
+        cached: dict[str, int] = {}
+        if not self.looks_at_caches:
+            return cached
+        for backend in self.backends.candidates():
+            cached[backend.name], _ = self.prefixes.longest(backend.name, job.prefixes)
+            if job.front is None or job.tenant is None:
+                continue
+            async with job.tenant.lock:
+                booster = job.tenant.booster(backend.name)
+                held = booster.cached_tokens(job.front.documents)
+            lengths = booster.tokens.count_documents(job.front.documents)
+            for ticket in groups.get((job.tenant, backend), ()):
+                if ticket.job.front is not None:
+                    there = {document.key for document in ticket.job.front.documents}
+                    common = zip(job.front.documents, lengths, strict=True)
+                    held = max(held, sum(n for document, n in common if document.key in there))
+            cached[backend.name] = max(cached[backend.name], held)
+        return cached
+
+
+async def _plan(tenant: Tenant, backend: Backend, tickets: list[Ticket]) -> list[Ticket]:
+    fronts = [(t, t.job.front) for t in tickets if t.job.front is not None]
+    if not fronts:
+        return tickets
+    async with tenant.lock:
+        window = tenant.booster(backend.name).plan_window([front for _, front in fronts])
+    for (ticket, _), planned in zip(fronts, window.planned, strict=True):
+        ticket.planned = planned
+    others = [ticket for ticket in tickets if ticket.job.front is None]
+    return [*others, *(fronts[at][0] for at in window.release_order)]

@@ -1,0 +1,135 @@
+"""Requests that wait at the same time, planned together against what the cache holds."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ragboost
+from ragboost.config import Settings
+from ragboost.types import Document, Request
+
+
+def booster(**sections: Any) -> ragboost.Booster:
+    return ragboost.Booster(Settings(**sections), count_tokens=lambda text: 10)
+
+
+def request(*ids: int) -> Request:
+    documents = tuple(Document(text=f"text {i}", id=str(i)) for i in ids)
+    return Request("why?", documents)
+
+
+def boost(
+    made: ragboost.Booster, requests: list[Request], **options: Any
+) -> list[tuple[list[object], int]]:
+    """Plan, then boost in release order: ids in prompt order, and the predicted cached tokens."""
+    window = made.plan_window(requests)
+    sent = []
+    for at in window.release_order:
+        context = made.boost(
+            requests[at].query, requests[at].documents, planned=window.planned[at], **options
+        )
+        ids = [document.id for document in context.documents]
+        sent.append((ids, context.predicted_cached_tokens))
+    return sent
+
+
+def test_requests_of_a_window_share_a_prefix_that_neither_would_find_alone() -> None:
+    made = booster()
+    sent = boost(made, [request(1, 7, 8, 9), request(2, 9, 8, 7), request(5, 6)])
+    together = [ids for ids, _ in sent if len(ids) == 4]
+    assert together[0][:3] == together[1][:3]
+    assert {*together[0][:3]} == {"7", "8", "9"}
+    assert sorted(cached for _, cached in sent) == [0, 0, 30]
+    made.index.check_integrity()
+
+
+def test_a_window_goes_on_from_what_the_cache_holds() -> None:
+    made = booster()
+    made.boost("q", request(3, 4, 5).documents)
+    sent = boost(made, [request(5, 4, 3, 1), request(9, 5, 4, 3)])
+    assert [ids[:3] for ids, _ in sent] == [["3", "4", "5"]] * 2
+    assert [cached for _, cached in sent] == [30, 30]
+
+
+def test_a_single_request_is_planned_as_boost_does_it_and_the_index_stays_as_it_is() -> None:
+    made, plain = booster(), booster()
+    for each in (made, plain):
+        each.boost("q", request(3, 4, 5).documents)
+    before = made.index.num_tokens
+    window = made.plan_window([request(1, 5, 4, 3)])
+    assert made.index.num_tokens == before
+    documents = request(1, 5, 4, 3).documents
+    planned = made.boost("q", documents, planned=window.planned[0])
+    assert planned == plain.boost("q", documents)
+
+
+def test_the_order_hint_of_a_planned_request_names_the_relevance_order() -> None:
+    made = booster()
+    requests = [request(1, 7, 8), request(2, 8, 7)]
+    window = made.plan_window(requests)
+    contexts = [
+        made.boost("q", each.documents, planned=plan)
+        for each, plan in zip(requests, window.planned, strict=True)
+    ]
+    hints = [context.hints[0].text for context in contexts]
+    labels = [[f"[Doc_{i}]" for i in ids] for ids in ((1, 7, 8), (2, 8, 7))]
+    for hint, (first, second, third) in zip(hints, labels, strict=True):
+        assert hint.index(first) < hint.index(second) < hint.index(third)
+
+
+def test_a_plan_for_other_documents_is_not_used() -> None:
+    made = booster()
+    window = made.plan_window([request(1, 2), request(2, 1)])
+    context = made.boost("q", request(3, 4).documents, planned=window.planned[0])
+    assert [document.id for document in context.documents] == ["3", "4"]
+
+
+def test_a_later_turn_ignores_its_plan() -> None:
+    made = booster()
+    made.boost("q", request(1, 2).documents, session="s")
+    window = made.plan_window([request(2, 3, 4), request(4, 3, 2)])
+    context = made.boost("q", request(2, 3, 4).documents, session="s", planned=window.planned[0])
+    assert [document.id for document in context.documents] == ["3", "4"]
+
+
+def test_the_most_relevant_documents_stay_last_in_a_window() -> None:
+    sent = boost(booster(ordering={"keep_last": 1}), [request(1, 7, 8), request(2, 8, 7)])
+    assert sorted(ids[-1] for ids, _ in sent) == ["1", "2"]
+    assert sent[0][0][:2] == sent[1][0][:2]
+
+
+@pytest.mark.parametrize("tail", ["relevance", "popularity"])
+def test_without_ordering_a_window_stays_as_it_is(tail: str) -> None:
+    made = booster(ordering={"enabled": False, "tail": tail})
+    sent = boost(made, [request(1, 7, 8), request(2, 8, 7)])
+    assert [ids for ids, _ in sent] == [["1", "7", "8"], ["2", "8", "7"]]
+
+
+def test_cached_tokens_tells_what_a_request_would_reuse_and_changes_nothing() -> None:
+    made = booster()
+    made.boost("q", request(1, 2, 3).documents)
+    before = repr(made.index)
+    assert made.cached_tokens(request(9, 2, 1).documents) == 20
+    assert repr(made.index) == before
+
+
+lists = st.lists(st.lists(st.integers(0, 8), max_size=6), max_size=6)
+
+
+@given(lists, st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_nothing_is_lost_or_doubled_whatever_waits(ids: list[list[int]], keep_last: int) -> None:
+    made = booster(ordering={"keep_last": keep_last})
+    requests = [request(*each) for each in ids]
+    window = made.plan_window(requests)
+    assert sorted(window.release_order) == list(range(len(ids)))
+    for each, plan in zip(requests, window.planned, strict=True):
+        context = made.boost("q", each.documents, planned=plan)
+        assert sorted(str(d.id) for d in context.documents) == sorted({*map(str, _ids(each))})
+    made.index.check_integrity()
+
+
+def _ids(each: Request) -> list[object]:
+    return [document.id for document in each.documents]
