@@ -21,7 +21,7 @@ from ragboost.proxy.payload import MalformedBodyError, Payload
 from ragboost.proxy.rewrite import Rewriter, Rewritten
 from ragboost.proxy.tenants import Tenant, TenantKey, Tenants, user_of
 from ragboost.proxy.tickets import Ticket
-from ragboost.proxy.usage import Usage
+from ragboost.engine_hooks.usage import Usage
 from ragboost.types import Context, Request
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ Labels never hold document, session or request ids, and at most `_MAX_MODELS` mo
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from ragboost.proxy.usage import Usage
+from ragboost.engine_hooks.usage import Usage
 from ragboost.types import Context
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
