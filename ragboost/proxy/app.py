@@ -10,12 +10,15 @@ from starlette.routing import Route
 
 from ragboost import __version__
 from ragboost.config import Settings
+from ragboost.engine_hooks.reports import REPORT_PATH
 from ragboost.proxy.backends import Backends
 from ragboost.proxy.boosting import Boosting
 from ragboost.proxy.dispatch import Dispatcher
 from ragboost.proxy.errors import error_response
 from ragboost.proxy.metrics import Metrics
-from ragboost.proxy.routes import Completions, Passthrough, Status
+from ragboost.proxy.routes import Completions, Passthrough, Reports, Status
+from ragboost.proxy.sync import CacheSync
+from ragboost.proxy.tenants import Tenants
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -30,16 +33,21 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()
     backends = Backends.of(settings)
     metrics = Metrics()
-    boosting = Boosting(settings, metrics)
-    dispatcher = Dispatcher(settings, backends=backends, tenants=boosting.tenants)
+    tenants = Tenants(settings)
+    sync = CacheSync(settings, backends=backends, tenants=tenants)
+    metrics.watch(sync)
+    boosting = Boosting(settings, metrics, tenants=tenants, sync=sync)
+    dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await backends.open()
         try:
+            await sync.open()
             yield
         finally:
             dispatcher.close()
+            await sync.close()
             await backends.close()
 
     app = FastAPI(
@@ -52,12 +60,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     app.add_exception_handler(Exception, _internal_error)
-    status = Status(dispatcher=dispatcher, metrics=metrics, boosting=boosting)
+    status = Status(dispatcher=dispatcher, metrics=metrics, boosting=boosting, sync=sync)
     for path, endpoint in (("/v1/chat/completions", "chat"), ("/v1/completions", "completions")):
         completions = Completions(
             settings, endpoint=endpoint, dispatcher=dispatcher, metrics=metrics, boosting=boosting
         )
         app.router.routes.append(Route(path, completions, methods=["POST"]))
+    app.router.routes.append(Route(REPORT_PATH, Reports(settings, sync=sync), methods=["POST"]))
     app.add_route("/health", status.health, methods=["GET"])
     app.add_route("/ready", status.ready, methods=["GET"])
     app.add_route("/version", status.version, methods=["GET"])

@@ -12,16 +12,19 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ragboost.config import Settings
+from ragboost.engine_hooks.usage import Usage
 from ragboost.errors import RequestError
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
 from ragboost.proxy.conversation import Conversation, Conversations
+from ragboost.proxy.follower import Follower
+from ragboost.proxy.following import SESSION_FIELD, Followed, Tag, front_of
 from ragboost.proxy.headers import RawHeaders, get_header
 from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.payload import MalformedBodyError, Payload
 from ragboost.proxy.rewrite import Rewriter, Rewritten
+from ragboost.proxy.sync import CacheSync
 from ragboost.proxy.tenants import Tenant, TenantKey, Tenants, user_of
 from ragboost.proxy.tickets import Ticket
-from ragboost.engine_hooks.usage import Usage
 from ragboost.types import Context, Request
 
 logger = logging.getLogger(__name__)
@@ -67,6 +70,7 @@ class Prepared(NamedTuple):
         is_usage_added: the answer's usage event is ours, not the caller's.
         bypass: why nothing was boosted; None if something was.
         seconds: what it took, without waiting for its turn.
+        followed: how the engine will call it; None if nothing was boosted.
     """
 
     ticket: Ticket
@@ -77,6 +81,13 @@ class Prepared(NamedTuple):
     is_usage_added: bool = False
     bypass: str | None = None
     seconds: float = 0.0
+    followed: Followed | None = None
+
+    @property
+    def added_tag(self) -> str | None:
+        """The id for the engine's events that the proxy has added; None: none, or the caller's."""
+        tag = self.followed.tag if self.followed else None
+        return tag.name if tag is not None and tag.is_ours else None
 
     @property
     def context(self) -> Context | None:
@@ -92,12 +103,15 @@ class Prepared(NamedTuple):
 class Boosting:
     """Everything about boosting that outlives a request."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, metrics: Metrics, *, tenants: Tenants, sync: CacheSync
+    ) -> None:
+        self._sync = sync
         self._settings = settings
         self._metrics = metrics
         self._rewriter = Rewriter(settings)
         self._logged: set[str] = set()
-        self.tenants = Tenants(settings)
+        self.tenants = tenants
         self.conversations = Conversations(
             max_sessions=settings.session.max_sessions,
             max_bytes=settings.session.max_bytes,
@@ -130,31 +144,65 @@ class Boosting:
         spent = time.perf_counter() - started
         ticket = await place(Draft(raw, payload, tenant, front, session and f"{user}/{session}"))
         started = time.perf_counter() - spent
-        work = self._rewrite(payload, tenant, ticket, session, user)
+        tag = Tag.of(payload.body, headers)
+        work = self._rewrite(payload, tenant, ticket, session=session, user=user, tag=tag)
         # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
         # client leaves meanwhile.
-        rewritten, body, is_usage_added = await (asyncio.shield(work) if is_large else work)
-        prepared = Prepared(
-            ticket, body, key.model, rewritten, tenant, is_usage_added, rewritten.bypass
-        )
+        prepared = await (asyncio.shield(work) if is_large else work)
         return self._finish(prepared, started)
 
     async def report_usage(self, prepared: Prepared, usage: Usage) -> None:
         """Take in what the backend reported for a request."""
         self._metrics.count_usage(usage)
-        if prepared.tenant is None or prepared.context is None or usage.cached_tokens is None:
+        followed, context, cached_tokens = prepared.followed, prepared.context, usage.cached_tokens
+        if followed is None or prepared.tenant is None or context is None or cached_tokens is None:
             return
+        name = prepared.ticket.backend.name
+        if name != followed.follower.name:
+            return  # it went to another backend in the end, of which nothing was predicted
+        error = self._sync.fidelity.record(
+            predicted=followed.predicted_tokens,
+            reported=cached_tokens,
+            prompt_tokens=usage.prompt_tokens,
+        )
+        self._metrics.observe_prediction(error, self._sync.fidelity.read())
         async with prepared.tenant.lock:
-            prepared.tenant.booster(prepared.ticket.backend.name).report_usage(
-                prepared.context,
+            prepared.tenant.booster(name).report_usage(
+                context,
                 prompt_tokens=usage.prompt_tokens,
-                cached_tokens=min(max(usage.cached_tokens, 0), usage.prompt_tokens),
+                cached_tokens=min(max(cached_tokens, 0), usage.prompt_tokens),
             )
 
+    def answered(self, prepared: Prepared, usage: Usage | None, *, is_computed: bool) -> None:
+        """A request is over.
+
+        Args:
+            prepared: the request.
+            usage: what the backend reported, or None.
+            is_computed: the backend answered it.
+        """
+        followed, context = prepared.followed, prepared.context
+        if followed is None or followed.front is None or context is None:
+            return
+        is_computed = is_computed and prepared.ticket.backend.name == followed.follower.name
+        if context.recorded is not None and not is_computed:
+            followed.follower.failed(followed.front, context.recorded)
+            return
+        tag, prompt_tokens = followed.tag, usage and usage.prompt_tokens
+        followed.follower.answered(tag and tag.name, followed.front, prompt_tokens=prompt_tokens)
+
     async def _rewrite(
-        self, payload: Payload, tenant: Tenant, ticket: Ticket, session: str | None, user: str
-    ) -> tuple[Rewritten, bytes, bool]:
+        self,
+        payload: Payload,
+        tenant: Tenant,
+        ticket: Ticket,
+        *,
+        session: str | None,
+        user: str,
+        tag: Tag,
+    ) -> Prepared:
         is_large = len(payload.raw) > _THREAD_BYTES
+        follower = self._sync.followers[ticket.backend.name]
         async with tenant.lock:
             conversation = self._conversation(tenant, session, user)
 
@@ -164,12 +212,23 @@ class Boosting:
                     payload, booster, conversation, planned=ticket.planned
                 )
                 body, is_usage_added = self._with_usage(rewritten)
+                if follower.streams and tag.is_ours and rewritten.context is not None:
+                    body = {**body, SESSION_FIELD: tag.name}
                 return rewritten, payload.encode(body), is_usage_added
 
-            result = await _call(work, in_thread=is_large)
+            rewritten, body, is_usage_added = await _call(work, in_thread=is_large)
             if conversation is not None and conversation.sent:
                 self.conversations.put(conversation)
-            return result
+            return Prepared(
+                ticket,
+                body,
+                tenant.key.model,
+                rewritten,
+                tenant,
+                is_usage_added,
+                rewritten.bypass,
+                followed=_follow(follower, tenant, rewritten, tag=tag),
+            )
 
     def _conversation(self, tenant: Tenant, session: str | None, user: str) -> Conversation | None:
         if session is None:
@@ -207,6 +266,26 @@ class Boosting:
             return
         self._logged.add(reason)
         logger.warning("forwarding without boosting (%s, logged once): %s", reason, error)
+
+
+def _follow(
+    follower: Follower, tenant: Tenant, rewritten: Rewritten, *, tag: Tag
+) -> Followed | None:
+    """Note a boosted request as sent, if something was boosted."""
+    context = rewritten.context
+    if context is None:
+        return None
+    front = None
+    if context.recorded is not None:
+        front = front_of(
+            context,
+            tenant.key,
+            bytes_before=rewritten.bytes_before,
+            bytes_behind=rewritten.bytes_behind,
+        )
+        front = follower.sent(tag.name if follower.streams else None, front)
+    predicted = follower.predict(front, context.predicted_cached_tokens)
+    return Followed(follower, front, tag if follower.streams else None, predicted)
 
 
 async def _call(work: Callable[[], T], *, in_thread: bool) -> T:

@@ -37,6 +37,8 @@ class Rewritten(NamedTuple):
         num_dropped: documents given that do not, because the payload has them already.
         bypass: why nothing was boosted; None if something was.
         error: the failure behind `bypass`, or None.
+        bytes_before: of the messages in front of the documents.
+        bytes_behind: of the messages behind them, without the one that holds the documents.
     """
 
     body: Mapping[str, Any]
@@ -45,6 +47,8 @@ class Rewritten(NamedTuple):
     num_dropped: int = 0
     bypass: str | None = None
     error: RagBoostError | None = None
+    bytes_before: int = 0
+    bytes_behind: int = 0
 
 
 class _History(NamedTuple):
@@ -151,7 +155,8 @@ class Rewriter:
         if conversation is not None and history.link is not None and found.message is not None:
             body = _remember(payload, body, found.message, conversation, history.link, context)
         if isinstance(result, Context):
-            return _boosted(body, context)
+            before = _num_bytes(payload, history, found.message or 0)
+            return _boosted(body, context)._replace(bytes_before=before)
         return rewritten._replace(body=body, num_documents=len(context.documents))
 
     def _beside_messages(
@@ -179,7 +184,8 @@ class Rewriter:
         body = shape.replace(body, found, result)
         if conversation is not None and history.link is not None and found.message is not None:
             body = _remember(payload, body, found.message, conversation, history.link, result)
-        return _boosted(body, result)
+        behind = _num_bytes(payload, history, len(payload.messages))
+        return _boosted(body, result)._replace(bytes_behind=behind)
 
     def _boost(
         self,
@@ -277,6 +283,14 @@ def _remember(
     messages = list(body["messages"])
     messages[message] = raw
     return {**body, "messages": messages}
+
+
+def _num_bytes(payload: Payload, history: _History, end: int) -> int:
+    """Bytes of the messages before `end`, as they are sent."""
+    return sum(
+        len(history.sent[at].message) if at in history.sent else memoryview(message).nbytes
+        for at, message in enumerate(payload.messages[:end])
+    )
 
 
 def _boosted(body: Mapping[str, Any], context: Context) -> Rewritten:
