@@ -41,14 +41,26 @@ ROOM_ARMS: dict[str, dict[str, Any]] = {
     "window 10 ms": {**POPULARITY, "waiting_room": WINDOW},
     "window 100 ms": {**POPULARITY, "waiting_room": {**WINDOW, "window_ms": 100.0}},
     "limit 16": {**POPULARITY, **LIMIT},
-    "limit 16, window": {**POPULARITY, **LIMIT, "waiting_room": WINDOW},
+    **{
+        f"limit 16, plan {n}": {
+            **POPULARITY,
+            **LIMIT,
+            "waiting_room": {"enabled": True, "window_ms": 0.0, "max_batch": n},
+        }
+        for n in (8, 16, 32)
+    },
+    "limit 16, plan 32, hold 1 s": {
+        **POPULARITY,
+        **LIMIT,
+        "waiting_room": {"enabled": True, "window_ms": 0.0, "hold_for_prefill_ms": 1000.0},
+    },
     "hold 1 s": {**POPULARITY, "waiting_room": {**WINDOW, "hold_for_prefill_ms": 1000.0}},
 }
 ROUTER_ARMS: dict[str, dict[str, Any]] = {
     "least_loaded": {**POPULARITY, "router": {"policy": "least_loaded"}},
     "cache_aware": POPULARITY,
-    "cache_aware, 0": {**POPULARITY, "router": {"running_tokens": 0}},
-    "cache_aware, 2048": {**POPULARITY, "router": {"running_tokens": 2048}},
+    "cache_aware, running_tokens 0": {**POPULARITY, "router": {"running_tokens": 0}},
+    "cache_aware, running_tokens 2048": {**POPULARITY, "router": {"running_tokens": 2048}},
 }
 # Requests per second as a share of what one engine can compute without a cache; None: 64 clients
 # that each send a request when the last one is done.

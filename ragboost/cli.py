@@ -37,22 +37,56 @@ def _setting(path: str) -> Any:
     return typer.Option(None, help=field_paths()[path], show_default=False)
 
 
+def _switch(path: str, flag: str) -> Any:
+    """A flag that turns a setting on."""
+    return typer.Option(None, flag, help=field_paths()[path], show_default=False)
+
+
+def _backends(urls: list[str] | None) -> dict[str, Any]:
+    """One URL is `backend.url`; several are `backends`. Either replaces what the file has."""
+    if not urls:
+        return {}
+    return {"backend.url": urls[0], "backends": [{"url": url} for url in urls[1:] and urls]}
+
+
+def _print_access_log() -> None:
+    """The access log's lines go to standard output as they are."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("ragboost.access")
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
 @app.command()
 def serve(
-    backend: str | None = _setting("backend.url"),
+    backend: list[str] | None = typer.Option(
+        None, help="Base URL of a backend, without /v1; give it once per backend."
+    ),
     embedded: bool = typer.Option(
         False, "--embedded", help="Start the embedded engine, too, and use it as the backend."
     ),
     host: str | None = _setting("proxy.host"),
     port: int | None = _setting("proxy.port"),
     model: Path | None = _setting("engine.model"),
+    insecure: bool | None = _switch("proxy.insecure", "--insecure"),
+    shadow: bool | None = _switch("proxy.shadow", "--shadow"),
+    access_log: bool | None = _switch("proxy.access_log", "--access-log"),
 ) -> None:
     """Serve the OpenAI-compatible proxy in front of a backend."""
     if embedded and backend is not None:
         raise ConfigError("--embedded starts its own backend; leave --backend away")
-    flags = {"backend.url": backend, "proxy.host": host, "proxy.port": port, "engine.model": model}
-    settings = load_settings(flags)
+    flags: dict[str, Any] = {
+        "proxy.host": host,
+        "proxy.port": port,
+        "engine.model": model,
+        "proxy.insecure": insecure,
+        "proxy.shadow": shadow,
+        "proxy.access_log": access_log,
+    }
+    settings = load_settings({**flags, **_backends(backend)})
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    _print_access_log()
 
     from ragboost.proxy.server import serve as serve_proxy
 
@@ -73,6 +107,7 @@ def _in_front_of_engine(settings: Settings, url: str) -> Settings:
     return settings.model_copy(
         update={
             "backend": settings.backend.model_copy(update={"url": url}),
+            "backends": (),
             "index": settings.index.model_copy(update={"capacity_tokens": capacity}),
         }
     )
@@ -102,6 +137,32 @@ def engine(
     from ragboost.serving import serve
 
     serve(create_engine_app(settings), host=settings.host, port=settings.port)
+
+
+@app.command()
+def doctor(
+    backend: list[str] | None = typer.Option(
+        None, help="Base URL of a backend, without /v1; give it once per backend."
+    ),
+    kv_events: str | None = typer.Option(
+        None, metavar="tcp://HOST:PORT", help="Where the backend publishes its cache events."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the findings as one JSON object."),
+) -> None:
+    """Check what RAGBoost needs of its backends, and say what to change. Exit code 1: something
+    does not work."""
+    import asyncio
+
+    from ragboost.proxy.doctor import examine, exit_code
+
+    findings = asyncio.run(examine(load_settings(_backends(backend)), kv_events=kv_events))
+    if as_json:
+        typer.echo(json.dumps({"findings": [finding.as_json() for finding in findings]}))
+    for finding in findings if not as_json else ():
+        typer.echo(f"{finding.status:7} {finding.backend} {finding.check}: {finding.message}")
+        if finding.fix:
+            typer.echo(f"        {finding.fix}")
+    raise typer.Exit(exit_code(findings))
 
 
 @app.command()

@@ -275,6 +275,9 @@ class ProxySettings(Section):
         False, description="Forward the originals, and count what boosting would have saved."
     )
     access_log: bool = Field(False, description="Log one line of JSON per request.")
+    tracing: bool = Field(
+        False, description="Make OpenTelemetry spans of completions; needs the extra otel."
+    )
 
 
 class EngineSettings(Section):

@@ -71,6 +71,7 @@ class Backend:
         load: what it is doing.
         is_healthy: it gets requests; `Backends` decides that.
         num_failures: connection failures in a row.
+        hides_client_keys: clients show keys of ours, which are not for the backend.
     """
 
     def __init__(self, settings: BackendSettings, replica: ReplicaSettings | None = None) -> None:
@@ -82,6 +83,7 @@ class Backend:
         self.num_failures = 0
         api_key = (replica and replica.api_key) or settings.api_key
         self._api_key = api_key.get_secret_value() if api_key else None
+        self.hides_client_keys = False
         self._timeout = aiohttp.ClientTimeout(
             total=None,
             sock_connect=settings.connect_timeout_s,
@@ -179,9 +181,13 @@ class Backend:
 
     def with_key(self, headers: CIMultiDict[str]) -> CIMultiDict[str]:
         """The headers with the backend's own key in place of the client's, where it has one."""
-        if self._api_key is None:
+        if self._api_key is None and not self.hides_client_keys:
             return headers
         headers = headers.copy()
+        if self._api_key is None:
+            headers.popall("authorization", None)
+            headers.popall("x-api-key", None)
+            return headers
         headers["authorization"] = f"Bearer {self._api_key}"
         if "x-api-key" in headers:
             headers["x-api-key"] = self._api_key
@@ -259,6 +265,8 @@ class Backends:
         names = [backend.name for backend in backends]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"backends: {twice[0]!r} is there twice; give each a name of its own")
+        for backend in backends:
+            backend.hides_client_keys = bool(settings.proxy.api_keys)
         router = settings.router
         return cls(backends, router.health_interval_s, router.max_failures)
 

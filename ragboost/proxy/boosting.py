@@ -95,6 +95,17 @@ class Prepared(NamedTuple):
         return self.rewritten.context if self.rewritten else None
 
     @property
+    def notes(self) -> dict[str, str | int | float | None]:
+        """For the access log and the span."""
+        rewritten = self.rewritten
+        return {
+            "documents": rewritten.num_documents if rewritten else 0,
+            "documents_dropped": rewritten.num_dropped if rewritten else 0,
+            "bypass": self.bypass,
+            "overhead_ms": round(self.seconds * 1000, 3),
+        }
+
+    @property
     def predicted_cached_tokens(self) -> int:
         """What the context index expects in the backend's prefix cache."""
         return self.context.predicted_cached_tokens if self.context else 0
@@ -205,20 +216,31 @@ class Boosting:
         follower = self._sync.followers[ticket.backend.name]
         async with tenant.lock:
             conversation = self._conversation(tenant, session, user)
+            is_shadow = self._settings.proxy.shadow
+            # What would have been sent is remembered apart from what is sent.
+            tried = self._conversation(tenant, session, f"shadow/{user}") if is_shadow else None
 
             def work() -> tuple[Rewritten, bytes, bool]:
                 booster = tenant.booster(ticket.backend.name)
                 rewritten = self._rewriter.rewrite(
-                    payload, booster, conversation, planned=ticket.planned
+                    payload, booster, tried if is_shadow else conversation, planned=ticket.planned
                 )
+                if is_shadow:
+                    if rewritten.context is not None:
+                        original = tenant.original(ticket.backend.name)
+                        self._metrics.count_shadow(rewritten.context, original)
+                    rewritten = self._rewriter.rewrite(
+                        payload, booster, conversation, is_plain=True
+                    )._replace(bypass="shadow", context=None)
                 body, is_usage_added = self._with_usage(rewritten)
                 if follower.streams and tag.is_ours and rewritten.context is not None:
                     body = {**body, SESSION_FIELD: tag.name}
                 return rewritten, payload.encode(body), is_usage_added
 
             rewritten, body, is_usage_added = await _call(work, in_thread=is_large)
-            if conversation is not None and conversation.sent:
-                self.conversations.put(conversation)
+            for used in (conversation, tried):
+                if used is not None and used.sent:
+                    self.conversations.put(used)
             return Prepared(
                 ticket,
                 body,

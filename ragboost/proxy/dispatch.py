@@ -161,6 +161,18 @@ class Turn:
         """Where the request goes."""
         return self.ticket.backend
 
+    @property
+    def notes(self) -> dict[str, str | int | float | None]:
+        """For the access log and the span."""
+        if self._ticket is None:
+            return {}
+        return {
+            "backend": self.backend.name,
+            "queue_ms": round(self.waited_s * 1000, 3),
+            "cached_tokens_predicted": self.ticket.cached_tokens,
+            "failovers": len(self._tried),
+        }
+
     async def take(self, draft: Draft) -> Ticket:
         """Wait for the turn of a completion, as `Dispatcher.admit`."""
         started = time.perf_counter()

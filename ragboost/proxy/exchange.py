@@ -22,6 +22,8 @@ class Exchange:
         outcome: how it ended; `ok` unless somebody says otherwise.
         status: of the answer; 0: none was sent.
         has_started: the answer's status has been sent.
+        notes: more about it, for the access log and the span: numbers and short names only.
+        trace_headers: headers for the backend that make our span its parent.
         started: when the request's head was complete, in seconds of `time.perf_counter`.
         first_byte: when the first byte of the answer's body was sent; None: not yet.
     """
@@ -36,6 +38,8 @@ class Exchange:
         self.model = ""
         self.outcome = "ok"
         self.status = 0
+        self.notes: dict[str, str | int | float | None] = {}
+        self.trace_headers: dict[str, str] = {}
         self.has_started = False
         self.started = time.perf_counter()
         self.first_byte: float | None = None

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from ragboost.booster import Booster
 from ragboost.engine_hooks.fidelity import ERROR_BOUNDS, Fidelity
 from ragboost.engine_hooks.stream import StreamState
 from ragboost.engine_hooks.usage import Usage
@@ -76,6 +77,18 @@ class Metrics:
         self._predicted_tokens = Counter(
             "ragboost_predicted_cached_prompt_tokens_total",
             "Document tokens that the context index expected in the prefix cache.",
+            registry=registry,
+        )
+        self._shadow_cached_tokens = Counter(
+            "ragboost_shadow_cached_prompt_tokens_total",
+            "Shadow mode: document tokens expected in the prefix cache, as the client ordered them "
+            "(sent) and as boosting would have (boosted).",
+            ("order",),
+            registry=registry,
+        )
+        self._shadow_dropped_tokens = Counter(
+            "ragboost_shadow_dropped_prompt_tokens_total",
+            "Shadow mode: document tokens that boosting would not have sent again.",
             registry=registry,
         )
         self._bypass = Counter(
@@ -167,6 +180,22 @@ class Metrics:
         self._documents.labels("sent").inc(sent)
         self._documents.labels("dropped").inc(len(context.retrieved) - sent)
         self._predicted_tokens.inc(context.predicted_cached_tokens)
+
+    def count_shadow(self, context: Context, original: Booster) -> None:
+        """Count what boosting would have saved.
+
+        Args:
+            context: what would have been sent.
+            original: mirrors the prefix cache as it is without boosting.
+        """
+        self.count_context(context)
+        self._shadow_cached_tokens.labels("boosted").inc(context.predicted_cached_tokens)
+        if context.turn <= 1:
+            sent = original.boost(context.query, context.retrieved)
+            self._shadow_cached_tokens.labels("sent").inc(sent.predicted_cached_tokens)
+        kept = sum(original.tokens.count_documents(context.documents))
+        given = sum(original.tokens.count_documents(context.retrieved))
+        self._shadow_dropped_tokens.inc(given - kept)
 
     def count_usage(self, usage: Usage) -> None:
         """Count the tokens that the backend reported."""

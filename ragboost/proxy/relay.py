@@ -171,8 +171,9 @@ def _outcome(status: int) -> str:
 
 
 def with_request_id(headers: CIMultiDict[str], exchange: Exchange) -> CIMultiDict[str]:
-    """Add the request's id where the client gave none."""
+    """Add the request's id where the client gave none, and our span as the parent, if any."""
     headers.setdefault("x-request-id", exchange.request_id)
+    headers.update(exchange.trace_headers)
     return headers
 
 

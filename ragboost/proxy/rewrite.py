@@ -13,7 +13,7 @@ from ragboost.booster import Booster
 from ragboost.config import Settings
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import Format, Found, UnknownShapeError, find_format, make_formats
-from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
+from ragboost.formats.ragboost_object import FIELD, is_boost_wanted, ragboost_fields, without_object
 from ragboost.hints import label_documents
 from ragboost.planning import Planned
 from ragboost.proxy.conversation import Conversation, Link, Sent, chain
@@ -99,6 +99,7 @@ class Rewriter:
         conversation: Conversation | None,
         *,
         planned: Planned | None = None,
+        is_plain: bool = False,
     ) -> Rewritten:
         """Rewrite a body and remember in `conversation` what its messages became.
 
@@ -107,11 +108,15 @@ class Rewriter:
             booster: of its tenant and backend.
             conversation: None: it belongs to none.
             planned: the order of its documents, if they were planned with others.
+            is_plain: put the documents of a `ragboost` object into the message as they were given;
+                leave everything else alone.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
         """
         body = without_object(payload.body)
+        if is_plain and FIELD not in payload.body:
+            return Rewritten(payload.body, bypass="no_documents")
         try:
             hit = find_format(self._formats, payload.body)
         except UnknownShapeError as error:
@@ -122,7 +127,10 @@ class Rewriter:
             return Rewritten(body, bypass="no_documents")
         shape, found = hit
         if shape.in_message:
-            return self._into_message(payload, shape, found, booster, conversation, planned)
+            wanted = not is_plain and is_boost_wanted(ragboost_fields(payload.body))
+            return self._into_message(
+                payload, shape, found, booster, conversation, planned, wanted=wanted
+            )
         return self._beside_messages(payload, shape, found, booster, conversation, planned)
 
     def _into_message(
@@ -133,6 +141,8 @@ class Rewriter:
         booster: Booster,
         conversation: Conversation | None,
         planned: Planned | None,
+        *,
+        wanted: bool,
     ) -> Rewritten:
         """Documents that become part of the question's message and so of every later turn."""
         history = _read(payload, conversation, found=found)
@@ -145,7 +155,6 @@ class Rewriter:
             num = len(again.documents)
             return Rewritten(body, num_documents=num, num_dropped=len(retrieved) - num)
         standing = {key for sent in history.sent.values() for key in sent.documents}
-        wanted = is_boost_wanted(ragboost_fields(payload.body))
         result = (
             self._boost(shape, found, booster, conversation, standing, planned) if wanted else None
         )

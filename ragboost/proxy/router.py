@@ -4,13 +4,17 @@ One score in tokens: what is to be computed before and for the request, so that 
 a queue weigh against each other. Knows jobs and loads. Does not know bodies, sockets or time.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from ragboost.config import RouterSettings
+from ragboost.errors import RagBoostError
 from ragboost.proxy.backends import Backend, Backends
 from ragboost.proxy.prefixes import Prefixes
 from ragboost.proxy.tenants import Tenant
 from ragboost.proxy.tickets import Job, Ticket
+
+logger = logging.getLogger(__name__)
 
 
 class Router:
@@ -61,16 +65,22 @@ class Router:
             together, in the place of the first one.
         """
         groups: dict[tuple[Tenant | None, Backend], list[Ticket]] = {}
-        for job in jobs:
-            cached = await self._cached_tokens(job, groups)
-            backend = self.choose(job.prompt_tokens, cached_tokens=cached)
-            assert backend is not None, "there are no backends"
-            ticket = Ticket(job, backend, cached_tokens=cached.get(backend.name, 0))
-            self.prefixes.remember(backend.name, job.prefixes, num_tokens=job.prompt_tokens)
-            groups.setdefault((job.tenant, backend), []).append(ticket)
-        released: list[Ticket] = []
-        for (tenant, backend), tickets in groups.items():
-            released += await _plan(tenant, backend, tickets) if tenant else tickets
+        try:
+            for job in jobs:
+                cached = await self._cached_tokens(job, groups)
+                backend = self.choose(job.prompt_tokens, cached_tokens=cached)
+                assert backend is not None, "there are no backends"
+                ticket = Ticket(job, backend, cached_tokens=cached.get(backend.name, 0))
+                groups.setdefault((job.tenant, backend), []).append(ticket)
+                self.prefixes.remember(backend.name, job.prefixes, num_tokens=job.prompt_tokens)
+            released: list[Ticket] = []
+            for (tenant, backend), tickets in groups.items():
+                released += await _plan(tenant, backend, tickets) if tenant else tickets
+        except BaseException:  # the client left, or a bug: nobody is going to close these tickets
+            for tickets in groups.values():
+                for ticket in tickets:
+                    ticket.close()
+            raise
         return released
 
     async def _cached_tokens(
@@ -103,7 +113,11 @@ async def _plan(tenant: Tenant, backend: Backend, tickets: list[Ticket]) -> list
     if not fronts:
         return tickets
     async with tenant.lock:
-        window = tenant.booster(backend.name).plan_window([front for _, front in fronts])
+        try:
+            window = tenant.booster(backend.name).plan_window([front for _, front in fronts])
+        except RagBoostError as error:  # unplanned, each will be boosted or bypassed by itself
+            logger.warning("could not plan %d requests: %s", len(fronts), error)
+            return tickets
     for (ticket, _), planned in zip(fronts, window.planned, strict=True):
         ticket.planned = planned
     others = [ticket for ticket in tickets if ticket.job.front is None]

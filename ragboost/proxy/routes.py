@@ -10,16 +10,19 @@ from ragboost import __version__
 from ragboost.config import Settings
 from ragboost.engine_hooks.reports import CONTENT_TYPE as REPORT_TYPE
 from ragboost.errors import RequestError
+from ragboost.proxy.access_log import log_access
 from ragboost.proxy.boosting import Boosting, Prepared
 from ragboost.proxy.disconnect import ClientWatch
 from ragboost.proxy.dispatch import Dispatcher, Turn
 from ragboost.proxy.exchange import Exchange
 from ragboost.proxy.following import SESSION_HEADER
 from ragboost.proxy.headers import get_header, request_headers
+from ragboost.proxy.keys import ApiKeys
 from ragboost.proxy.limits import ClientDisconnectedError, read_body
 from ragboost.proxy.metrics import CONTENT_TYPE, Metrics
 from ragboost.proxy.relay import Upstream, boost_headers, relay, with_request_id
 from ragboost.proxy.sync import CacheSync
+from ragboost.proxy.tracing import Tracing
 
 
 class Passthrough:
@@ -29,13 +32,17 @@ class Passthrough:
 
     def __init__(self, settings: Settings, *, dispatcher: Dispatcher, metrics: Metrics) -> None:
         self._settings = settings
+        self._keys = ApiKeys(settings.proxy.api_keys)
+        self._tracing = Tracing() if settings.proxy.tracing else None
         self._dispatcher = dispatcher
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request and count it, whatever becomes of it."""
         exchange = Exchange(scope, receive, send, endpoint=self.endpoint)
+        span = self._tracing.start(exchange) if self._tracing else None
         try:
+            self._keys.check(exchange.headers)
             await self._answer(exchange)
         except RequestError as error:
             exchange.outcome = "refused"
@@ -53,13 +60,20 @@ class Passthrough:
             self._metrics.count_request(
                 self.endpoint, exchange.model, exchange.outcome, seconds=seconds
             )
+            if self._tracing:
+                self._tracing.end(span, exchange)
+            if self._settings.proxy.access_log:
+                log_access(exchange)
 
     async def _answer(self, exchange: Exchange) -> None:
         declared = get_header(exchange.headers, b"content-length")
         body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
         async with ClientWatch(exchange.receive) as watch:
             with self._dispatcher.turn() as turn:
-                await self._forward(exchange, watch, turn, body)
+                try:
+                    await self._forward(exchange, watch, turn, body)
+                finally:
+                    exchange.notes.update(turn.notes)
         if watch.has_left:
             exchange.outcome = "client_left"
 
@@ -94,6 +108,7 @@ class Completions(Passthrough):
         exchange.model = prepared.model
         self._metrics.observe_wait(seconds=turn.waited_s)
         turn.prepared(num_bytes=len(prepared.body), cached_tokens=prepared.predicted_cached_tokens)
+        exchange.notes.update(prepared.notes)
         upstream = self._upstream(exchange, prepared)
         tap = None
         try:
@@ -106,6 +121,8 @@ class Completions(Passthrough):
             seconds = exchange.first_byte - exchange.started
             self._metrics.observe_first_byte(self.endpoint, seconds=seconds)
         if tap is not None and tap.usage is not None:
+            exchange.notes["prompt_tokens"] = tap.usage.prompt_tokens
+            exchange.notes["cached_tokens"] = tap.usage.cached_tokens
             await self._boosting.report_usage(prepared, tap.usage)
 
     @staticmethod

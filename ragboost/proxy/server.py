@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ragboost.config import ProxySettings, Settings
+from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.protocol import limited_protocol
 from ragboost.serving import bind
@@ -24,17 +25,21 @@ def serve(settings: Settings) -> None:
     """Serve the proxy until SIGTERM or SIGINT, then drain; returns when all is closed.
 
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the address cannot be bound, or others reach it and there are no API keys.
     """
-    listener = listen(settings.proxy)
+    proxy = settings.proxy
+    if not (is_loopback(proxy.host) or proxy.api_keys):
+        if not proxy.insecure:
+            raise ConfigError(
+                f"proxy.host is {proxy.host!r}: whoever reaches it could use the backend; set "
+                "proxy.api_keys (RAGBOOST_PROXY__API_KEYS), or proxy.insecure (--insecure)"
+            )
+        logger.warning("proxy.host is %s without API keys: everybody is let in", proxy.host)
+    listener = listen(proxy)
     host, port = listener.getsockname()[:2]
-    if not is_loopback(settings.proxy.host):
-        logger.warning(
-            "proxy.host is %s: whoever reaches it can use the backend; there are no API keys",
-            settings.proxy.host,
-        )
     shown = f"[{host}]" if ":" in host else host
-    logger.info("listening on http://%s:%d, backend %s", shown, port, settings.backend.url)
+    urls = ", ".join(replica.url for replica in settings.backends) or settings.backend.url
+    logger.info("listening on http://%s:%d, backend %s", shown, port, urls)
     with _signals_only_stop():
         make_server(create_app(settings), settings.proxy).run(sockets=[listener])
 

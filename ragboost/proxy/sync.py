@@ -46,6 +46,8 @@ class CacheSync:
 
     def __init__(self, settings: Settings, *, backends: Backends, tenants: Tenants) -> None:
         self._settings = settings.engine_hooks
+        # In shadow mode the indexes hold what would have been sent: events say nothing of it.
+        self._is_listening = not settings.proxy.shadow
         self._backends: Sequence[Backend] = backends.all
         if self._settings.endpoint is not None and len(self._backends) > 1:
             raise ConfigError(
@@ -136,7 +138,7 @@ class CacheSync:
 
     async def _listen(self, backend: Backend, sources: tuple[Source, ...]) -> None:
         """Subscribe to these sources in place of those before."""
-        if self._sources.get(backend.name) == sources:
+        if not self._is_listening or self._sources.get(backend.name) == sources:
             return
         follower = self.followers[backend.name]
         old = self._subscribers.pop(backend.name, None)

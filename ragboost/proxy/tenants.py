@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.booster import Booster
-from ragboost.config import Settings
+from ragboost.config import DedupSettings, OrderingSettings, Settings
 from ragboost.proxy.headers import RawHeaders
 from ragboost.session import MemorySessions
 
@@ -56,6 +56,7 @@ class Tenant:
             max_sessions=settings.session.max_sessions, ttl_s=settings.session.ttl_s
         )
         self._boosters: dict[str, Booster] = {}
+        self._originals: dict[str, Booster] = {}
 
     def booster(self, backend: str) -> Booster:
         """The Booster that mirrors the prefix cache of the backend of this name."""
@@ -67,9 +68,22 @@ class Tenant:
             self._boosters[backend] = booster
         return booster
 
+    def original(self, backend: str) -> Booster:
+        """A Booster that mirrors what the backend's cache would hold without boosting."""
+        booster = self._originals.get(backend)
+        if booster is None:
+            settings = Settings(
+                index=self._settings.index,
+                ordering=OrderingSettings(enabled=False),
+                dedup=DedupSettings(enabled=False),
+            )
+            booster = self._originals[backend] = Booster(settings)
+        return booster
+
     def forget(self, backend: str) -> None:
         """The backend's prefix cache is lost: start its mirror anew. Conversations stay."""
         self._boosters.pop(backend, None)
+        self._originals.pop(backend, None)
 
     @property
     def num_nodes(self) -> int:

@@ -124,9 +124,9 @@ def test_a_large_request_is_rewritten_in_a_worker_thread_and_remembered(
     threads: list[str] = []
     rewrite = Rewriter.rewrite
 
-    def noting(*arguments: Any) -> Any:
+    def noting(*arguments: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return rewrite(*arguments)
+        return rewrite(*arguments, **options)
 
     monkeypatch.setattr(Rewriter, "rewrite", noting)
     chat = Chat(client, engine, "large")

@@ -1,16 +1,24 @@
 """Several backends: where requests go, and what happens when one is down."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from ragboost.config import Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
+from ragboost.proxy.backends import Backends
+from ragboost.proxy.prefixes import Prefixes, prefixes_of
+from ragboost.proxy.router import Router
+from ragboost.proxy.tenants import TenantKey, Tenants
+from ragboost.proxy.tickets import Job
+from ragboost.types import Document, Request
 from tests.fakes import FakeEngine
 from tests.proxy.conftest import ProxyServer, proxy_settings
 
@@ -22,6 +30,8 @@ def engines() -> Iterator[list[FakeEngine]]:
 
 
 def proxy_for(*urls: str, **sections: Any) -> ProxyServer:
+    # Small: a client has its answer a moment before its request counts as over.
+    sections["router"] = {"running_tokens": 10, **sections.get("router", {})}
     extra = sections.pop("extra", [{}] * len(urls))
     replicas = [{"url": url, "name": f"e{i}", **extra[i]} for i, url in enumerate(urls)]
     return ProxyServer(proxy_settings("http://unused", backends=replicas, **sections))
@@ -257,3 +267,33 @@ def test_two_backends_of_one_name_are_refused() -> None:
 def _metric(proxy: ProxyServer, name: str) -> str:
     lines = httpx.get(f"{proxy.url}/metrics").text.splitlines()
     return next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(name))
+
+
+async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> None:
+    settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
+    tenants = Tenants(settings)
+    tenant = tenants.get(TenantKey("m", ""))
+    router = Router(Backends.of(settings), settings.router)
+    front = Request("why?", (Document("a text"),))
+    async with tenant.lock:
+        plain = Job(prompt_tokens=10)
+        task = asyncio.create_task(router.assign([plain, Job(tenant=tenant, front=front)]))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    loads = [backend.load for backend in router.backends.all]
+    assert [(load.assigned, load.prefill_tokens) for load in loads] == [(0, 0)] * 2
+
+
+def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
+    prefixes = Prefixes(max_prefixes=2)
+    seen = prefixes_of([msgspec.Raw(b"x" * 40), msgspec.Raw(b"y" * 40)], seed=b"")
+    prefixes.remember("a", seen, num_tokens=500)
+    assert prefixes.longest("a", seen) == (500, 20)
+    assert prefixes.longest("a", seen[:1]) == (10, 10)
+    assert prefixes.longest("b", seen) == (0, 0)
+    other = prefixes_of([msgspec.Raw(b"z" * 40)], seed=b"")
+    prefixes.remember("a", other, num_tokens=7)
+    assert prefixes.longest("a", seen[:1]) == (0, 0)
+    prefixes.forget("a")
+    assert prefixes.longest("a", seen) == (0, 0)

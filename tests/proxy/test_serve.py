@@ -17,6 +17,7 @@ import pytest
 from tests.fakes import FakeEngine
 
 ROOT = Path(__file__).parents[2]
+SERVE = (sys.executable, "-m", "ragboost", "serve")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]
@@ -79,6 +80,34 @@ def test_a_trailing_v1_of_the_backend_is_not_sent_twice(start: Start, engine: Fa
     _, url = start("--backend", f"{engine.url}/v1/")
     assert httpx.get(f"{url}/v1/models").status_code == 200
     assert engine.requests[-1].path == "/v1/models"
+
+
+def test_several_backends_are_several_flags(start: Start, engine: FakeEngine) -> None:
+    with FakeEngine() as other:
+        _, url = start("--backend", engine.url, "--backend", other.url)
+        answers = [httpx.post(f"{url}/v1/chat/completions", json=CHAT) for _ in range(2)]
+        names = {each.url.removeprefix("http://") for each in (engine, other)}
+        assert {answer.headers["x-ragboost-backend"] for answer in answers} <= names
+        assert len(engine.completions) + len(other.completions) == 2
+
+
+def test_the_access_log_goes_to_standard_output(engine: FakeEngine) -> None:
+    process = subprocess.Popen(
+        [*SERVE, "--port", "0", "--access-log", "--backend", engine.url],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        found = next(m for line in process.stderr if (m := re.search(r"on (http://\S+),", line)))
+        httpx.post(f"{found[1]}/v1/chat/completions", json=CHAT)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["status"] == 200
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_taken_port_is_one_sentence_and_exit_code_2(engine: FakeEngine) -> None:

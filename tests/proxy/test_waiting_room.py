@@ -240,11 +240,11 @@ def test_a_full_waiting_room_is_a_429_that_says_when_to_come_back(engine: FakeEn
         engine.url, backend={"max_concurrency": 1}, waiting_room={"max_waiting": 1}
     )
     with ProxyServer(settings) as proxy:
-        engine.misbehave(delay_s=1.0)
+        engine.misbehave(delay_s=3.0)
         threads = [threading.Thread(target=ask, args=(proxy.url, i)) for i in range(2)]
-        for thread in threads:
-            thread.start()
+        threads[0].start()
         engine.wait_until(lambda: engine.num_active == 1)
+        threads[1].start()
         engine.wait_until(lambda: "ragboost_queue_depth 1.0" in _metrics(proxy))
         refused = httpx.post(f"{proxy.url}/v1/chat/completions", json={"messages": []})
         for thread in threads:

@@ -1,0 +1,253 @@
+"""Ask a backend what RAGBoost needs of it, and say what to change.
+
+Sends a handful of small requests. Changes nothing, and names no flag of an engine that it does not
+recognise.
+"""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import aiohttp
+from multidict import CIMultiDict
+
+from ragboost.config import Settings
+from ragboost.proxy.backends import Backend, Backends
+
+_TIMEOUT_S = 60.0
+_EVENT_TIMEOUT_S = 2.0
+_ZMQ_GREETING = b"\xff"
+_EVENTS_JSON = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'
+_SGLANG_EVENTS_JSON = '{"publisher": "zmq", "endpoint": "tcp://*:5557"}'
+
+# What to change, by what is missing and by engine; "" stands for any other one.
+_FIXES: Mapping[str, Mapping[str, str]] = {
+    "usage": {
+        "vllm": "start vLLM with --enable-prompt-tokens-details",
+        "sglang": "start SGLang with --enable-cache-report",
+        "": "let the server report usage.prompt_tokens_details.cached_tokens",
+    },
+    "prefix cache": {
+        "vllm": "start vLLM without --no-enable-prefix-caching",
+        "sglang": "start SGLang without --disable-radix-cache",
+        "": "turn the server's prefix cache on",
+    },
+    "documents": {
+        "vllm": "use a chat template that renders `documents` (--chat-template), or send documents "
+        "in the `ragboost` object",
+        "": "send documents in the `ragboost` object of the body",
+    },
+    "tokenizer": {"": "none is needed: lengths are estimated, and corrected by usage"},
+    "KV events": {
+        "vllm": f"start vLLM with --kv-events-config '{_EVENTS_JSON}'",
+        "sglang": f"start SGLang with --kv-events-config '{_SGLANG_EVENTS_JSON}'",
+        "ragboost": "start the engine with --kv-events-endpoint tcp://127.0.0.1:5557",
+        "": "none is known for this server; the cache is modelled from what is sent",
+    },
+}
+
+Status = Literal["ok", "advice", "failed"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        backend: name of the backend.
+        check: what was looked at.
+        status: `ok`; `advice`: it works, and more would be better; `failed`: it does not work.
+        message: what was found.
+        fix: what to change; empty if it is fine.
+    """
+
+    backend: str
+    check: str
+    status: Status
+    message: str
+    fix: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """For `--json`."""
+        return asdict(self)
+
+
+async def examine(settings: Settings, *, kv_events: str | None = None) -> list[Finding]:
+    """Check every backend of the settings.
+
+    Args:
+        settings: their addresses and keys.
+        kv_events: a `tcp://host:port` at which the first backend publishes its cache events.
+    """
+    findings = []
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as client:
+        for at, backend in enumerate(Backends.of(settings).all):
+            findings += await _Examination(client, backend, kv_events if at == 0 else None).run()
+    return findings
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """0 if everything works, with or without advice; 1 if something does not."""
+    return int(any(finding.status == "failed" for finding in findings))
+
+
+class _Examination:
+    """The checks of one backend, in an order in which each can rely on those before it."""
+
+    def __init__(
+        self, client: aiohttp.ClientSession, backend: Backend, kv_events: str | None
+    ) -> None:
+        self._client = client
+        self._backend = backend
+        self._kv_events = kv_events
+        self._engine = ""
+        self._model = ""
+        self._findings: list[Finding] = []
+
+    async def run(self) -> list[Finding]:
+        """All findings; only the first failure if the backend cannot be used at all."""
+        if await self._reachable():
+            self._engine = await self._recognise()
+            if await self._completion():
+                await self._documents()
+                await self._tokenizer()
+                await self._events()
+        return self._findings
+
+    def _note(self, check: str, status: Status, message: str, *, fix: str = "") -> None:
+        if status != "ok" and not fix:
+            fixes = _FIXES[check]
+            fix = fixes.get(self._engine, fixes[""])
+        self._findings.append(Finding(self._backend.name, check, status, message, fix))
+
+    async def _reachable(self) -> bool:
+        status, answer = await self._call("GET", "/v1/models")
+        models = answer.get("data") if isinstance(answer, dict) else None
+        if status == 200 and isinstance(models, list) and models:
+            self._model = str(models[0].get("id", ""))
+            self._note("reachable", "ok", f"{self._backend.url} serves {self._model}")
+            return True
+        if status in (401, 403):
+            fix = "set backend.api_key (RAGBOOST_BACKEND__API_KEY)"
+        elif status == 0:
+            fix = "start the backend, or give its address: --backend URL"
+        else:
+            fix = "give the base URL of an OpenAI-compatible server: --backend URL"
+        found = answer if status == 0 else f"GET /v1/models is a {status}"
+        self._note("reachable", "failed", f"{self._backend.url}: {found}", fix=fix)
+        return False
+
+    async def _recognise(self) -> str:
+        """`vllm`, `sglang`, `ragboost` (the embedded engine), or empty."""
+        status, models = await self._call("GET", "/v1/models")
+        owner = models["data"][0].get("owned_by") if status == 200 else None
+        return owner if owner in ("vllm", "sglang", "ragboost") else ""
+
+    async def _completion(self) -> bool:
+        """Two requests with the same long beginning: the second one shows the prefix cache."""
+        text = f"{uuid.uuid4()} " + "The quick brown fox jumps over the lazy dog. " * 80
+        usage: dict[str, Any] = {}
+        for question in ("One?", "Two?"):
+            status, answer = await self._chat(text + question)
+            if status != 200 or not isinstance(answer, dict):
+                fix = "look into the backend's log"
+                self._note("completion", "failed", f"a chat request is a {status}", fix=fix)
+                return False
+            usage = answer.get("usage") or {}
+        self._note("completion", "ok", "chat requests are answered")
+        details = usage.get("prompt_tokens_details") or {}
+        cached = details.get("cached_tokens", usage.get("cached_tokens"))
+        if cached is None:
+            self._note("usage", "advice", "cached tokens are not reported")
+            return True
+        self._note("usage", "ok", "cached tokens are reported")
+        total = usage.get("prompt_tokens", 0)
+        if cached:
+            self._note("prefix cache", "ok", f"{cached} of {total} repeated tokens were cached")
+        else:
+            self._note("prefix cache", "failed", f"none of {total} repeated tokens was cached")
+        return True
+
+    async def _documents(self) -> None:
+        """Whether the chat template reads `documents`: the prompt is longer with them."""
+        documents = [{"title": "Zebra", "text": "A zebra has stripes. " * 20}] * 2
+        lengths = []
+        for fields in ({}, {"documents": documents}):
+            status, answer = await self._chat("How many stripes?", **fields)
+            usage = answer.get("usage") if status == 200 and isinstance(answer, dict) else None
+            lengths.append(int((usage or {}).get("prompt_tokens") or 0))
+        if lengths[1] > lengths[0] + 20:
+            self._note("documents", "ok", "the chat template renders the `documents` field")
+        else:
+            self._note("documents", "advice", "the `documents` field does not reach the prompt")
+
+    async def _tokenizer(self) -> None:
+        body = {"model": self._model, "prompt": "How many tokens?"}
+        status, answer = await self._call("POST", "/tokenize", body)
+        if status == 200 and isinstance(answer, dict) and "tokens" in answer:
+            self._note("tokenizer", "ok", "POST /tokenize answers")
+        else:
+            self._note("tokenizer", "advice", f"POST /tokenize is a {status}")
+
+    async def _events(self) -> None:
+        if self._kv_events is not None:
+            if await _greets(self._kv_events):
+                self._note("KV events", "ok", f"a ZeroMQ socket answers at {self._kv_events}")
+            else:
+                self._note("KV events", "failed", f"no ZeroMQ socket at {self._kv_events}")
+            return
+        for path in ("/kv_event_sources", "/server_info"):
+            status, answer = await self._call("GET", path)
+            if status == 200 and _names_events(path, answer):
+                self._note("KV events", "ok", f"GET {path} names a source")
+                return
+        self._note("KV events", "advice", "the backend names no source of cache events")
+
+    async def _chat(self, text: str, **fields: Any) -> tuple[int, Any]:
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": 1,
+            **fields,
+        }
+        return await self._call("POST", "/v1/chat/completions", body)
+
+    async def _call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and decoded answer; 0 and the reason if there is none."""
+        headers = self._backend.with_key(CIMultiDict())
+        try:
+            async with self._client.request(
+                method, self._backend.url + path, json=body, headers=headers
+            ) as response:
+                text = await response.text()
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            return 0, str(error) or type(error).__name__
+        try:
+            return status, json.loads(text)
+        except ValueError:
+            return status, None
+
+
+def _names_events(path: str, answer: Any) -> bool:
+    if path == "/server_info":
+        return isinstance(answer, dict) and bool(answer.get("kv_events"))
+    return "endpoint" in json.dumps(answer)
+
+
+async def _greets(address: str) -> bool:
+    """Whether a ZeroMQ socket listens: it greets whoever connects."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        async with asyncio.timeout(_EVENT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            try:
+                return await reader.readexactly(1) == _ZMQ_GREETING
+            finally:
+                writer.close()
+    except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
+        return False
