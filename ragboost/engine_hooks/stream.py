@@ -97,6 +97,11 @@ class EventStream:
         return StreamState.EXACT
 
     @property
+    def num_applied(self) -> int | None:
+        """The sequence number after the last batch applied; None where nothing is known."""
+        return self._expected
+
+    @property
     def is_replaying(self) -> bool:
         """Whether live frames should wait for the end of a replay."""
         return self._replay is not None

@@ -59,6 +59,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
     )
+    app.state.cache_sync = sync
     app.add_exception_handler(Exception, _internal_error)
     status = Status(dispatcher=dispatcher, metrics=metrics, boosting=boosting, sync=sync)
     for path, endpoint in (("/v1/chat/completions", "chat"), ("/v1/completions", "completions")):

@@ -92,6 +92,7 @@ class Follower:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._is_woken = False
+        self._is_applying = False
 
     @property
     def state(self) -> StreamState | None:
@@ -104,6 +105,13 @@ class Follower:
     def is_exact(self) -> bool:
         """Whether the indexes hold what events say."""
         return self._mode.is_exact
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything that came in is applied, and nothing is expected any more."""
+        with self._guard:
+            is_idle = not self._pending.resident_tokens and not self._pending.is_cleared
+        return is_idle and not (self._is_applying or self._answered or self._failed or self._left)
 
     def on_change(self, _stream: str, changes: Changes) -> None:
         """Take in changes, in any thread; later ones of a request replace earlier ones."""
@@ -185,6 +193,7 @@ class Follower:
 
     async def step(self) -> None:
         """Apply what has come in so far."""
+        self._is_applying = True
         changes = self._take()
         if changes.is_cleared:
             await self._clear()
@@ -193,6 +202,7 @@ class Follower:
         if mode != self._mode:
             await self._follow(mode)
         await self._drop()
+        self._is_applying = False
 
     async def _follow(self, mode: CacheMode) -> None:
         """Go over to events, to the model, or to another capacity."""

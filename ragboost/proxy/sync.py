@@ -41,6 +41,7 @@ class CacheSync:
 
     Attributes:
         followers: by name of the backend.
+        tenants: whose indexes follow.
         fidelity: predicted against reported cached tokens, over all backends.
     """
 
@@ -56,6 +57,7 @@ class CacheSync:
             )
         self.followers = {each.name: Follower(each.name, tenants) for each in backends.all}
         self.fidelity = FidelityTracker()
+        self.tenants = tenants
         self._subscribers: dict[str, Subscriber] = {}
         self._sources: dict[str, tuple[Source, ...]] = {}
         self._receiver = ReportReceiver(on_change=self._on_report)

@@ -42,6 +42,11 @@ class EventPublisher:
         self._thread.start()
 
     @property
+    def num_published(self) -> int:
+        """Batches sent or dropped; -1 while some are on their way."""
+        return self._seq if self._queue.unfinished_tasks == 0 else -1
+
+    @property
     def source(self) -> dict[str, Any]:
         """An entry of `/kv_event_sources`."""
         return {
@@ -82,6 +87,7 @@ class EventPublisher:
             if not self.drop(self._seq):
                 self._pub.send_multipart(frame)
             self._seq += 1
+            self._queue.task_done()
 
     def _answer(self) -> None:
         client, _, start = self._router.recv_multipart()
