@@ -26,6 +26,10 @@ logger = logging.getLogger(__name__)
 _CONFIRM_S = 1.0
 _LOOK_S = 0.1
 _PER_TURN = 32
+# Ends of documents are estimates. Where a cached prefix ends this close to a document's end it ends
+# there: taking back what goes on behind would be worse than a few tokens too many.
+_SLACK_TOKENS = 16
+_SLACK = 0.01
 _MAX_REQUESTS = 100_000
 _SCALE_WEIGHT = 0.1
 
@@ -234,7 +238,8 @@ class Follower:
         size = self._block_size()
         for number, (request_id, tokens) in enumerate(in_order, start=1):
             front = self._fronts.get(request_id)
-            context = self._tracker.resident(request_id, tokens, block_size=size)
+            slack = _SLACK_TOKENS + round(_SLACK * tokens)
+            context = self._tracker.resident(request_id, tokens, block_size=size + slack)
             if front is not None and context is not None:
                 await self._set(front, context)
             if not tokens:
@@ -249,7 +254,8 @@ class Follower:
             ends = front.ends
             start = ends[count - 1] if count else round(front.tokens_before * front.scale)
             told = context.resident_tokens + round(front.tokens_before * front.scale)
-            cut = max(0, int((told - start) / front.scale) - front.frames[count])
+            cut = int((told - start) / front.scale) - front.frames[count]
+            cut = cut if cut > _SLACK_TOKENS else 0
         tenant = self._tenants.find(front.tenant)
         if tenant is None:
             return
