@@ -242,7 +242,8 @@ def test_usage_alone_corrects_an_index_that_believes_too_much() -> None:
 
 def test_hook_reports_are_followed_over_http() -> None:
     with fake_engine(events=True) as engine:
-        assert engine.events is not None
+        events = engine.events
+        assert events is not None
         with start(engine, engine_hooks={"discover": False}) as proxy:
             url = proxy.url + REPORT_PATH
 
@@ -258,7 +259,6 @@ def test_hook_reports_are_followed_over_http() -> None:
             dice = random.Random(8)
             for _ in range(20):
                 ask(proxy, dice.sample(range(len(DOCUMENTS)), 4))
-                events = engine.events
                 wait(lambda: events.num_published >= 0)
                 (stream,) = follower_of(proxy).streams.values()
                 new = [(int.from_bytes(seq, "big"), body) for _, seq, body in events.frames]
