@@ -355,6 +355,9 @@ class EngineHookSettings(Section):
     report_url: str | None = Field(
         None, description="Inside an engine: the proxy that RAGBoost's plug-in reports to."
     )
+    report_key: SecretStr | None = Field(
+        None, description="Inside an engine: the API key that the proxy wants for reports."
+    )
     report_stream: str | None = Field(
         None,
         description="Inside an engine: the name it reports under, with several backends the "

@@ -153,6 +153,7 @@ class Reports:
 
     def __init__(self, settings: Settings, *, sync: CacheSync) -> None:
         self._settings = settings.proxy
+        self._keys = ApiKeys(settings.proxy.api_keys)
         self._sync = sync
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,6 +161,7 @@ class Reports:
         exchange = Exchange(scope, receive, send, endpoint=self.endpoint)
         declared = get_header(exchange.headers, b"content-length")
         try:
+            self._keys.check(exchange.headers)
             body = await read_body(receive, declared=declared, settings=self._settings)
             answer = await self._sync.report(body)
         except RequestError as error:

@@ -60,7 +60,7 @@ class CacheSync:
         self.tenants = tenants
         self._subscribers: dict[str, Subscriber] = {}
         self._sources: dict[str, tuple[Source, ...]] = {}
-        self._receiver = ReportReceiver(on_change=self._on_report)
+        self._receiver = ReportReceiver(on_change=self._on_report, check=self._follower_of)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -95,10 +95,9 @@ class CacheSync:
             RequestError: no report, or its stream belongs to no backend.
         """
         answer = await asyncio.to_thread(self._receiver.receive, body, now=time.monotonic())
-        for name, stream in self._receiver.streams.items():
-            follower = self._follower_of(name)
-            if follower is not None:
-                follower.streams[name] = stream
+        for name, stream in list(self._receiver.streams.items()):
+            if stream.is_connected:
+                self._follower_of(name).streams[name] = stream
         return answer
 
     @property
@@ -108,22 +107,25 @@ class CacheSync:
             for stream in list(follower.streams.values()):
                 yield StreamView(name, stream)
 
-    def _follower_of(self, stream: str) -> Follower | None:
-        """The follower of a report's stream: the backend's of that name, or the only one."""
+    def _follower_of(self, stream: str) -> Follower:
+        """The follower of a report's stream: the backend's of that name, or the only one.
+
+        Raises:
+            RequestError: no backend has this name.
+        """
         if len(self.followers) == 1:
             return next(iter(self.followers.values()))
-        return self.followers.get(stream.partition("/")[0]) or self.followers.get(stream)
-
-    def _on_report(self, stream: str, changes: Changes) -> None:
-        follower = self._follower_of(stream)
-        if follower is None:
+        name = stream.rpartition("/")[0]
+        if name not in self.followers:
             raise RequestError(
-                f"no backend is called {stream.partition('/')[0]!r}: set "
-                "RAGBOOST_ENGINE_HOOKS__REPORT_STREAM in the engine to one of "
-                f"{', '.join(self.followers)}",
+                f"no backend is called {name!r}: set RAGBOOST_ENGINE_HOOKS__REPORT_STREAM in the "
+                f"engine to one of {', '.join(self.followers)}",
                 param="stream",
             )
-        follower.on_change(stream, changes)
+        return self.followers[name]
+
+    def _on_report(self, stream: str, changes: Changes) -> None:
+        self._follower_of(stream).on_change(stream, changes)
 
     async def _watch(self, backend: Backend) -> None:
         """Look for the streams of a backend until it has them, and again when they are lost."""
@@ -160,6 +162,9 @@ class CacheSync:
         while True:
             await asyncio.sleep(_EXPIRE_S)
             self._receiver.expire(now=time.monotonic())
+            for name, stream in list(self._receiver.streams.items()):
+                if not stream.is_connected:  # reports will bring it back
+                    self._follower_of(name).streams.pop(name, None)
 
 
 def _start(work: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":

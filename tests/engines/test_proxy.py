@@ -14,7 +14,23 @@ from ragboost.serving import serve_in_thread
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
-WORDS = "the lease was signed by a tenant whose name nobody could read in this light".split()
+WORDS = [
+    "the",
+    "lease",
+    "was",
+    "signed",
+    "by",
+    "a",
+    "tenant",
+    "whose",
+    "name",
+    "nobody",
+    "could",
+    "read",
+    "in",
+    "this",
+    "light",
+]
 DOCUMENTS = [
     {"id": i, "text": " ".join(random.Random(i).choices(WORDS, k=100 + 10 * (i % 5)))}
     for i in range(16)
@@ -50,5 +66,5 @@ def test_predictions_come_true_while_the_cache_evicts(server: EngineServer) -> N
         assert figures.num_requests == 60
         assert figures.precision > 0.9, figures
         assert figures.recall > 0.9, figures
-        assert 0 < sum(tenant.num_nodes for tenant in sync.tenants.all())
+        assert sum(tenant.num_nodes for tenant in sync.tenants.all()) > 0
         assert follower.capacity_tokens == pytest.approx(server.cache_tokens, abs=64)
