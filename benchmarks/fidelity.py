@@ -11,7 +11,9 @@ what the answer reports as cached is compared with what was predicted when it wa
 - `usage`: the model of the paper (LRU on tokens), corrected by the usage of each answer;
 - `lru`: that model alone.
 
-`precision` and `recall` are of cached tokens, at moments when no other request runs; 1.0 is exact.
+At the top, all of `documents`: `precision` and `recall` of cached tokens for probes sent while no
+other request runs (the residency itself), and `predicted_over_reported` over all requests as
+predicted at dispatch (with several at once, also a guess at what others will evict meanwhile).
 """
 
 import argparse
@@ -43,7 +45,7 @@ HEADER = [5, 6, 7, 8, 9]
 DOCUMENTS, PER_REQUEST, LENGTHS = 60, 6, (40, 240)
 QUESTION_TOKENS = 40
 BLOCK_SIZE = 32
-REST_EVERY = 8
+ROUNDS_PER_REST = 2
 SIGNALS = ("mirror", "documents", "usage", "lru")
 
 
@@ -214,7 +216,10 @@ def measure(
     *,
     concurrency: int,
 ) -> dict[str, object]:
-    """Send all requests; every eighth one alone, when nothing else runs and all events are in."""
+    """Send all requests; after some rounds one alone, when nothing else runs and all events are in.
+
+    One at a time, every request is such a probe.
+    """
     at_rest = {signal: Score() for signal in SIGNALS}
     at_dispatch = {signal: Score() for signal in SIGNALS}
     guard = threading.Lock()
@@ -231,8 +236,9 @@ def measure(
                     at_rest[signal].add(sent.predicted[signal], reported)
 
     assert follower.stream is not None
-    numbers = list(range(len(contexts)))
-    step = REST_EVERY if concurrency > 1 else 1
+    numbers, num_probes = list(range(len(contexts))), 0
+    # So many together that all workers are busy, then one alone as a probe of what is resident.
+    step = ROUNDS_PER_REST * concurrency + 1 if concurrency > 1 else 1
     with ThreadPoolExecutor(concurrency) as pool:
         for start in range(0, len(numbers), step):
             together, alone = numbers[start : start + step - 1], numbers[start + step - 1 :][:1]
@@ -240,10 +246,14 @@ def measure(
             settle(follower.stream)
             for number in alone:
                 serve(number, is_resting=True)
+                num_probes += 1
     status = follower.stream.status()
     reported = at_dispatch["mirror"].reported
     return {
-        **at_rest["mirror"].figures,
+        "precision": at_rest["documents"].figures["precision"],
+        "recall": at_rest["documents"].figures["recall"],
+        "predicted_over_reported": at_dispatch["documents"].figures["predicted_over_reported"],
+        "num_probes": num_probes,
         "state": str(status.state),
         "hit_rate": round(reported / sum(map(len_of(follower), contexts)), 4),
         "at_rest": {signal: score.figures for signal, score in at_rest.items()},

@@ -66,7 +66,7 @@ class IndexSettings(Section):
     max_nodes: int = Field(
         200_000, ge=1, description="Nodes kept; the least recently used go first."
     )
-    max_visits: int = Field(64, ge=1, description="Nodes that one search may look at.")
+    max_visits: int = Field(32, ge=1, description="Nodes that one search may go on from.")
 
 
 class OrderingSettings(Section):

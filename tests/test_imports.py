@@ -36,6 +36,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.engine_hooks": EVENTS | NUMPY | SETTINGS,
     "ragboost.retrieval": NUMPY | SETTINGS | RETRIEVAL,
     "ragboost.cli": NUMPY | SETTINGS,
+    "ragboost.demo": NUMPY | SETTINGS | RETRIEVAL | WEB,
     "ragboost.proxy": NUMPY | SETTINGS | EVENTS | WEB,
     "ragboost.chunk_cache": NUMPY | SETTINGS | TORCH,
     "ragboost.engine": NUMPY | SETTINGS | TORCH | WEB | EVENTS,

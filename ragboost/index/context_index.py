@@ -5,30 +5,15 @@ while some of its tokens are believed resident. Knows documents as hashable keys
 tokens; does not know texts, requests or engines. Not thread-safe: the caller holds a lock.
 """
 
-import heapq
 from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
 
 from ragboost.errors import ContextIndexError
+from ragboost.index.eviction import EvictionQueue
+from ragboost.index.integrity import check_node, check_totals
 from ragboost.index.node import Node
+from ragboost.index.search import Match, search
 
 Tokens = Sequence[int]
-
-
-class Match(NamedTuple):
-    """The cached prefix that a request can reuse.
-
-    Attributes:
-        documents: the prefix, in cached order; all belong to the request.
-        cached_tokens: how many of its tokens are resident.
-        node: where the prefix ends; the root if nothing matches.
-        num_documents: how many of the node's own documents belong to the prefix.
-    """
-
-    documents: tuple[Hashable, ...]
-    cached_tokens: int
-    node: Node
-    num_documents: int
 
 
 class ContextIndex:
@@ -38,7 +23,7 @@ class ContextIndex:
         capacity_tokens: the cache's size; inserting beyond it evicts. None: unbounded, and only
             `evict` and `remove` shrink the tree.
         max_nodes: bound on memory; beyond it the least recently used leaves go.
-        max_visits: nodes that one search may look at; 1 is the greedy descent.
+        max_visits: nodes that one search may go on from, the root included.
     """
 
     def __init__(
@@ -46,7 +31,7 @@ class ContextIndex:
         *,
         capacity_tokens: int | None = None,
         max_nodes: int = 200_000,
-        max_visits: int = 64,
+        max_visits: int = 32,
     ) -> None:
         self.capacity_tokens = capacity_tokens
         self.max_nodes = max_nodes
@@ -63,9 +48,7 @@ class ContextIndex:
         self.num_nodes = 0
         self.num_tokens = 0
         self._serial = 0
-        # Leaves by last use (paper section 4.1). A leaf has one entry; one that has been used since
-        # is queued again when it comes up, one that is no leaf any more is dropped.
-        self._heap: list[tuple[int, int, Node]] = []
+        self._leaves = EvictionQueue()
 
     def __iter__(self) -> Iterator[Node]:
         """Walk all nodes but the root, parents before children, siblings in slot order."""
@@ -79,61 +62,16 @@ class ContextIndex:
     def search(self, documents: Sequence[Hashable], tokens: Tokens) -> Match:
         """Find the cached prefix of greatest length whose documents all belong to the request.
 
-        Exact as long as at most `max_visits` nodes can hold it; beyond that the best among the
-        nodes visited, deepest match first, which includes the greedy descent (paper section 4.2).
-        Changes nothing. Ties go to the prefix that begins with the more relevant document.
+        Exact as long as it may go on from at most `max_visits` nodes; beyond that the best of what
+        was visited, longest match first, which begins with the greedy descent (paper section 4.2).
+        Changes nothing. Ties go to the prefix found first: of those that leave a node, the one that
+        goes on with the more relevant document.
 
         Args:
             documents: distinct documents, most relevant first.
             tokens: their lengths.
         """
-        position = {document: i for i, document in enumerate(documents)}
-        total = sum(tokens)
-        best_node, best_count, best_tokens = self.root, 0, 0
-        # Entries: (-matched tokens, order of discovery, documents used as a bit set, node).
-        frontier: list[tuple[int, int, int, Node]] = [(0, 0, 0, self.root)]
-        found = 0
-        visits = self.max_visits
-        while frontier and visits:
-            visits -= 1
-            negative, _, used, node = heapq.heappop(frontier)
-            children = node.children
-            if len(children) < len(documents):
-                starts = (
-                    sorted((position[d], c) for d, c in children.items() if d in position)
-                    if children
-                    else ()
-                )
-            else:
-                starts = [(i, children[d]) for i, d in enumerate(documents) if d in children]
-            for i, child in starts:
-                if used >> i & 1:
-                    continue
-                now_used, matched, count = used, -negative, 0
-                resident = child.num_tokens
-                for document, length in zip(child.documents, child.tokens, strict=True):
-                    j = position.get(document)
-                    if j is None or resident <= 0:
-                        break
-                    now_used |= 1 << j
-                    matched += length if length < resident else resident
-                    resident -= length
-                    count += 1
-                if matched > best_tokens:
-                    best_node, best_count, best_tokens = child, count, matched
-                if count == len(child.documents) and child.children:
-                    found += 1
-                    heapq.heappush(frontier, (-matched, found, now_used, child))
-            if best_tokens >= total:
-                break
-        path = best_node.ancestors
-        documents_before = [d for node in path[:-1] for d in node.documents]
-        return Match(
-            tuple(documents_before) + best_node.documents[:best_count],
-            best_tokens,
-            best_node,
-            best_count,
-        )
+        return search(self.root, documents, tokens, max_visits=self.max_visits)
 
     def cached_prefix(self, documents: Sequence[Hashable], tokens: Tokens) -> tuple[int, int]:
         """Measure what the cache holds of a sequence in its given order.
@@ -147,11 +85,8 @@ class ContextIndex:
             if child is None:
                 break
             count = _common_length(child.documents, documents, at)
-            resident = child.resident_prefix(count)
-            while count and sum(child.tokens[: count - 1]) >= resident:
-                count -= 1
-            cached += resident
-            at += count
+            cached += child.resident_prefix(count)
+            at += child.resident_documents(count)
             if count < len(child.documents):
                 break
             node = child
@@ -168,15 +103,13 @@ class ContextIndex:
             multi_turn: a conversation goes on from here.
 
         Returns:
-            The node at whose end the sequence ends; the root for an empty sequence.
+            The node at whose end the sequence ends; the root for an empty sequence. Where the
+            sequence itself does not fit, the node may have left the tree again.
 
         Raises:
-            ContextIndexError: a length below 1, or as many lengths as documents are not given.
+            ContextIndexError: a length below 1, a document twice, or not one length per document.
         """
-        if len(documents) != len(tokens) or any(length < 1 for length in tokens):
-            raise ContextIndexError(
-                f"{len(documents)} documents need as many lengths of at least 1, got {tokens!r}"
-            )
+        _check_sequence(documents, tokens)
         self._tick += 1
         node, at = self.root, 0
         while at < len(documents):
@@ -202,7 +135,7 @@ class ContextIndex:
         """
         node = self.root
         for depth, slot in enumerate(search_path):
-            child = next((c for c in node.children.values() if c.slot == slot), None)
+            child = node.child_at(slot)
             if child is None:
                 raise ContextIndexError(
                     f"search path {tuple(search_path)} ends after {depth} steps"
@@ -224,6 +157,7 @@ class ContextIndex:
         """
         if node is self.root or not self.holds(node) or num_tokens <= 0:
             return
+        self._restore(node)  # nothing can be generated behind what is not there
         node.generated_tokens += num_tokens
         node.num_tokens += num_tokens
         self.num_tokens += num_tokens
@@ -242,13 +176,11 @@ class ContextIndex:
         self.num_tokens -= leaf.num_tokens - num_tokens
         leaf.num_tokens = num_tokens
         leaf.generated_tokens = max(0, num_tokens - sum(leaf.tokens))
-        self._queue(leaf)
+        self._leaves.push(leaf)
 
     def holds(self, node: Node) -> bool:
         """Whether the node is still in the tree."""
         while node.parent is not None:
-            if node.parent.children.get(node.documents[0]) is not node:
-                return False
             node = node.parent
         return node is self.root
 
@@ -267,14 +199,12 @@ class ContextIndex:
             raise ContextIndexError("the root cannot be removed; clear() empties the index")
         if not self.holds(node):
             return 0
-        removed, stack = 0, [node]
-        while stack:
-            current = stack.pop()
+        removed, subtree = 0, [node]
+        for current in subtree:  # grows meanwhile
             removed += current.num_tokens
-            self.num_nodes -= 1
-            stack.extend(current.children.values())
-        self.num_tokens -= removed
-        self._detach(node)
+            subtree.extend(current.children.values())
+        for current in reversed(subtree):
+            self._detach(current)
         return removed
 
     def evict(self, num_tokens: int) -> int:
@@ -287,17 +217,16 @@ class ContextIndex:
             The tokens evicted: fewer than asked for only if the tree is empty then.
         """
         evicted = 0
-        while evicted < num_tokens and (leaf := self._oldest_leaf()) is not None:
+        while evicted < num_tokens and (leaf := self._leaves.pop()) is not None:
             share = min(leaf.num_tokens, num_tokens - evicted)
+            evicted += share
+            if share == leaf.num_tokens:
+                self._detach(leaf)
+                continue
             leaf.num_tokens -= share
             leaf.generated_tokens = max(0, leaf.generated_tokens - share)
             self.num_tokens -= share
-            evicted += share
-            if leaf.num_tokens:
-                self._queue(leaf)
-            else:
-                self.num_nodes -= 1
-                self._detach(leaf)
+            self._leaves.push(leaf)
         return evicted
 
     def evict_unused(self, tick: int) -> int:
@@ -328,34 +257,15 @@ class ContextIndex:
         Raises:
             ContextIndexError: an invariant does not hold; the message gives the numbers.
         """
-        num_nodes = num_tokens = 0
         for node in self:
-            num_nodes += 1
-            num_tokens += node.num_tokens
-            whole = sum(node.tokens)
-            for fact, holds in {
-                "has documents": len(node.documents) > 0,
-                "has a length per document": len(node.documents) == len(node.tokens),
-                "has resident tokens": 0 < node.num_tokens <= whole + node.generated_tokens,
-                "is whole unless a leaf": node.is_leaf or node.num_tokens >= whole,
-                "is its parent's child": node.parent is not None
-                and node.parent.children.get(node.documents[0]) is node,
-                "has a slot of its own": len({c.slot for c in node.children.values()})
-                == len(node.children),
-                "is not newer than its parent": node.parent is self.root
-                or node.parent is None
-                or node.last_used <= node.parent.last_used,
-                "is queued if a leaf": node.is_queued or not node.is_leaf,
-            }.items():
-                if not holds:
-                    raise ContextIndexError(f"{node!r}: does not hold: {fact}")
-        if (num_nodes, num_tokens) != (self.num_nodes, self.num_tokens):
-            raise ContextIndexError(
-                f"counted {num_nodes} nodes and {num_tokens} tokens, "
-                f"recorded {self.num_nodes} and {self.num_tokens}"
-            )
-        if self.capacity_tokens is not None and num_tokens > self.capacity_tokens:
-            raise ContextIndexError(f"{num_tokens} tokens exceed {self.capacity_tokens}")
+            check_node(node)
+        check_totals(
+            self,
+            num_nodes=self.num_nodes,
+            num_tokens=self.num_tokens,
+            max_nodes=self.max_nodes,
+            capacity_tokens=self.capacity_tokens,
+        )
 
     def _add_child(
         self, parent: Node, documents: tuple[Hashable, ...], tokens: tuple[int, ...]
@@ -369,11 +279,10 @@ class ContextIndex:
             serial=self._serial,
             last_used=self._tick,
         )
-        parent.next_slot += 1
-        parent.children[documents[0]] = node
+        parent.attach(node)
         self.num_nodes += 1
         self.num_tokens += node.num_tokens
-        self._queue(node)
+        self._leaves.push(node)
         return node
 
     def _split(self, node: Node, count: int) -> Node:
@@ -389,63 +298,56 @@ class ContextIndex:
             serial=self._serial,
             last_used=node.last_used,
         )
-        parent.children[upper.documents[0]] = upper
+        parent.attach(upper)
         upper.num_tokens = min(upper.num_tokens, node.num_tokens)
         upper.confirmed_tokens = min(upper.num_tokens, node.confirmed_tokens)
         node.confirmed_tokens -= upper.confirmed_tokens
         node.documents, node.tokens = node.documents[count:], node.tokens[count:]
         node.num_tokens -= upper.num_tokens
-        node.parent, node.slot = upper, 0
-        upper.next_slot = 1
         if node.num_tokens:
-            upper.children[node.documents[0]] = node
+            node.parent, node.slot = upper, 0
+            upper.attach(node)
             self.num_nodes += 1
         else:  # nothing of the lower part is resident any more
             node.parent = None
-            self._queue(upper)
+            self._leaves.forget(node)
+            self._leaves.push(upper)
         return upper
 
     def _restore(self, node: Node) -> None:
         """A sequence through the whole node was computed again: its evicted end is back."""
+        if node.children:
+            return  # whole: only leaves lose tokens
         missing = sum(node.tokens) + node.generated_tokens - node.num_tokens
-        if missing > 0:
-            node.num_tokens += missing
-            self.num_tokens += missing
+        node.num_tokens += missing
+        self.num_tokens += missing
 
     def _shrink(self) -> None:
         while self.num_nodes > self.max_nodes:
-            leaf = self._oldest_leaf()
+            leaf = self._leaves.pop()
             assert leaf is not None, f"{self.num_nodes} nodes and no leaf"
-            self.num_nodes -= 1
-            self.num_tokens -= leaf.num_tokens
             self._detach(leaf)
         if self.capacity_tokens is not None and self.num_tokens > self.capacity_tokens:
             self.evict(self.num_tokens - self.capacity_tokens)
 
-    def _queue(self, leaf: Node) -> None:
-        if not leaf.is_queued:
-            leaf.is_queued = True
-            heapq.heappush(self._heap, (leaf.last_used, leaf.serial, leaf))
-
-    def _oldest_leaf(self) -> Node | None:
-        """Take the least recently used leaf out of the heap."""
-        while self._heap:
-            last_used, _, node = heapq.heappop(self._heap)
-            node.is_queued = False
-            if node.children or node.parent is None:
-                continue
-            if last_used == node.last_used:
-                return node
-            self._queue(node)
-        return None
-
-    def _detach(self, node: Node) -> None:
-        parent = node.parent
+    def _detach(self, leaf: Node) -> None:
+        parent = leaf.parent
         assert parent is not None, "the root stays"
-        del parent.children[node.documents[0]]
-        node.parent = None
+        self.num_nodes -= 1
+        self.num_tokens -= leaf.num_tokens
+        leaf.detach()
+        self._leaves.forget(leaf)
         if parent.parent is not None and not parent.children:
-            self._queue(parent)
+            self._leaves.push(parent)
+
+
+def _check_sequence(documents: Sequence[Hashable], tokens: Tokens) -> None:
+    if len(documents) != len(tokens) or min(tokens, default=1) < 1:
+        raise ContextIndexError(
+            f"{len(documents)} documents need as many lengths of at least 1, got {tokens!r}"
+        )
+    if len(set(documents)) < len(documents):
+        raise ContextIndexError(f"a sequence needs distinct documents, got {documents!r}")
 
 
 def _common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: int) -> int:

@@ -16,7 +16,8 @@ class Node:
         documents: the documents that this node adds to its parent's context.
         tokens: length in tokens of each of `documents`.
         parent: None for the root.
-        children: child nodes by their first document; siblings never share it.
+        children: child nodes by their first document; siblings never share it. Changed by `attach`
+            and `detach` only.
         slot: position in the parent's child list; given once and never reused, so that the search
             paths of other nodes stay valid when a sibling goes.
         num_tokens: resident tokens of this node, at most `sum(tokens) + generated_tokens`; fewer
@@ -31,6 +32,7 @@ class Node:
     """
 
     __slots__ = (
+        "_by_slot",
         "children",
         "confirmed_tokens",
         "documents",
@@ -63,6 +65,7 @@ class Node:
         self.serial = serial
         self.last_used = last_used
         self.children: dict[Hashable, Node] = {}
+        self._by_slot: dict[int, Node] | None = None  # None: never had a child
         self.next_slot = 0
         self.num_tokens = sum(tokens)
         self.generated_tokens = 0
@@ -83,7 +86,7 @@ class Node:
 
     @property
     def ancestors(self) -> list["Node"]:
-        """The nodes from just below the root down to this one."""
+        """The nodes from just below the root down to this one; none if it left the tree."""
         path = []
         node = self
         while node.parent is not None:
@@ -103,9 +106,39 @@ class Node:
 
     @property
     def sequence_length(self) -> int:
-        """Resident tokens from the root to the end of this node."""
-        return sum(node.num_tokens for node in self.ancestors)
+        """Resident tokens from the root to the end of this node.
+
+        What was generated behind a node above is not before this one.
+        """
+        above = sum(node.num_tokens - node.generated_tokens for node in self.ancestors[:-1])
+        return above + self.num_tokens
 
     def resident_prefix(self, num_documents: int) -> int:
         """Resident tokens of the first `num_documents` documents of this node."""
         return min(sum(self.tokens[:num_documents]), self.num_tokens)
+
+    def resident_documents(self, num_documents: int) -> int:
+        """How many of the first `num_documents` documents have resident tokens."""
+        while num_documents and sum(self.tokens[: num_documents - 1]) >= self.num_tokens:
+            num_documents -= 1
+        return num_documents
+
+    def child_at(self, slot: int) -> Optional["Node"]:
+        """The child at a position; None if it is gone."""
+        return self._by_slot.get(slot) if self._by_slot else None
+
+    def attach(self, child: "Node") -> None:
+        """Make `child` a child, in its slot; it takes the place of one that begins alike."""
+        if self._by_slot is None:
+            self._by_slot = {}
+        self.children[child.documents[0]] = self._by_slot[child.slot] = child
+        if child.slot >= self.next_slot:
+            self.next_slot = child.slot + 1
+
+    def detach(self) -> None:
+        """Leave the parent."""
+        parent = self.parent
+        assert parent is not None, "nothing to leave"
+        assert parent._by_slot is not None, "a parent without children"
+        del parent.children[self.documents[0]], parent._by_slot[self.slot]
+        self.parent = None

@@ -10,8 +10,9 @@ def release_order(search_paths: Sequence[Sequence[int]]) -> list[int]:
     """Group requests by the first step of their search path, longer paths first in a group.
 
     Groups come in the order of their first request, so that nobody is overtaken without cause;
-    equal lengths keep the given order, with equal paths side by side. A request with an empty path
-    shares nothing and is a group of its own. O(N log N).
+    paths of equal length are sorted, so that those with a longer common part stand together, and
+    equal paths keep the given order. A request with an empty path shares nothing and is a group of
+    its own. O(N log N).
 
     Args:
         search_paths: one per request: child positions from the root of the context index.

@@ -66,9 +66,13 @@ def order_documents(
         *(position[document] for document in tail),
         *range(keep - 1, -1, -1),
     )
-    if match.cached_tokens - unmoved.cached_tokens < settings.min_saved_tokens:
+    num_matched, cached_tokens = len(match.documents), match.cached_tokens
+    if keep:  # the kept ones may be cached behind the others
+        order = [documents[i] for i in permutation]
+        num_matched, cached_tokens = index.cached_prefix(order, [tokens[i] for i in permutation])
+    if cached_tokens - unmoved.cached_tokens < settings.min_saved_tokens:
         return unmoved
-    return Order(permutation, len(match.documents), match.cached_tokens)
+    return Order(permutation, num_matched, cached_tokens)
 
 
 def _unmoved(index: ContextIndex, documents: Sequence[Hashable], tokens: Sequence[int]) -> Order:

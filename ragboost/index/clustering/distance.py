@@ -13,6 +13,8 @@ from ragboost.index.clustering.base import Ints, Merges, Rows
 MAX_CONTEXTS = 8_000
 """Contexts that the quadratic clustering accepts: its distance matrix takes about 1 GB then."""
 
+_BLOCK_CELLS = 1 << 20  # pairs of positions compared at a time
+
 Floats = NDArray[np.float32]
 
 
@@ -27,6 +29,17 @@ def context_distance(
     Returns:
         (pairs,) distances; infinite where a pair shares nothing.
     """
+    step = max(1, _BLOCK_CELLS // max(1, a.shape[1] * b.shape[1]))
+    parts = [
+        _block_distance(a[at : at + step], b[at : at + step], alpha=alpha)
+        for at in range(0, max(1, len(a)), step)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _block_distance(
+    a: NDArray[np.int32], b: NDArray[np.int32], *, alpha: float
+) -> NDArray[np.float64]:
     same = (a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]
     shift = np.abs(np.arange(a.shape[1])[:, None] - np.arange(b.shape[1]))
     common = same.sum(axis=(1, 2))
@@ -51,6 +64,8 @@ def merge(rows: Rows, *, alpha: float, rank: Ints) -> Merges:
             "use linkage 'savings'",
             param="linkage",
         )
+    if not count:
+        return Merges(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), rows.documents)
     contexts = np.full((2 * count, width), -1, dtype=np.int32)
     contexts[:count] = rows.documents
     holders = _holders(rows)

@@ -21,16 +21,35 @@ _MAX_LEVELS = 12
 def merge(rows: Rows, *, exact_contexts: int = EXACT_CONTEXTS) -> Merges:
     """Merge greedily by saved tokens, whole where possible and in parts above `exact_contexts`."""
     shared, tokens = rows.documents, rows.tokens
-    if len(shared) <= exact_contexts:
-        return savings.merge(shared, tokens)
     forest = _Forest(shared)
-    size = max(1, exact_contexts // 2)
-    for _ in range(_MAX_LEVELS):
-        if len(forest.tops) <= size or not _merge_level(forest, tokens, size=size):
-            break
+    forest.add(forest.tops, _equal(shared))
+    if not len(tokens):
+        return forest.merges()
+    if len(forest.tops) > exact_contexts:
+        size = max(1, exact_contexts // 2)
+        for _ in range(_MAX_LEVELS):
+            if len(forest.tops) <= size or not _merge_level(forest, tokens, size=size):
+                break
     if len(forest.tops) <= exact_contexts:
         forest.add(forest.tops, savings.merge(forest.shared(forest.tops), tokens))
     return forest.merges()
+
+
+def _equal(shared: NDArray[np.int32]) -> Merges:
+    """Merge contexts of the same documents, each with all before it: nothing saves more, and the
+    search would need a round for every few of them."""
+    filled = np.flatnonzero((shared >= 0).any(axis=1))
+    group = np.zeros(0, dtype=np.int64)
+    if len(filled):
+        _, group = np.unique(np.sort(shared[filled], axis=1), axis=0, return_inverse=True)
+    group = group.reshape(-1)  # numpy 2.0 keeps a second axis
+    order = np.argsort(group, kind="stable")
+    is_repeat = np.append(False, group[order][1:] == group[order][:-1])[: len(order)]
+    at = np.flatnonzero(is_repeat)
+    made = len(shared) + np.arange(len(at))
+    right = filled[order[at]]
+    left = np.where(is_repeat[at - 1], made - 1, filled[order[at - 1]])
+    return Merges(left, right, shared[right])
 
 
 class _Forest:
@@ -76,10 +95,12 @@ def _merge_level(forest: _Forest, tokens: Ints, *, size: int) -> bool:
     saved = [np.append(tokens, 0)[merges.shared].sum(axis=1) for merges in found]
     ranked = np.sort(np.concatenate(saved))[::-1]
     wanted = len(tops) - max(size // 2, int(len(tops) * _KEEP))
-    # A merge shares no more than those below it, so what is above the limit is whole subtrees.
-    limit = int(ranked[wanted]) if wanted < len(ranked) else 0
+    # A merge shares no more than those below it, so what is at or above a limit is whole subtrees.
+    limit = int(ranked[wanted]) if wanted < len(ranked) else 1
+    if (ranked > limit).sum() > wanted // 2:
+        limit += 1  # leave ties out, unless that would leave too few
     for part, merges, tokens_saved in zip(parts, found, saved, strict=True):
-        forest.add(part, _only(merges, tokens_saved > limit, len(part)))
+        forest.add(part, _only(merges, tokens_saved >= limit, len(part)))
     return len(forest.tops) < len(tops)
 
 
@@ -92,25 +113,42 @@ def _only(merges: Merges, keep: NDArray[np.bool_], count: int) -> Merges:
 def _parts(shared: NDArray[np.int32], tokens: Ints, *, size: int) -> list[Ints]:
     """Part clusters into groups of at most `size` that have much in common.
 
-    Again and again the document that would save most in the group, its tokens times the clusters
-    that have it, parts those from the others. Small groups are put together.
+    Documents are ranked by what they would save, their tokens times the clusters that have them;
+    each cluster goes with its best one. Groups that are too large are parted again by their other
+    documents, small ones are put together.
     """
     groups: list[Ints] = []
     stack: list[tuple[Ints, tuple[int, ...]]] = [(np.arange(len(shared)), ())]
     while stack:
         group, above = stack.pop()
-        documents = shared[group]
-        frequency = np.bincount(documents[documents >= 0], minlength=len(tokens))
-        frequency[list(above)] = 0
-        best = int(((frequency - 1) * tokens).argmax())
-        if len(group) <= size or frequency[best] < 2:
-            groups.extend(group[at : at + size] for at in range(0, len(group), size))
+        if len(group) <= size:
+            groups.append(group)
             continue
-        has = (documents == best).any(axis=1)
-        if not has.all():
-            stack.append((group[~has], above))
-        stack.append((group[has], (*above, best)))
+        best = _best_documents(shared[group], tokens, above=above)
+        order = np.argsort(best, kind="stable")
+        bounds = np.flatnonzero(np.diff(best[order])) + 1
+        for part in reversed(np.split(order, bounds)):
+            document = int(best[part[0]])
+            if document < 0:  # nothing left in common
+                groups.extend(group[part[at : at + size]] for at in range(0, len(part), size))
+            else:
+                stack.append((group[part], (*above, document)))
     return _packed(groups, size=size)
+
+
+def _best_documents(
+    shared: NDArray[np.int32], tokens: Ints, *, above: tuple[int, ...]
+) -> NDArray[np.int32]:
+    """The document of each row that saves most among these rows; -1 where none is shared."""
+    present = shared[(shared >= 0) & ~np.isin(shared, above)]
+    documents, frequency = np.unique(present, return_counts=True)
+    value = (frequency - 1) * tokens[documents]
+    by_value = np.argsort(-value, kind="stable")[: int((value > 0).sum())]
+    rank = np.full(len(tokens) + 1, len(by_value), dtype=np.int64)  # the last one is for padding
+    rank[documents[by_value]] = np.arange(len(by_value))
+    lowest = rank[shared].min(axis=1, initial=len(by_value))
+    best: NDArray[np.int32] = np.append(documents[by_value], -1)[lowest].astype(np.int32)
+    return best
 
 
 def _packed(groups: list[Ints], *, size: int) -> list[Ints]:

@@ -1,0 +1,137 @@
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragboost.config import OrderingSettings, Settings
+from ragboost.index import ContextIndex
+from ragboost.ordering import Order, RecentContexts, order_documents
+
+TOKENS = {"a": 3, "b": 4, "c": 1, "d": 6, "e": 2, "f": 5}
+DOCUMENTS = st.lists(st.sampled_from(sorted(TOKENS)), unique=True, max_size=6).map("".join)
+
+
+def ordering(**changes: Any) -> OrderingSettings:
+    return Settings.model_validate({"ordering": changes}).ordering
+
+
+def filled(*sequences: str) -> ContextIndex:
+    index = ContextIndex()
+    for sequence in sequences:
+        index.insert(tuple(sequence), [TOKENS[document] for document in sequence])
+    return index
+
+
+def order(
+    index: ContextIndex, documents: str, *, recent: RecentContexts | None = None, **changes: Any
+) -> tuple[str, Order]:
+    lengths = [TOKENS[document] for document in documents]
+    found = order_documents(index, documents, lengths, settings=ordering(**changes), recent=recent)
+    return "".join(documents[i] for i in found.permutation), found
+
+
+def test_the_cached_prefix_comes_first_and_the_rest_keeps_its_order() -> None:
+    ordered, found = order(filled("abc", "bd"), "fdbea")
+
+    assert (ordered, found) == ("bdfea", Order((2, 1, 0, 3, 4), 2, 10))
+
+
+def test_without_anything_cached_nothing_moves() -> None:
+    assert order(ContextIndex(), "cab") == ("cab", Order((0, 1, 2), 0, 0))
+    assert order(ContextIndex(), "") == ("", Order((), 0, 0))
+    assert order(filled("a"), "a") == ("a", Order((0,), 1, 3))
+
+
+def test_ordering_switched_off_only_measures() -> None:
+    index = filled("ab", "ca")
+
+    assert order(index, "bac", enabled=False, keep_last=2) == ("bac", Order((0, 1, 2), 0, 0))
+    assert order(index, "abc", enabled=False)[1] == Order((0, 1, 2), 2, 7)
+
+
+def test_too_small_a_saving_does_not_move_documents() -> None:
+    index = filled("ab", "ca")
+
+    assert order(index, "bac", min_saved_tokens=7)[0] == "abc"
+    assert order(index, "bac", min_saved_tokens=8)[0] == "bac"
+
+
+def test_what_the_given_order_saves_is_not_counted_as_a_saving() -> None:
+    index = filled("ab", "dc")
+
+    assert order(index, "abcd", min_saved_tokens=0) == ("abcd", Order((0, 1, 2, 3), 2, 7))
+    assert order(filled("ab", "dce"), "abcde", min_saved_tokens=2)[0] == "dceab"
+    assert order(filled("ab", "dce"), "abcde", min_saved_tokens=3)[0] == "abcde"
+
+
+def test_the_most_relevant_documents_stand_last_the_best_one_at_the_end() -> None:
+    assert order(filled("dc"), "abcd", keep_last=2)[0] == "dcba"
+    assert order(ContextIndex(), "abcd", keep_last=9)[0] == "dcba"
+
+
+def test_kept_documents_that_are_cached_are_counted() -> None:
+    index = filled("dcba")
+
+    assert order(index, "abcd", keep_last=2) == ("dcba", Order((3, 2, 1, 0), 4, 14))
+
+
+def test_a_kept_document_is_not_moved_to_the_front_for_its_cache_entry() -> None:
+    assert order(filled("ab"), "abc", keep_last=1)[0] == "abc"  # cached as it stands
+    assert order(filled("ab"), "acb", keep_last=1)[0] == "acb"
+    assert order(filled("cb"), "abc", keep_last=1)[0] == "cba"
+
+
+def test_a_popular_tail_goes_to_what_recent_requests_had_together() -> None:
+    recent = RecentContexts()
+    for context in ("ae",) * 9:
+        recent.add(context)
+
+    assert order(filled("a"), "cdea", recent=recent, tail="popularity")[0] == "aedc"
+    assert order(filled("ab"), "cdeba", recent=recent, tail="popularity")[0] == "abcde"
+    assert order(filled("a"), "cdea", recent=recent)[0] == "acde"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sent=st.lists(DOCUMENTS, max_size=12),
+    request=DOCUMENTS,
+    keep_last=st.integers(0, 3),
+    min_saved_tokens=st.integers(0, 8),
+    max_visits=st.sampled_from([1, 2, 100]),
+    tail=st.sampled_from(["relevance", "popularity"]),
+    evicted=st.integers(0, 10),
+)
+def test_an_order_is_a_permutation_that_saves_what_it_says(
+    sent: list[str],
+    request: str,
+    keep_last: int,
+    min_saved_tokens: int,
+    max_visits: int,
+    tail: str,
+    evicted: int,
+) -> None:
+    index, recent = filled(*sent), RecentContexts(window=4)
+    index.max_visits = max_visits
+    index.evict(evicted)
+    for context in sent:
+        recent.add(context)
+
+    ordered, found = order(
+        index,
+        request,
+        recent=recent,
+        keep_last=keep_last,
+        min_saved_tokens=min_saved_tokens,
+        tail=tail,
+    )
+
+    lengths = [TOKENS[document] for document in ordered]
+    unmoved = index.cached_prefix(tuple(request), [TOKENS[document] for document in request])[1]
+    assert sorted(found.permutation) == list(range(len(request)))
+    measured = index.cached_prefix(tuple(ordered), lengths)
+    if max_visits == 100:
+        assert measured == (found.num_matched, found.cached_tokens)
+    else:  # a search cut short may be luckier than it knows
+        assert measured >= (found.num_matched, found.cached_tokens)
+    assert found.cached_tokens >= unmoved + (min_saved_tokens if ordered != request else 0)
+    index.check_integrity()
