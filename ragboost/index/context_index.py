@@ -236,13 +236,11 @@ class ContextIndex:
             The tokens evicted.
         """
         evicted = 0
-        while (leaf := self._oldest_leaf()) is not None:
+        while (leaf := self._leaves.pop()) is not None:
             if leaf.last_used > tick:
-                self._queue(leaf)
+                self._leaves.push(leaf)
                 break
             evicted += leaf.num_tokens
-            self.num_nodes -= 1
-            self.num_tokens -= leaf.num_tokens
             self._detach(leaf)
         return evicted
 
