@@ -1,7 +1,7 @@
 """Hit rate and time to first token of a real engine behind a plain proxy and behind RAGBoost.
 
 usage: python -m benchmarks.end_to_end --engine vllm|sglang|embedded --data PATH
-           [--corpus padded|extracts] [--requests 200] [--k 5] [--cache-tokens 65536] [--json]
+           [--corpus padded|extracts] [--requests 200] [--k 5] [--cache-tokens 400000] [--json]
 
 One engine, one proxy, the same requests one after another, with an emptied cache before each way:
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--retriever", default="dense")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--k", type=int, default=5, help="documents of a request")
-    parser.add_argument("--cache-tokens", type=int, default=65_536)
+    parser.add_argument("--cache-tokens", type=int, default=400_000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     reason = missing(options.engine)
