@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ragboost.engine_hooks.documents import DocumentTracker, ResidentContext, document_ends
 from ragboost.engine_hooks.residency import Changes
 from ragboost.engine_hooks.stream import EventStream, StreamState
+from ragboost.errors import ContextIndexError
 from ragboost.index.record import Recorded
 from ragboost.proxy.tenants import CacheMode, TenantKey, Tenants
 
@@ -260,9 +261,14 @@ class Follower:
         if tenant is None:
             return
         async with tenant.lock:
-            tenant.booster(self.name).residency.set_resident(
-                front.documents, front.tokens, num_documents=count, cut_tokens=cut
-            )
+            residency = tenant.booster(self.name).residency
+            try:
+                residency.set_resident(
+                    front.documents, front.tokens, num_documents=count, cut_tokens=cut
+                )
+            except ContextIndexError as error:  # better no index than a wrong one
+                logger.error("backend %s: emptying a broken index: %s", self.name, error)
+                residency.clear()
 
     async def _drop(self) -> None:
         """Take back what failed, was expected for too long, or is not followed any more."""
