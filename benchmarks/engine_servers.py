@@ -93,6 +93,7 @@ class EngineServer:
         block_size: tokens per block; vLLM on a CPU takes multiples of 32.
         events: `zmq` for KV events, `hook` for RAGBoost's plug-in, `off`.
         report_url: of the proxy that the plug-in reports to.
+        max_model_len: longest prompt and answer together.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class EngineServer:
         block_size: int = 32,
         events: Literal["zmq", "hook", "off"] = "zmq",
         report_url: str | None = None,
+        max_model_len: int = 8192,
     ) -> None:
+        self.max_model_len = max_model_len
         self.kind = kind
         self.cache_tokens = cache_tokens
         self.block_size = block_size
@@ -225,7 +228,7 @@ class EngineServer:
             "--host": "127.0.0.1",
             "--port": self.port,
             "--dtype": "bfloat16",
-            "--max-model-len": min(8192, self.cache_tokens),
+            "--max-model-len": min(self.max_model_len, self.cache_tokens),
             "--max-num-seqs": 8,
             "--max-num-batched-tokens": 2048,
             "--block-size": self.block_size,
@@ -252,7 +255,7 @@ class EngineServer:
             "--attention-backend": "torch_native",
             "--sampling-backend": "pytorch",
             "--grammar-backend": "none",
-            "--context-length": 8192,
+            "--context-length": self.max_model_len,
             "--max-running-requests": 8,
             "--mem-fraction-static": 0.3,
             "--page-size": self.block_size,

@@ -189,6 +189,15 @@ def load_data(
     )
 
 
+def read_rows(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:
+    """The rows of the folder's file of this pattern, plain or gzipped.
+
+    Raises:
+        RequestError: there is none.
+    """
+    return _read(_only(folder, pattern))
+
+
 def _document_tokens(folder: Path, contexts: Iterable[Iterable[Hashable]]) -> dict[Hashable, int]:
     used = {document for context in contexts for document in context}
     if folder.name in _WHOLE_DOCUMENT_TOKENS:

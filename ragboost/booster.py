@@ -17,6 +17,7 @@ from ragboost.index.record import Recorded, record_front, record_turn
 from ragboost.ordering import RecentContexts, order_documents, plan_batch
 from ragboost.ordering.turns import group_turns
 from ragboost.planning import Planned, Window, plan_alone, plan_together
+from ragboost.residency import Residency
 from ragboost.session import MemorySessions, SentDocument, Session, SessionState, SessionStore, Turn
 from ragboost.tokens import TokenCounter
 from ragboost.types import Context, DocumentLike, Plan, Request, as_documents
@@ -65,6 +66,7 @@ class Booster:
         self._recent_windows = self._recent if self._recent is not None else RecentContexts()
         self.usage = Usage()
         self._lock = RLock()  # guards index, sessions and usage
+        self.residency = Residency(self.index, self._lock)
 
     def __repr__(self) -> str:
         return f"Booster({self.settings!r})"
@@ -132,11 +134,14 @@ class Booster:
                     self._recent.add(each.elements)
             return Window(tuple(range(len(planned))), planned)
 
-    def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> None:
+    def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> Recorded:
         """Take in that these documents are sent in this order at a payload's front, unboosted."""
         retrieved = self._retrieve(Request("", tuple(as_documents(documents))))
         with self._lock:
-            record_front(self.index, _behind(preamble, retrieved.elements), retrieved.tokens)
+            elements = _behind(preamble, retrieved.elements)
+            recorded = record_front(self.index, elements, retrieved.tokens)
+            self.residency.dispatched(recorded)
+            return recorded
 
     def cached_tokens(self, documents: Sequence[DocumentLike]) -> int:
         """Tokens that the prefix cache could serve of these documents at a payload's front."""
@@ -205,7 +210,10 @@ class Booster:
             return self.sessions.remove(session_id)
 
     def report_usage(self, context: Context, *, prompt_tokens: int, cached_tokens: int) -> None:
-        """Add what the engine reported for a context to `usage`.
+        """Add what the engine reported for a context to `usage`, and correct the index by it.
+
+        A prefix that was expected to be cached and was not has been evicted, with everything that
+        was not used since; see `Residency.answered`.
 
         Raises:
             RequestError: not 0 <= cached_tokens <= prompt_tokens.
@@ -223,6 +231,10 @@ class Booster:
                 self.usage.cached_tokens + cached_tokens,
                 self.usage.predicted_cached_tokens + context.predicted_cached_tokens,
             )
+            if context.recorded is not None:
+                estimated = sum(context.recorded.tokens) + self.tokens.count(context.query)
+                share = cached_tokens / max(prompt_tokens, 1)
+                self.residency.answered(context.recorded, cached_tokens=round(share * estimated))
 
     def _retrieve(self, request: Request) -> Retrieved:
         documents = request.documents
@@ -300,6 +312,7 @@ class Booster:
             hint_position=self.settings.hints.position,
             search_path=recorded.search_path,
             predicted_cached_tokens=recorded.cached_tokens,
+            recorded=recorded if recorded.documents else None,
             session=state.id if state else None,
             turn=turn,
         )
@@ -341,8 +354,10 @@ class Booster:
         if planned is None and self._recent is not None:
             self._recent.add(elements)
         recorded = record_front(self.index, elements, tokens)
+        self.residency.dispatched(recorded)
         if planned is not None and planned.elements == tuple(elements):
-            return recorded._replace(cached_tokens=planned.cached_tokens)
+            # Planning has inserted it already: what the cache held before is not to be seen here.
+            return recorded._replace(cached_tokens=planned.cached_tokens, path=(), num_cached=0)
         return recorded
 
     def _record_turn(

@@ -402,6 +402,10 @@ class EngineHookSettings(Section):
     endpoint: str | None = Field(
         None, description="ZeroMQ address of the backend's KV events; None: ask the backend."
     )
+    discover: bool = Field(
+        True,
+        description="Ask each backend where it publishes KV events and how much its cache holds.",
+    )
     replay_endpoint: str | None = Field(
         None, description="ZeroMQ address for replays, where `endpoint` is set."
     )
@@ -412,8 +416,13 @@ class EngineHookSettings(Section):
     report_url: str | None = Field(
         None, description="Inside an engine: the proxy that RAGBoost's plug-in reports to."
     )
+    report_key: SecretStr | None = Field(
+        None, description="Inside an engine: the API key that the proxy wants for reports."
+    )
     report_stream: str | None = Field(
-        None, description="Inside an engine: the name it reports under; None: the host's name."
+        None,
+        description="Inside an engine: the name it reports under, with several backends the "
+        "name of this one; None: the host's name.",
     )
 
 

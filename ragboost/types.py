@@ -10,9 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ragboost.errors import InvalidDocumentError, RequestError
+
+if TYPE_CHECKING:
+    from ragboost.index.record import Recorded
 
 DocumentId = str | int | float | bool | None
 """A document's id as the caller gave it: any JSON scalar. None: the content is the id."""
@@ -195,6 +198,7 @@ class Context:
             earlier turns, that the prefix cache should hold.
         session: the conversation; None if the request stands alone.
         turn: number of the request in its session, from 1; 0 if it stands alone.
+        recorded: its entry in the context index, for `Booster.report_usage`; None for later turns.
     """
 
     query: str
@@ -208,6 +212,7 @@ class Context:
     predicted_cached_tokens: int = 0
     session: str | None = None
     turn: int = 0
+    recorded: "Recorded | None" = field(default=None, repr=False, compare=False)
 
     def render(self) -> str:
         """The prompt: documents, hints and question; see `ragboost.render`."""

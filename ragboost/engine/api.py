@@ -136,17 +136,17 @@ class Api:
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def kv_event_sources(self, _request: Request) -> Response:
-        """GET /kv_event_sources: where cache events are published, one entry per stream."""
+        """GET /kv_event_sources: where cache events are published, by data-parallel rank."""
         publisher = self._publisher
         if publisher is None:
-            return _json([])
+            return _json({})
         source = {
-            "data_parallel_rank": 0,
+            "publisher": "zmq",
             "endpoint": publisher.endpoint,
             "replay_endpoint": publisher.replay_endpoint,
             "topic": publisher.topic,
         }
-        return _json([source])
+        return _json({"0": source})
 
     async def reset_prefix_cache(self, _request: Request) -> Response:
         """POST /reset_prefix_cache"""

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 URL_VARIABLE = "RAGBOOST_ENGINE_HOOKS__REPORT_URL"
 STREAM_VARIABLE = "RAGBOOST_ENGINE_HOOKS__REPORT_STREAM"
+KEY_VARIABLE = "RAGBOOST_ENGINE_HOOKS__REPORT_KEY"
 
 _POLL_S = 0.02
 _HEARTBEAT_S = 5.0
@@ -52,6 +53,7 @@ class Reporter:
         max_kept: batches kept for replays.
         max_kept_bytes: size of those, encoded.
         timeout_s: for each answer of the proxy.
+        key: that the proxy wants to be shown; None: none.
     """
 
     def __init__(
@@ -63,8 +65,12 @@ class Reporter:
         max_kept: int = 10_000,
         max_kept_bytes: int = 128 * 1024 * 1024,
         timeout_s: float = 5.0,
+        key: str | None = None,
     ) -> None:
         self.stream = stream
+        self._headers = {"content-type": CONTENT_TYPE}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
         self.epoch = secrets.token_hex(8)
         self.num_lost = 0
         self._url = urlsplit(url)
@@ -164,9 +170,7 @@ class Reporter:
         )
         connection = self._connection or self._connect()
         path = self._url.path.rstrip("/") + REPORT_PATH
-        connection.request(
-            "POST", path, body=encode_report(report), headers={"content-type": CONTENT_TYPE}
-        )
+        connection.request("POST", path, body=encode_report(report), headers=self._headers)
         response = connection.getresponse()
         body = response.read()
         if response.status != 200:
@@ -193,9 +197,10 @@ def reporter_of(rank: int, *, url: str | None = None) -> Reporter | None:
 
     `RAGBOOST_ENGINE_HOOKS__REPORT_URL` is the proxy's address (or `url` is), and
     `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM` the replica's name, by default the host's.
+    `RAGBOOST_ENGINE_HOOKS__REPORT_KEY` is one of the proxy's API keys, where it has any.
     """
     url = url or os.environ.get(URL_VARIABLE)
     if not url:
         return None
     name = os.environ.get(STREAM_VARIABLE) or socket.gethostname()
-    return Reporter(url, stream=f"{name}/{rank}")
+    return Reporter(url, stream=f"{name}/{rank}", key=os.environ.get(KEY_VARIABLE))

@@ -71,6 +71,7 @@ class ReportReceiver:
         media: what counts as resident, see `PrefixMirror`.
         silence_s: after which a stream is at FALLBACK; hooks report at least every 5 s.
         max_streams: streams kept; further ones are refused.
+        check: called with the name of a new stream; raises RequestError to refuse it.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class ReportReceiver:
         media: Iterable[str] = ("GPU",),
         silence_s: float = 15.0,
         max_streams: int = 256,
+        check: Callable[[str], object] | None = None,
     ) -> None:
+        self._check = check
         self.streams: dict[str, EventStream] = {}
         self._on_change = on_change
         self._media = tuple(media)
@@ -131,6 +134,8 @@ class ReportReceiver:
     def _stream(self, report: Report) -> EventStream:
         stream = self.streams.get(report.stream)
         if stream is None:
+            if self._check is not None:
+                self._check(report.stream)
             if len(self.streams) >= self._max_streams:
                 raise RequestError(
                     f"{self._max_streams} streams report already, {report.stream!r} is refused",

@@ -9,7 +9,13 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ragboost.engine_hooks.events import EventBatch, decode_batch
+from ragboost.engine_hooks.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    decode_batch,
+)
 from ragboost.engine_hooks.residency import Changes, PrefixMirror
 from ragboost.errors import EventStreamError
 
@@ -37,6 +43,9 @@ class StreamStatus(NamedTuple):
     num_restarts: int
     num_replays: int
     num_unreadable: int
+    num_stored: int
+    num_removed: int
+    num_cleared: int
     num_unknown: int
     num_blocks: int
     num_resident_tokens: int
@@ -86,6 +95,11 @@ class EventStream:
         if self.mirror.is_partial or (self._replay is not None and self._replay.is_needed):
             return StreamState.DEGRADED
         return StreamState.EXACT
+
+    @property
+    def num_applied(self) -> int | None:
+        """The sequence number after the last batch applied; None where nothing is known."""
+        return self._expected
 
     @property
     def is_replaying(self) -> bool:
@@ -241,6 +255,8 @@ class EventStream:
             self._reset(is_partial=True)
             return
         self._counts["num_batches"] += 1
+        for event in batch.events:
+            self._counts[_COUNTER_OF[type(event)]] += 1
         self._last_ts = batch.ts
         was_partial = self.mirror.is_partial
         changes = self.mirror.apply(batch)
@@ -279,7 +295,15 @@ _COUNTERS = (
     "num_restarts",
     "num_replays",
     "num_unreadable",
+    "num_stored",
+    "num_removed",
+    "num_cleared",
 )
+_COUNTER_OF = {
+    BlockStored: "num_stored",
+    BlockRemoved: "num_removed",
+    AllBlocksCleared: "num_cleared",
+}
 
 
 class _Replay:

@@ -36,6 +36,7 @@ class ContextIndex:
         self.capacity_tokens = capacity_tokens
         self.max_nodes = max_nodes
         self.max_visits = max_visits
+        self._tick = 0  # never goes back
         self.clear()
 
     def __repr__(self) -> str:
@@ -46,7 +47,6 @@ class ContextIndex:
         self.root = Node()
         self.num_nodes = 0
         self.num_tokens = 0
-        self._tick = 0
         self._serial = 0
         self._leaves = EvictionQueue()
 
@@ -229,6 +229,26 @@ class ContextIndex:
             self._leaves.push(leaf)
         return evicted
 
+    def evict_unused(self, tick: int) -> int:
+        """Remove what has not been used after `tick`, leaves first.
+
+        Returns:
+            The tokens evicted.
+        """
+        evicted = 0
+        while (leaf := self._leaves.pop()) is not None:
+            if leaf.last_used > tick:
+                self._leaves.push(leaf)
+                break
+            evicted += leaf.num_tokens
+            self._detach(leaf)
+        return evicted
+
+    @property
+    def tick(self) -> int:
+        """When the index was last used: what `Node.last_used` of the last insertion holds."""
+        return self._tick
+
     def check_integrity(self) -> None:
         """Compare every derived figure with the tree.
 
@@ -278,6 +298,8 @@ class ContextIndex:
         )
         parent.attach(upper)
         upper.num_tokens = min(upper.num_tokens, node.num_tokens)
+        upper.confirmed_tokens = min(upper.num_tokens, node.confirmed_tokens)
+        node.confirmed_tokens -= upper.confirmed_tokens
         node.documents, node.tokens = node.documents[count:], node.tokens[count:]
         node.num_tokens -= upper.num_tokens
         if node.num_tokens:

@@ -25,6 +25,7 @@ class Node:
         generated_tokens: tokens behind the documents: questions, answers, later turns. They stand
             at the node's end, so they are evicted first.
         is_multi_turn: a conversation goes on from here.
+        confirmed_tokens: how many of `num_tokens` an engine has said to hold; the rest is expected.
         last_used: tick of the last insertion or traversal through this node.
         serial: order of creation; breaks ties of `last_used`.
         is_queued: the index's eviction heap holds an entry for it.
@@ -33,6 +34,7 @@ class Node:
     __slots__ = (
         "_by_slot",
         "children",
+        "confirmed_tokens",
         "documents",
         "generated_tokens",
         "is_multi_turn",
@@ -67,6 +69,7 @@ class Node:
         self.next_slot = 0
         self.num_tokens = sum(tokens)
         self.generated_tokens = 0
+        self.confirmed_tokens = 0
         self.is_multi_turn = False
         self.is_queued = False
 

@@ -15,18 +15,38 @@ class Recorded(NamedTuple):
     Attributes:
         search_path: child positions from the root (paper section 4.1).
         cached_tokens: what the cache held of it before.
+        documents: what was inserted, in prompt order; empty for a later turn.
+        tokens: their lengths.
+        num_cached: leading documents that the cache held something of.
+        path: the nodes of that prefix: resident tokens up to each, and when it was last used.
+        tick: when it was inserted.
     """
 
     search_path: tuple[int, ...]
     cached_tokens: int
+    documents: tuple[Hashable, ...] = ()
+    tokens: tuple[int, ...] = ()
+    num_cached: int = 0
+    path: tuple[tuple[int, int], ...] = ()
+    tick: int = 0
 
 
 def record_front(
     index: ContextIndex, documents: Sequence[Hashable], tokens: Sequence[int]
 ) -> Recorded:
     """Record documents at the front of a payload, in prompt order."""
-    _, cached_tokens = index.cached_prefix(documents, tokens)
-    return Recorded(index.insert(documents, tokens).search_path, cached_tokens)
+    num_cached, cached_tokens = index.cached_prefix(documents, tokens)
+    path = _cached_path(index, documents)
+    node = index.insert(documents, tokens)
+    return Recorded(
+        node.search_path,
+        cached_tokens,
+        documents=tuple(documents),
+        tokens=tuple(tokens),
+        num_cached=num_cached,
+        path=path,
+        tick=index.tick,
+    )
 
 
 def record_turn(
@@ -57,3 +77,21 @@ def record_turn(
     cached_history = min(node.generated_tokens, history_tokens)
     index.extend(node, history_tokens - cached_history + turn_tokens)
     return Recorded(node.search_path, cached_tokens + cached_history)
+
+
+def _cached_path(index: ContextIndex, documents: Sequence[Hashable]) -> tuple[tuple[int, int], ...]:
+    path: list[tuple[int, int]] = []
+    node, at, reached = index.root, 0, 0
+    while at < len(documents):
+        child = node.children.get(documents[at])
+        if child is None:
+            break
+        pairs = zip(child.documents, documents[at:], strict=False)
+        count = next((i for i, (a, b) in enumerate(pairs) if a != b), len(child.documents))
+        count = min(count, len(documents) - at)
+        reached += child.resident_prefix(count)
+        path.append((reached, child.last_used))
+        if count < len(child.documents):
+            break
+        node, at = child, at + count
+    return tuple(path)

@@ -1,11 +1,13 @@
 """Set what is resident of a sequence, where an engine tells it (RAGBoost section 4.1).
 
-Knows sequences of documents with their lengths. Does not know events, blocks or engines.
+What an engine has said is confirmed; what was inserted beside that is expected. Knows sequences of
+documents with their lengths. Does not know events, blocks or engines.
 """
 
 from collections.abc import Hashable, Sequence
 
 from ragboost.index.context_index import ContextIndex
+from ragboost.index.node import Node
 
 
 def set_resident(
@@ -43,3 +45,57 @@ def set_resident(
         index.remove(child)
     if is_cut:
         index.cut(node, sum(node.tokens[:-1]) + cut_tokens)
+    for step in node.ancestors:
+        step.confirmed_tokens = min(step.num_tokens, sum(step.tokens))
+
+
+def drop_unconfirmed(index: ContextIndex, documents: Sequence[Hashable]) -> None:
+    """Take the end of a sequence back as far as no engine has confirmed it.
+
+    Stops where another sequence goes on: that one takes back the rest in its turn.
+
+    Args:
+        index: the context index.
+        documents: a sequence that was inserted.
+    """
+    node = _end(index, documents)
+    while node.is_leaf and node.parent is not None:
+        parent = node.parent
+        if node.confirmed_tokens >= sum(node.tokens):
+            return
+        if node.confirmed_tokens:
+            index.cut(node, node.confirmed_tokens)
+            return
+        index.remove(node)
+        node = parent
+
+
+def drop_unused(
+    index: ContextIndex, documents: Sequence[Hashable], *, num_kept: int, tick: int
+) -> None:
+    """Take the end of a sequence back that nothing has used since it was inserted.
+
+    Args:
+        index: the context index.
+        documents: the sequence.
+        num_kept: leading documents that were there before.
+        tick: of the insertion.
+    """
+    node = _end(index, documents)
+    while node.is_leaf and node.parent is not None and node.last_used == tick:
+        parent = node.parent
+        if len(parent.context) < num_kept:
+            return
+        index.remove(node)
+        node = parent
+
+
+def _end(index: ContextIndex, documents: Sequence[Hashable]) -> Node:
+    """The deepest node whose context the sequence begins with."""
+    node, at = index.root, 0
+    while at < len(documents):
+        child = node.children.get(documents[at])
+        if child is None or child.documents != tuple(documents[at : at + len(child.documents)]):
+            break
+        node, at = child, at + len(child.documents)
+    return node

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ragboost.proxy.usage import Tap, Usage
+from ragboost.engine_hooks.usage import Usage
+from ragboost.proxy.usage import Tap
 
 _MAX_BYTES = 8 * 1024 * 1024
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n")

@@ -10,14 +10,17 @@ from starlette.routing import Route
 
 from ragboost import __version__
 from ragboost.config import Settings
+from ragboost.engine_hooks.reports import REPORT_PATH
 from ragboost.proxy.backends import Backends
 from ragboost.proxy.boosting import Boosting
 from ragboost.proxy.chat_sessions import session_routes
 from ragboost.proxy.dispatch import Dispatcher
 from ragboost.proxy.errors import error_response
 from ragboost.proxy.metrics import Metrics
-from ragboost.proxy.routes import Completions, Passthrough, Status
+from ragboost.proxy.routes import Completions, Passthrough, Reports, Status
 from ragboost.proxy.running_turns import RunningTurns
+from ragboost.proxy.sync import CacheSync
+from ragboost.proxy.tenants import Tenants
 from ragboost.sessions import make_store
 
 _BOOSTED = {
@@ -40,8 +43,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()
     backends = Backends.of(settings)
     metrics = Metrics()
-    boosting = Boosting(settings, metrics)
-    dispatcher = Dispatcher(settings, backends=backends, tenants=boosting.tenants)
+    tenants = Tenants(settings)
+    sync = CacheSync(settings, backends=backends, tenants=tenants)
+    metrics.watch(sync)
+    boosting = Boosting(settings, metrics, tenants=tenants, sync=sync)
+    dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
     store = make_store(settings.session)
     turns = RunningTurns()
 
@@ -50,11 +56,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         await store.open()
         await backends.open()
         try:
+            await sync.open()
             yield
         finally:
             await turns.drain()
             await store.close()
             dispatcher.close()
+            await sync.close()
             await backends.close()
 
     app = FastAPI(
@@ -66,8 +74,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
     )
+    app.state.cache_sync = sync
     app.add_exception_handler(Exception, _internal_error)
-    status = Status(dispatcher=dispatcher, metrics=metrics, boosting=boosting)
+    status = Status(dispatcher=dispatcher, metrics=metrics, boosting=boosting, sync=sync)
     for path, endpoint in _BOOSTED.items():
         completions = Completions(
             settings, endpoint=endpoint, dispatcher=dispatcher, metrics=metrics, boosting=boosting
@@ -83,6 +92,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             turns=turns,
         )
     )
+    app.router.routes.append(Route(REPORT_PATH, Reports(settings, sync=sync), methods=["POST"]))
     app.add_route("/health", status.health, methods=["GET"])
     app.add_route("/ready", status.ready, methods=["GET"])
     app.add_route("/version", status.version, methods=["GET"])

@@ -28,6 +28,7 @@ _READY_TIMEOUT_S = 2.0
 # Below the idle timeout of every server we know (uvicorn: 5 s), so that a pooled connection is
 # rarely closed under us.
 _KEEPALIVE_S = 3.0
+_MAX_FETCHED_BYTES = 4 * 1024 * 1024
 _MAX_HEADER_BYTES = 64 * 1024
 _NO_AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
@@ -158,6 +159,25 @@ class Backend:
                 return response.status < 500
         except (aiohttp.ClientError, TimeoutError):
             return False
+
+    async def fetch(self, path: str) -> bytes | None:
+        """GET a small answer of the backend's own; None: it cannot be reached. Empty: no 200."""
+        timeout = aiohttp.ClientTimeout(total=_READY_TIMEOUT_S)
+        try:
+            headers = self.with_key(CIMultiDict())
+            async with self._fresh.get(
+                f"{self.url}{path}", headers=headers, timeout=timeout
+            ) as response:
+                if response.status != 200:
+                    return b""
+                body = bytearray()
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > _MAX_FETCHED_BYTES:
+                        return b""
+                return bytes(body)
+        except (aiohttp.ClientError, TimeoutError):
+            return None
 
     def with_key(self, headers: CIMultiDict[str]) -> CIMultiDict[str]:
         """The headers with the backend's own key in place of the client's, where it has one."""

@@ -12,8 +12,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ragboost.config import Settings
+from ragboost.engine_hooks.usage import Usage
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
 from ragboost.proxy.conversation import Conversation, Conversations, Learned, Past
+from ragboost.proxy.follower import Follower
+from ragboost.proxy.following import SESSION_FIELD, Followed, Tag, front_of
 from ragboost.proxy.headers import RawHeaders
 from ragboost.proxy.histories import Histories, Match, history_links
 from ragboost.proxy.metrics import Metrics
@@ -21,10 +24,10 @@ from ragboost.proxy.payload import MalformedBodyError, Payload
 from ragboost.proxy.prepared import Draft, Place, Prepared
 from ragboost.proxy.rewrite import Detected, Rewriter, Rewritten
 from ragboost.proxy.session_names import session_name
+from ragboost.proxy.sync import CacheSync
 from ragboost.proxy.tenants import Tenant, TenantKey, Tenants, user_of
 from ragboost.proxy.tickets import Ticket
 from ragboost.proxy.tool_results import share_tool_results
-from ragboost.proxy.usage import Usage
 from ragboost.types import Request
 
 logger = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ class _Job(NamedTuple):
         name: of its conversation, over all tenants; None: it is known by its past, or not at all.
         past: what the engine was sent for its history, or None.
         tried: what it would have been sent without shadow mode, or None.
+        tag: the id by which its engine is to call it in its events.
     """
 
     payload: Payload
@@ -54,6 +58,7 @@ class _Job(NamedTuple):
     name: str | None
     past: Past | None
     tried: Past | None
+    tag: Tag
 
 
 class _Known(NamedTuple):
@@ -73,12 +78,15 @@ class _Known(NamedTuple):
 class Boosting:
     """Everything about boosting that outlives a request."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, metrics: Metrics, *, tenants: Tenants, sync: CacheSync
+    ) -> None:
+        self._sync = sync
         self._settings = settings
         self._metrics = metrics
         self._rewriter = Rewriter(settings)
         self._logged: set[str] = set()
-        self.tenants = Tenants(settings)
+        self.tenants = tenants
         self.conversations = Conversations(
             max_sessions=settings.session.max_sessions,
             max_bytes=settings.session.max_bytes,
@@ -134,7 +142,8 @@ class Boosting:
             return self._finish(plain, time.perf_counter() - spent)
         tenant = self.tenants.get(key)
         name = self._name(key, user, session)
-        job = _Job(payload, detected, can_ask_usage, name, past, tried.past if tried else None)
+        tag = Tag.of(payload.body, headers)
+        job = _Job(payload, detected, can_ask_usage, name, past, tried and tried.past, tag)
         front = partial(self._front, job)
         spent = time.perf_counter() - started
         ticket = await place(
@@ -163,14 +172,42 @@ class Boosting:
     async def report_usage(self, prepared: Prepared, usage: Usage) -> None:
         """Take in what the backend reported for a request."""
         self._metrics.count_usage(usage)
-        if prepared.tenant is None or prepared.context is None or usage.cached_tokens is None:
+        followed, context, cached_tokens = prepared.followed, prepared.context, usage.cached_tokens
+        if followed is None or prepared.tenant is None or context is None or cached_tokens is None:
             return
+        name = prepared.ticket.backend.name
+        if name != followed.follower.name:
+            return  # it went to another backend in the end, of which nothing was predicted
+        error = self._sync.fidelity.record(
+            predicted=followed.predicted_tokens,
+            reported=cached_tokens,
+            prompt_tokens=usage.prompt_tokens,
+        )
+        self._metrics.observe_prediction(error, self._sync.fidelity.read())
         async with prepared.tenant.lock:
-            prepared.tenant.booster(prepared.ticket.backend.name).report_usage(
-                prepared.context,
+            prepared.tenant.booster(name).report_usage(
+                context,
                 prompt_tokens=usage.prompt_tokens,
-                cached_tokens=min(max(usage.cached_tokens, 0), usage.prompt_tokens),
+                cached_tokens=min(max(cached_tokens, 0), usage.prompt_tokens),
             )
+
+    def answered(self, prepared: Prepared, usage: Usage | None, *, is_computed: bool) -> None:
+        """A request is over.
+
+        Args:
+            prepared: the request.
+            usage: what the backend reported, or None.
+            is_computed: the backend answered it.
+        """
+        followed, context = prepared.followed, prepared.context
+        if followed is None or followed.front is None or context is None:
+            return
+        is_computed = is_computed and prepared.ticket.backend.name == followed.follower.name
+        if context.recorded is not None and not is_computed:
+            followed.follower.failed(followed.front, context.recorded)
+            return
+        tag, prompt_tokens = followed.tag, usage and usage.prompt_tokens
+        followed.follower.answered(tag and tag.name, followed.front, prompt_tokens=prompt_tokens)
 
     def _parse(self, raw: bytes) -> tuple[Payload, Detected]:
         payload = Payload.parse(raw)
@@ -210,6 +247,7 @@ class Boosting:
     async def _rewrite(self, job: _Job, tenant: Tenant, ticket: Ticket) -> tuple[Prepared, Learned]:
         """Rewrite a body; what it adds to `job.past` is in the result, to `job.tried` beside it."""
         is_shadow = self._settings.proxy.shadow
+        follower = self._sync.followers[ticket.backend.name]
         async with tenant.lock:
             conversation = self._conversation(job.name, job.past)
             tried = self._conversation(job.name and f"shadow/{job.name}", job.tried)
@@ -222,6 +260,8 @@ class Boosting:
                 body, is_usage_added = rewritten.body, False
                 if job.can_ask_usage:
                     body, is_usage_added = self._with_usage(rewritten)
+                    if follower.streams and job.tag.is_ours and rewritten.context is not None:
+                        body = {**body, SESSION_FIELD: job.tag.name}
                 return Prepared(
                     ticket,
                     job.payload.encode(body),
@@ -237,6 +277,9 @@ class Boosting:
                 for used in (conversation, tried if is_shadow else None):
                     if used is not None and used.sent:
                         self.conversations.put(used)
+            if prepared.rewritten is not None:
+                followed = _follow(follower, tenant, prepared.rewritten, tag=job.tag)
+                prepared = prepared._replace(followed=followed)
             return prepared, _learned(tried, job.tried)
 
     def _boost(
@@ -347,3 +390,23 @@ def _histories(settings: Settings) -> Histories:
 def _documents_apart(payload: Payload) -> bytes:
     """The documents that are given beside the messages and rendered into them."""
     return payload.field(FIELD) if ragboost_fields(payload.body).get("documents") else b""
+
+
+def _follow(
+    follower: Follower, tenant: Tenant, rewritten: Rewritten, *, tag: Tag
+) -> Followed | None:
+    """Note a boosted request as sent, if something was boosted."""
+    context = rewritten.context
+    if context is None:
+        return None
+    front = None
+    if context.recorded is not None:
+        front = front_of(
+            context,
+            tenant.key,
+            bytes_before=rewritten.bytes_before,
+            bytes_behind=rewritten.bytes_behind,
+        )
+        front = follower.sent(tag.name if follower.streams else None, front)
+    predicted = follower.predict(front, context.predicted_cached_tokens)
+    return Followed(follower, front, tag if follower.streams else None, predicted)

@@ -3,12 +3,21 @@
 Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names.
 """
 
+from typing import TYPE_CHECKING
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from ragboost.booster import Booster
-from ragboost.proxy.usage import Usage
+from ragboost.engine_hooks.fidelity import ERROR_BOUNDS, Fidelity
+from ragboost.engine_hooks.stream import StreamState
+from ragboost.engine_hooks.usage import Usage
 from ragboost.types import Context
+
+if TYPE_CHECKING:
+    from ragboost.proxy.sync import CacheSync
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _MAX_MODELS = 100
@@ -117,9 +126,29 @@ class Metrics:
             buckets=_OVERHEAD_SECONDS,
             registry=registry,
         )
+        self._prediction_error = Histogram(
+            "ragboost_prediction_error_ratio",
+            "Predicted less reported cached tokens, as a share of the prompt tokens.",
+            buckets=ERROR_BOUNDS,
+            registry=registry,
+        )
+        self._prediction_precision = Gauge(
+            "ragboost_prediction_precision_ratio",
+            "Of the tokens predicted as cached, the share that was, over the last 512 requests.",
+            registry=registry,
+        )
+        self._prediction_recall = Gauge(
+            "ragboost_prediction_recall_ratio",
+            "Of the tokens that were cached, the share predicted, over the last 512 requests.",
+            registry=registry,
+        )
         self.sessions = Gauge(
             "ragboost_sessions", "Conversations that are remembered.", registry=registry
         )
+
+    def watch(self, sync: "CacheSync") -> None:
+        """Show the streams of cache events, too."""
+        self.registry.register(_Streams(sync))
 
     def render(self) -> bytes:
         """All metrics in Prometheus text format."""
@@ -182,3 +211,44 @@ class Metrics:
         """Count the tokens that the backend reported."""
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
+
+    def observe_prediction(self, error: float, figures: Fidelity) -> None:
+        """Record how a prediction of cached tokens came true, and the rolling figures."""
+        self._prediction_error.observe(error)
+        self._prediction_precision.set(figures.precision)
+        self._prediction_recall.set(figures.recall)
+
+
+class _Streams(Collector):
+    """What the streams of cache events count themselves."""
+
+    def __init__(self, sync: "CacheSync") -> None:
+        self._sync = sync
+
+    def collect(self) -> list[Metric]:
+        """Read them."""
+        labels = ["backend", "stream"]
+        events = CounterMetricFamily(
+            "ragboost_kv_events", "Cache events applied.", labels=[*labels, "type"]
+        )
+        gaps = CounterMetricFamily(
+            "ragboost_kv_event_gaps", "Gaps in the numbers of event batches.", labels=labels
+        )
+        states = GaugeMetricFamily(
+            "ragboost_kv_event_stream_state",
+            "1 for the state that a stream is in.",
+            labels=[*labels, "state"],
+        )
+        tokens = GaugeMetricFamily(
+            "ragboost_kv_resident_tokens", "Tokens that the mirror holds.", labels=labels
+        )
+        for backend, stream in self._sync.streams:
+            where = [backend, stream.name]
+            status = stream.status()
+            for kind in ("stored", "removed", "cleared"):
+                events.add_metric([*where, kind], getattr(status, f"num_{kind}"))
+            gaps.add_metric(where, status.num_gaps)
+            for state in StreamState:
+                states.add_metric([*where, state], float(state is status.state))
+            tokens.add_metric(where, status.num_resident_tokens)
+        return [events, gaps, states, tokens]

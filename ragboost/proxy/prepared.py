@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from ragboost.proxy.conversation import Learned
+from ragboost.proxy.following import Followed
 from ragboost.proxy.histories import Match
 from ragboost.proxy.payload import Payload
 from ragboost.proxy.rewrite import Rewritten
@@ -51,6 +52,7 @@ class Prepared(NamedTuple):
         learned: what it adds to the `past` that the caller gave.
         match: the history of a request without a session id; None: it names one, or has none.
         tried: the same of what shadow mode would have sent.
+        followed: how the engine will call it; None if nothing was boosted.
     """
 
     ticket: Ticket
@@ -64,6 +66,13 @@ class Prepared(NamedTuple):
     learned: Learned = Learned()
     match: Match | None = None
     tried: Match | None = None
+    followed: Followed | None = None
+
+    @property
+    def added_tag(self) -> str | None:
+        """The id for the engine's events that the proxy has added; None: none, or the caller's."""
+        tag = self.followed.tag if self.followed else None
+        return tag.name if tag is not None and tag.is_ours else None
 
     @property
     def context(self) -> Context | None:

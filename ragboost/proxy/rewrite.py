@@ -37,6 +37,8 @@ class Rewritten(NamedTuple):
         num_dropped: documents given that do not, because the payload has them already.
         bypass: why nothing was boosted; None if something was.
         error: the failure behind `bypass`, or None.
+        bytes_before: of the messages in front of the documents.
+        bytes_behind: of the messages behind them, without the one that holds the documents.
     """
 
     body: Mapping[str, Any]
@@ -45,6 +47,8 @@ class Rewritten(NamedTuple):
     num_dropped: int = 0
     bypass: str | None = None
     error: RagBoostError | None = None
+    bytes_before: int = 0
+    bytes_behind: int = 0
 
 
 class Detected(NamedTuple):
@@ -172,10 +176,13 @@ class Rewriter:
         if again is not None and found.message is not None and again.retrieved == retrieved:
             # A retry, or the next step of an agent that gives the turn's documents each time.
             body = self._with_history(without_object(body), {found.message: again})
-            if wanted and not history.sent:  # this backend may never have got them
-                booster.record(self._in_order(found, again.documents).documents)
             num = len(again.documents)
-            return Rewritten(body, num_documents=num, num_dropped=len(retrieved) - num)
+            rewritten = Rewritten(body, num_documents=num, num_dropped=len(retrieved) - num)
+            if not wanted or history.sent:
+                return rewritten
+            context = self._again(found, again.documents, booster)
+            before = _num_bytes(payload, history, found.message)
+            return rewritten._replace(context=context, bytes_before=before)
         standing = {key for sent in history.sent.values() for key in sent.documents}
         result = (
             self._boost(shape, found, booster, conversation, standing, planned) if wanted else None
@@ -186,7 +193,8 @@ class Rewriter:
         if conversation is not None and history.link is not None and found.message is not None:
             body = _remember(payload, body, found.message, conversation, history.link, context)
         if isinstance(result, Context):
-            return _boosted(body, context)
+            before = _num_bytes(payload, history, found.message or 0)
+            return _boosted(body, context)._replace(bytes_before=before)
         return rewritten._replace(body=body, num_documents=len(context.documents))
 
     def _in_place(
@@ -227,7 +235,9 @@ class Rewriter:
         link = _read(payload, conversation, found=found).link
         if conversation is not None and link is not None and found.message is not None:
             body = _remember(payload, body, found.message, conversation, link, result)
-        return _with_later(_boosted(body, result), found)
+        before, behind = _bytes_around(payload, found)
+        boosted = _boosted(body, result)._replace(bytes_before=before, bytes_behind=behind)
+        return _with_later(boosted, found)
 
     def _beside_messages(
         self,
@@ -254,7 +264,8 @@ class Rewriter:
         body = shape.replace(body, found, result)
         if conversation is not None and history.link is not None and found.message is not None:
             body = _remember(payload, body, found.message, conversation, history.link, result)
-        return _boosted(body, result)
+        behind = _num_bytes(payload, history, len(payload.messages))
+        return _boosted(body, result)._replace(bytes_behind=behind)
 
     def _boost(
         self,
@@ -283,6 +294,17 @@ class Rewriter:
             if shape.is_ours and isinstance(error, RequestError):
                 raise
             return Rewritten({}, bypass=_reason(error), error=error)
+
+    def _again(self, found: Found, order: tuple[str, ...], booster: Booster) -> Context:
+        """Documents at the front that are sent as before, maybe to another backend."""
+        context = self._in_order(found, order)
+        recorded = booster.record(context.documents, preamble=found.preamble)
+        return replace(
+            context,
+            search_path=recorded.search_path,
+            predicted_cached_tokens=recorded.cached_tokens,
+            recorded=recorded,
+        )
 
     def _plain(self, found: Found) -> Context:
         """The documents as they were given: all of them, in their order, without hints."""
@@ -369,6 +391,24 @@ def _remember(
     messages = list(body["messages"])
     messages[message] = raw
     return {**body, "messages": messages}
+
+
+def _num_bytes(payload: Payload, history: _History, end: int) -> int:
+    """Bytes of the messages before `end`, as they are sent."""
+    return sum(
+        len(history.sent[at].message) if at in history.sent else memoryview(message).nbytes
+        for at, message in enumerate(payload.messages[:end])
+    )
+
+
+def _bytes_around(payload: Payload, found: Found) -> tuple[int, int]:
+    """Bytes of the messages in front of documents in a message, and of what else is behind; other
+    text of their own message counts as behind them."""
+    if found.message is None:
+        return 0, 0
+    sizes = [memoryview(message).nbytes for message in payload.messages]
+    inside = sum(len(document.text.encode()) for document in found.documents)
+    return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)
 
 
 def _boosted(body: Mapping[str, Any], context: Context) -> Rewritten:

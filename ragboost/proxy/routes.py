@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from ragboost import __version__
 from ragboost.config import Settings
+from ragboost.engine_hooks.reports import CONTENT_TYPE as REPORT_TYPE
 from ragboost.errors import RequestError
 from ragboost.proxy.access_log import log_access
 from ragboost.proxy.answer import AnswerReader
@@ -16,12 +17,14 @@ from ragboost.proxy.boosting import Boosting
 from ragboost.proxy.disconnect import ClientWatch
 from ragboost.proxy.dispatch import Dispatcher, Turn
 from ragboost.proxy.exchange import Exchange
+from ragboost.proxy.following import SESSION_HEADER
 from ragboost.proxy.headers import get_header, request_headers
 from ragboost.proxy.keys import ApiKeys
 from ragboost.proxy.limits import ClientDisconnectedError, read_body
 from ragboost.proxy.metrics import CONTENT_TYPE, Metrics
 from ragboost.proxy.prepared import Prepared
 from ragboost.proxy.relay import Upstream, boost_headers, relay, with_request_id
+from ragboost.proxy.sync import CacheSync
 from ragboost.proxy.tracing import Tracing
 
 
@@ -132,7 +135,13 @@ class Completions(Passthrough):
         )
         exchange.notes.update(prepared.notes)
         upstream = self._upstream(exchange, prepared, reader=reader)
-        tap = await relay(exchange, watch, turn, upstream)
+        tap = None
+        try:
+            tap = await relay(exchange, watch, turn, upstream)
+        finally:
+            is_computed = 0 < exchange.status < 300
+            usage = tap.usage if tap is not None else None
+            self._boosting.answered(prepared, usage, is_computed=is_computed)
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
             self._metrics.observe_first_byte(self.endpoint, seconds=seconds)
@@ -148,6 +157,8 @@ class Completions(Passthrough):
         rewritten = prepared.rewritten
         is_read = prepared.context is not None or reader is not None
         headers = request_headers(exchange.headers, is_read=is_read)
+        if prepared.added_tag is not None:
+            headers[SESSION_HEADER] = prepared.added_tag
         extra = boost_headers(
             bypass=prepared.bypass,
             documents=rewritten.num_documents if rewritten else 0,
@@ -164,10 +175,39 @@ class Completions(Passthrough):
         )
 
 
+class Reports:
+    """Takes the reports of the in-engine hook: `POST /v1/index/events`, msgpack both ways."""
+
+    endpoint = "index_events"
+
+    def __init__(self, settings: Settings, *, sync: CacheSync) -> None:
+        self._settings = settings.proxy
+        self._keys = ApiKeys(settings.proxy.api_keys)
+        self._sync = sync
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one report."""
+        exchange = Exchange(scope, receive, send, endpoint=self.endpoint)
+        declared = get_header(exchange.headers, b"content-length")
+        try:
+            self._keys.check(exchange.headers)
+            body = await read_body(receive, declared=declared, settings=self._settings)
+            answer = await self._sync.report(body)
+        except RequestError as error:
+            await exchange.send_error(error.status, str(error), param=error.param)
+        except ClientDisconnectedError:
+            return
+        else:
+            await Response(answer, media_type=REPORT_TYPE)(scope, receive, send)
+
+
 class Status:
     """What operators ask: is it alive, is it ready, what does it count."""
 
-    def __init__(self, *, dispatcher: Dispatcher, metrics: Metrics, boosting: Boosting) -> None:
+    def __init__(
+        self, *, dispatcher: Dispatcher, metrics: Metrics, boosting: Boosting, sync: CacheSync
+    ) -> None:
+        self._sync = sync
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._boosting = boosting
@@ -178,9 +218,14 @@ class Status:
 
     async def ready(self, _request: Request) -> Response:
         """Readiness: the backend answers."""
+        streams = {
+            view.stream.name: {"backend": view.backend, "state": view.stream.state}
+            for view in self._sync.streams
+        }
+        detail = {"kv_events": streams} if streams else {}
         if await self._dispatcher.backends.is_ready():
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "backend unreachable"}, 503)
+            return JSONResponse({"status": "ready", **detail})
+        return JSONResponse({"status": "backend unreachable", **detail}, 503)
 
     async def version(self, _request: Request) -> Response:
         """Our version, not the backend's."""

@@ -7,7 +7,7 @@ conversations were sent is the same for all of them.
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.booster import Booster
@@ -29,12 +29,27 @@ class TenantKey(NamedTuple):
         return cls(model if isinstance(model, str) else "", salt if isinstance(salt, str) else "")
 
 
+class CacheMode(NamedTuple):
+    """What is known of one backend's prefix cache.
+
+    Attributes:
+        is_exact: its events say what it holds.
+        capacity_tokens: its size, where the backend says it.
+    """
+
+    is_exact: bool = False
+    capacity_tokens: int | None = None
+
+
 class Tenant:
     """A Booster per backend and the lock under which they are used, so that the event loop never
     waits for a worker thread that is boosting a large request."""
 
-    def __init__(self, key: TenantKey, settings: Settings) -> None:
+    def __init__(
+        self, key: TenantKey, settings: Settings, modes: Mapping[str, CacheMode] | None = None
+    ) -> None:
         self.key = key
+        self._modes = {} if modes is None else modes
         self.lock = asyncio.Lock()
         self._settings = settings
         self._sessions = MemorySessions(
@@ -48,6 +63,8 @@ class Tenant:
         booster = self._boosters.get(backend)
         if booster is None:
             booster = Booster(self._settings, sessions=self._sessions)
+            mode = self._modes.get(backend, CacheMode())
+            booster.residency.follow(is_exact=mode.is_exact, capacity_tokens=mode.capacity_tokens)
             self._boosters[backend] = booster
         return booster
 
@@ -75,9 +92,14 @@ class Tenant:
 
 
 class Tenants:
-    """The tenants by last use, bounded."""
+    """The tenants by last use, bounded.
+
+    Attributes:
+        modes: by name of the backend; holds for Boosters that are made from then on.
+    """
 
     def __init__(self, settings: Settings) -> None:
+        self.modes: dict[str, CacheMode] = {}
         self._settings = settings
         self._tenants: OrderedDict[TenantKey, Tenant] = OrderedDict()
 
@@ -88,11 +110,19 @@ class Tenants:
         """The tenant of this key, new if it is unknown; the least recently used one goes for it."""
         tenant = self._tenants.get(key)
         if tenant is None:
-            tenant = self._tenants[key] = Tenant(key, self._settings)
+            tenant = self._tenants[key] = Tenant(key, self._settings, self.modes)
             if len(self._tenants) > self._settings.proxy.max_tenants:
                 self._tenants.popitem(last=False)
         self._tenants.move_to_end(key)
         return tenant
+
+    def find(self, key: TenantKey) -> Tenant | None:
+        """The tenant of this key; None if it is unknown. Does not count as use."""
+        return self._tenants.get(key)
+
+    def all(self) -> Sequence[Tenant]:
+        """All tenants, least recently used first."""
+        return list(self._tenants.values())
 
     @property
     def num_nodes(self) -> int:

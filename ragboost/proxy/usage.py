@@ -5,9 +5,11 @@ takes out the one event that the proxy asked for and the client did not. Does no
 """
 
 import re
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
+
+from ragboost.engine_hooks.usage import Usage, read_usage
 
 _MAX_JSON_BYTES = 4 * 1024 * 1024
 _TAIL_BYTES = 16 * 1024
@@ -15,34 +17,18 @@ _MAX_EVENT_BYTES = 1024 * 1024
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
 
 
-class Usage(NamedTuple):
-    """What the engine reported for one request.
-
-    Attributes:
-        prompt_tokens: length of the prompt.
-        cached_tokens: the part of it that the prefix cache held; None: not reported.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int | None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    prompt_tokens_details: _Details | None = None
-    cached_tokens: int | None = None
+_NULL = msgspec.Raw(b"null")
 
 
 class _Answer(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: msgspec.Raw = _NULL
     choices: list[msgspec.Raw] | None = None
+    message: msgspec.Raw = _NULL  # Anthropic's first event
+    response: msgspec.Raw = _NULL  # OpenAI's Responses
 
 
 _ANSWER = msgspec.json.Decoder(_Answer)
+_VALUE = msgspec.json.Decoder()
 
 
 class Tap(Protocol):
@@ -149,19 +135,19 @@ class StrippingTap:
             return event
         answer = _parse_event(event)
         self.usage = _usage(answer) or self.usage
-        is_extra = answer is not None and answer.usage is not None and answer.choices == []
+        is_extra = answer is not None and answer.choices == [] and _usage(answer) is not None
         return b"" if is_extra else event
 
 
 def _usage(answer: _Answer | None) -> Usage | None:
-    if answer is None or answer.usage is None:
+    if answer is None:
         return None
-    found = answer.usage
-    details = found.prompt_tokens_details
-    cached: int | None = details.cached_tokens if details else None
-    if cached is None:
-        cached = found.cached_tokens
-    return Usage(found.prompt_tokens, cached)
+    parts = {"usage": answer.usage, "message": answer.message, "response": answer.response}
+    try:
+        decoded = {name: _VALUE.decode(raw) for name, raw in parts.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return read_usage(decoded)
 
 
 def _parse(data: bytes) -> _Answer | None:

@@ -42,8 +42,8 @@ def replayed(endpoint: str, first: int) -> list[tuple[int, list[Any]]]:
 
 
 def source(served: Served) -> dict[str, Any]:
-    (only,) = httpx.get(f"{served.url}/kv_event_sources").json()
-    assert only["data_parallel_rank"] == 0
+    (only,) = httpx.get(f"{served.url}/kv_event_sources").json().values()
+    assert only["publisher"] == "zmq"
     assert only["topic"] == "kv@tiny"
     found: dict[str, Any] = only
     return found

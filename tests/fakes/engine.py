@@ -96,12 +96,12 @@ class FakeEngine:
         *,
         block_size: int = 16,
         capacity_tokens: int | None = None,
-        events: bool = False,
+        events: EventPublisher | bool = False,
         port: int = 0,
         keepalive_timeout_s: float = 75.0,
         reply_tokens: int = 4,
     ) -> None:
-        self.events = EventPublisher() if events else None
+        self.events = EventPublisher() if events is True else events or None
         publish = self.events.publish if self.events else None
         self.cache = PrefixCache(block_size, capacity_tokens, publish=publish)
         self.requests: list[Received] = []
@@ -184,6 +184,8 @@ class FakeEngine:
         await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path in ("/kv_event_sources", "/server_info", "/metrics"):
+            return self._describe(request.path)
         body = await request.read()
         assert request.transport is not None
         connection: int = request.transport.get_extra_info("peername")[1]
@@ -208,6 +210,16 @@ class FakeEngine:
         finally:
             self.num_active -= 1
 
+    def _describe(self, path: str) -> web.Response:
+        """What a proxy asks on its own; not recorded in `requests`."""
+        if path == "/kv_event_sources" and self.events is not None:
+            return web.json_response({"0": self.events.source})
+        if path == "/metrics" and self.cache.capacity_blocks is not None:
+            size, num = self.cache.block_size, self.cache.capacity_blocks + 1
+            info = f'vllm:cache_config_info{{block_size="{size}",num_gpu_blocks="{num}"}} 1.0\n'
+            return web.Response(text=info)
+        return web.Response(status=404)
+
     def _record(self, request: web.Request, body: bytes, connection: int) -> Received:
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in request.raw_headers]
         prompt, prompt_tokens, cached_tokens = "", 0, 0
@@ -217,7 +229,8 @@ class FakeEngine:
             tokens = tokenize(prompt)
             salt = str(fields.get("cache_salt") or "")
             prompt_tokens, cached_tokens = len(tokens), self.cache.match(tokens, salt=salt)
-            self.cache.insert(tokens, salt=salt)
+            name = fields.get("session_id") or request.headers.get("x-session-id")
+            self.cache.insert(tokens, salt=salt, session_id=name)
         received = Received(
             method=request.method,
             path=request.raw_path,

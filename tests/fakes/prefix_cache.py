@@ -60,7 +60,9 @@ class PrefixCache:
             matched += self.block_size
         return matched
 
-    def insert(self, tokens: Sequence[int], *, salt: str = "") -> None:
+    def insert(
+        self, tokens: Sequence[int], *, salt: str = "", session_id: str | None = None
+    ) -> None:
         """Store every full block of `tokens`, evict down to the capacity, publish both."""
         stored: list[tuple[int, Block]] = []
         chain = list(self._chain(tokens, salt))[: self.capacity_blocks]
@@ -72,7 +74,9 @@ class PrefixCache:
             self.blocks.move_to_end(block_hash)
         removed = self._evict()
         if self._publish is not None and (stored or removed):
-            self._publish(self._removed_events(removed) + self._stored_events(stored, salt))
+            self._publish(
+                self._removed_events(removed) + self._stored_events(stored, salt, session_id)
+            )
 
     def clear(self) -> None:
         """Forget everything."""
@@ -98,7 +102,9 @@ class PrefixCache:
             removed.append(self.blocks.popitem(last=False)[0])
         return removed
 
-    def _stored_events(self, stored: list[tuple[int, Block]], salt: str) -> list[Event]:
+    def _stored_events(
+        self, stored: list[tuple[int, Block]], salt: str, session_id: str | None
+    ) -> list[Event]:
         runs: list[list[tuple[int, Block]]] = []
         for block_hash, block in stored:
             if runs and runs[-1][-1][0] == block.parent:
@@ -120,6 +126,7 @@ class PrefixCache:
                 ],
                 "group_idx": 0,
                 "kv_cache_spec_kind": "full_attention",
+                "session_id": session_id,
             }
             for run in runs
         ]

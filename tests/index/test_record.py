@@ -11,14 +11,17 @@ def turn(index: ContextIndex, *, history: int, length: int) -> Recorded:
 def test_documents_at_the_front_are_found_by_the_next_request() -> None:
     index = ContextIndex()
 
-    assert record_front(index, FRONT, (10, 10)) == Recorded((0,), 0)
-    assert record_front(index, ("a", "c"), (10, 5)).cached_tokens == 10
+    first = record_front(index, FRONT, (10, 10))
+    assert (first.search_path, first.cached_tokens, first.path) == ((0,), 0, ())
+    second = record_front(index, ("a", "c"), (10, 5))
+    assert (second.cached_tokens, second.num_cached) == (10, 1)
+    assert second.path == ((10, first.tick),)
 
 
 def test_nothing_at_the_front_is_recorded_nowhere() -> None:
     index = ContextIndex()
 
-    assert record_front(index, (), ()) == Recorded((), 0)
+    assert not record_front(index, (), ()).documents
     assert record_turn(index, (), (), history_tokens=5, turn_tokens=5) == Recorded((), 0)
     assert index.num_nodes == 0
 

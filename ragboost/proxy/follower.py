@@ -1,0 +1,327 @@
+"""Keep the context indexes of one backend in step with its engine.
+
+Changes come from any thread and are merged until the event loop applies them, a few at a time.
+Knows request ids, tenants and documents. Does not know sockets, routes or where streams come from.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ragboost.engine_hooks.documents import DocumentTracker, ResidentContext, document_ends
+from ragboost.engine_hooks.residency import Changes
+from ragboost.engine_hooks.stream import EventStream, StreamState
+from ragboost.errors import ContextIndexError
+from ragboost.index.record import Recorded
+from ragboost.proxy.tenants import CacheMode, TenantKey, Tenants
+
+logger = logging.getLogger(__name__)
+
+# An answer's events follow it: what no event has confirmed after this long is not cached.
+_CONFIRM_S = 1.0
+_LOOK_S = 0.1
+_PER_TURN = 32
+# Ends of documents are estimates. Where a cached prefix ends this close to a document's end it ends
+# there: taking back what goes on behind would be worse than a few tokens too many.
+_SLACK_TOKENS = 16
+_SLACK = 0.01
+_MAX_REQUESTS = 100_000
+_SCALE_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The documents at the front of a request, as the context index knows them.
+
+    Attributes:
+        tenant: whose index holds them.
+        documents: in prompt order.
+        tokens: their lengths in the index.
+        frames: estimated tokens around each of them.
+        tokens_before: estimated tokens of the prompt in front of them.
+        prompt_tokens: estimated length of the whole prompt.
+        scale: the engine's tokens per estimated token.
+    """
+
+    tenant: TenantKey
+    documents: tuple[Hashable, ...]
+    tokens: tuple[int, ...]
+    frames: tuple[int, ...]
+    tokens_before: int
+    prompt_tokens: int
+    scale: float = 1.0
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where the documents end in the prompt, in the engine's tokens."""
+        lengths = [a + b for a, b in zip(self.tokens, self.frames, strict=True)]
+        before = round(self.tokens_before * self.scale)
+        return document_ends(lengths, tokens_before=before, scale=self.scale)
+
+
+class _Due(NamedTuple):
+    at: float
+    front: Front
+
+
+class Follower:
+    """See the module. Everything but `on_change` belongs to the event loop.
+
+    Attributes:
+        name: of the backend.
+        streams: the engine's streams by name.
+        capacity_tokens: of its prefix cache, where it says so.
+    """
+
+    def __init__(self, name: str, tenants: Tenants) -> None:
+        self.name = name
+        self.streams: dict[str, EventStream] = {}
+        self.capacity_tokens: int | None = None
+        self.scale = 1.0
+        self._has_scale = False
+        self._tenants = tenants
+        self._mode = CacheMode()
+        self._tracker = DocumentTracker(max_requests=_MAX_REQUESTS)
+        self._fronts: OrderedDict[str, Front] = OrderedDict()
+        self._left: deque[Front] = deque()  # of ids that now name other documents
+        self._answered: deque[_Due] = deque()
+        self._failed: deque[tuple[Front, Recorded]] = deque()
+        self._guard = threading.Lock()
+        self._pending = Changes({})
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._is_woken = False
+        self._is_applying = False
+
+    @property
+    def state(self) -> StreamState | None:
+        """The worst of the streams' states; None without streams."""
+        states = [stream.state for stream in self.streams.values()]
+        order = (StreamState.FALLBACK, StreamState.DEGRADED, StreamState.EXACT)
+        return min(states, key=order.index, default=None)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the indexes hold what events say."""
+        return self._mode.is_exact
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything that came in is applied, and nothing is expected any more."""
+        with self._guard:
+            is_idle = not self._pending.resident_tokens and not self._pending.is_cleared
+        return is_idle and not (self._is_applying or self._answered or self._failed or self._left)
+
+    def on_change(self, _stream: str, changes: Changes) -> None:
+        """Take in changes, in any thread; later ones of a request replace earlier ones."""
+        with self._guard:
+            resident = {} if changes.is_cleared else self._pending.resident_tokens
+            resident.update(changes.resident_tokens)
+            is_cleared = changes.is_cleared or self._pending.is_cleared
+            self._pending = Changes(resident, is_cleared)
+            loop, is_woken, self._is_woken = self._loop, self._is_woken, True
+        if loop is not None and not is_woken:
+            loop.call_soon_threadsafe(self._wake.set)
+
+    def sent(self, request_id: str | None, front: Front) -> Front:
+        """A request is sent on, under an id that the engine puts into its events if there are any.
+
+        An id that a caller gives to several requests names the latest one's documents. What only an
+        earlier one had is no longer followed, and counts as not cached.
+        """
+        front = replace(front, scale=self.scale)
+        if request_id is None:
+            return front
+        old = self._fronts.pop(request_id, None)
+        if old is not None and old.documents != front.documents[: len(old.documents)]:
+            self._left.append(old)
+        self._track(request_id, front)
+        return front
+
+    def answered(self, request_id: str | None, front: Front, *, prompt_tokens: int | None) -> None:
+        """A request's answer is over.
+
+        Args:
+            request_id: the id that it was sent with; None: it was not followed.
+            front: what `sent` returned.
+            prompt_tokens: of the prompt, as reported; None: unknown.
+        """
+        if prompt_tokens:
+            scale = prompt_tokens / max(front.prompt_tokens, 1)
+            weight = _SCALE_WEIGHT if self._has_scale else 1.0
+            self.scale += weight * (scale - self.scale)
+            self._has_scale = True
+            if request_id is not None and self._fronts.get(request_id) is front:
+                self._track(request_id, replace(front, scale=scale))
+                tokens = self._resident_tokens(request_id)
+                if tokens is not None:
+                    self.on_change("", Changes({request_id: tokens}))
+        if self._mode.is_exact:
+            self._answered.append(_Due(time.monotonic() + _CONFIRM_S, front))
+
+    def failed(self, front: Front, recorded: Recorded) -> None:
+        """A request was not computed."""
+        self._failed.append((front, recorded))
+
+    def predict(self, front: Front | None, cached_tokens: int) -> int:
+        """The engine's cached tokens for a request, where the index expects this.
+
+        Args:
+            front: its documents; None in a later turn.
+            cached_tokens: of them, in the index's tokens.
+        """
+        if not cached_tokens or front is None:
+            return round(cached_tokens * self.scale)
+        frames, rest = 0, cached_tokens
+        for length, frame in zip(front.tokens, front.frames, strict=True):
+            if rest <= 0:
+                break
+            frames, rest = frames + frame, rest - length
+        tokens = round((front.tokens_before + cached_tokens + frames) * self.scale)
+        size = self._block_size() or 1
+        return tokens // size * size
+
+    async def run(self) -> None:
+        """Apply what comes in until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _LOOK_S)
+            self._wake.clear()
+            await self.step()
+
+    async def step(self) -> None:
+        """Apply what has come in so far."""
+        self._is_applying = True
+        changes = self._take()
+        if changes.is_cleared:
+            await self._clear()
+        await self._apply(changes.resident_tokens)
+        mode = CacheMode(self.state is StreamState.EXACT, self.capacity_tokens)
+        if mode != self._mode:
+            await self._follow(mode)
+        await self._drop()
+        self._is_applying = False
+
+    async def _follow(self, mode: CacheMode) -> None:
+        """Go over to events, to the model, or to another capacity."""
+        becomes_exact = mode.is_exact and not self._mode.is_exact
+        if mode.is_exact != self._mode.is_exact:
+            logger.info("backend %s: its cache is %s", self.name, _how(mode))
+        self._mode = self._tenants.modes[self.name] = mode
+        for tenant in self._tenants.all():
+            async with tenant.lock:
+                booster = tenant.booster(self.name)
+                booster.residency.follow(
+                    is_exact=mode.is_exact, capacity_tokens=mode.capacity_tokens
+                )
+        if becomes_exact:  # what the model believed goes
+            await self._clear()
+
+    async def _clear(self) -> None:
+        for tenant in self._tenants.all():
+            async with tenant.lock:
+                tenant.booster(self.name).residency.clear()
+        # Other ranks, or what was stored again since.
+        now = {name: self._resident_tokens(name) for name in list(self._fronts)}
+        await self._apply({name: tokens for name, tokens in now.items() if tokens})
+
+    async def _apply(self, resident_tokens: Mapping[str, int]) -> None:
+        # Of two requests with a common prefix the longer one knows more: a request is told of each
+        # block that it loses, but not of one that comes back for another request.
+        in_order = sorted(resident_tokens.items(), key=lambda item: item[1])
+        size = self._block_size()
+        for number, (request_id, tokens) in enumerate(in_order, start=1):
+            front = self._fronts.get(request_id)
+            slack = _SLACK_TOKENS + round(_SLACK * tokens)
+            context = self._tracker.resident(request_id, tokens, block_size=size + slack)
+            if front is not None and context is not None:
+                await self._set(front, context)
+            if not tokens:
+                self._fronts.pop(request_id, None)
+            if number % _PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _set(self, front: Front, context: ResidentContext) -> None:
+        count = context.num_resident
+        cut = 0
+        if count < len(front.documents):
+            ends = front.ends
+            start = ends[count - 1] if count else round(front.tokens_before * front.scale)
+            told = context.resident_tokens + round(front.tokens_before * front.scale)
+            cut = int((told - start) / front.scale) - front.frames[count]
+            cut = cut if cut > _SLACK_TOKENS else 0
+        tenant = self._tenants.find(front.tenant)
+        if tenant is None:
+            return
+        async with tenant.lock:
+            residency = tenant.booster(self.name).residency
+            try:
+                residency.set_resident(
+                    front.documents, front.tokens, num_documents=count, cut_tokens=cut
+                )
+            except ContextIndexError as error:  # better no index than a wrong one
+                logger.error("backend %s: emptying a broken index: %s", self.name, error)
+                residency.clear()
+
+    async def _drop(self) -> None:
+        """Take back what failed, was expected for too long, or is not followed any more."""
+        while self._failed:
+            front, recorded = self._failed.popleft()
+            tenant = self._tenants.find(front.tenant)
+            if tenant is not None:
+                async with tenant.lock:
+                    tenant.booster(self.name).residency.failed(recorded)
+        while self._left:
+            front = self._left.popleft()
+            tenant = self._tenants.find(front.tenant)
+            if tenant is not None and self._mode.is_exact:
+                async with tenant.lock:
+                    tenant.booster(self.name).residency.set_resident(
+                        front.documents, front.tokens, num_documents=0
+                    )
+        now = time.monotonic()
+        while self._answered and self._answered[0].at <= now:
+            front = self._answered.popleft().front
+            tenant = self._tenants.find(front.tenant)
+            if tenant is not None:
+                async with tenant.lock:
+                    tenant.booster(self.name).residency.drop_unconfirmed(front.documents)
+
+    def _take(self) -> Changes:
+        with self._guard:
+            self._is_woken = False
+            changes, self._pending = self._pending, Changes({})
+        return changes
+
+    def _track(self, request_id: str, front: Front) -> None:
+        self._fronts[request_id] = front
+        self._fronts.move_to_end(request_id)
+        if len(self._fronts) > _MAX_REQUESTS:
+            self._fronts.popitem(last=False)
+        self._tracker.sent(
+            request_id,
+            front.documents,
+            ends=front.ends,
+            tokens_before=round(front.tokens_before * front.scale),
+        )
+
+    def _resident_tokens(self, request_id: str) -> int | None:
+        for stream in self.streams.values():
+            tokens = stream.resident_tokens(request_id)
+            if tokens is not None:
+                return tokens
+        return None
+
+    def _block_size(self) -> int:
+        return max((stream.mirror.block_size for stream in self.streams.values()), default=0)
+
+
+def _how(mode: CacheMode) -> str:
+    return "followed exactly" if mode.is_exact else "modelled, its events are not complete"

@@ -1,0 +1,134 @@
+"""What an engine tells of its prefix cache, applied to a Booster's context index.
+
+While an engine's events are exact, the index holds what they say and what is being computed; else
+it is the paper's model (LRU on tokens), corrected by the usage of each answer. Knows documents as
+hashable keys; does not know events, blocks or HTTP.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from threading import RLock
+
+from ragboost.index import ContextIndex
+from ragboost.index.record import Recorded
+from ragboost.index.residency import drop_unconfirmed, drop_unused, set_resident
+
+_MAX_UNANSWERED = 1024
+# Lengths are estimates and engines count whole blocks: a smaller shortfall says nothing.
+_MIN_SHORTFALL_TOKENS = 64
+_MIN_SHORTFALL = 0.1
+
+
+class Residency:
+    """The residency side of one context index. Safe to call from several threads.
+
+    Args:
+        index: the Booster's.
+        lock: the Booster's; held for one sequence at a time.
+
+    Attributes:
+        is_exact: events say what is resident; nothing is evicted by the model.
+    """
+
+    def __init__(self, index: ContextIndex, lock: RLock) -> None:
+        self.is_exact = False
+        self._index = index
+        self._lock = lock
+        self._capacity_tokens = index.capacity_tokens
+        self._unanswered: OrderedDict[int, None] = OrderedDict()
+        self._settled_before: OrderedDict[int, int] = OrderedDict()
+
+    def follow(self, *, is_exact: bool, capacity_tokens: int | None) -> None:
+        """Go over from the model to events or back.
+
+        Args:
+            is_exact: events are exact from now on.
+            capacity_tokens: the prefix cache's size, where the backend says it; else None.
+        """
+        with self._lock:
+            self.is_exact = is_exact
+            model = self._capacity_tokens or capacity_tokens
+            self._index.capacity_tokens = None if is_exact else model
+            if self._index.capacity_tokens is not None:
+                self._index.evict(self._index.num_tokens - self._index.capacity_tokens)
+
+    def clear(self) -> None:
+        """The cache is empty."""
+        with self._lock:
+            self._index.clear()
+            self._unanswered.clear()
+            self._settled_before.clear()
+
+    def set_resident(
+        self,
+        documents: Sequence[Hashable],
+        tokens: Sequence[int],
+        *,
+        num_documents: int,
+        cut_tokens: int = 0,
+    ) -> None:
+        """As `index.residency.set_resident`; confirms what it sets."""
+        with self._lock:
+            set_resident(
+                self._index, documents, tokens, num_documents=num_documents, cut_tokens=cut_tokens
+            )
+
+    def drop_unconfirmed(self, documents: Sequence[Hashable]) -> None:
+        """A sequence was computed some time ago: what no event has confirmed is not cached."""
+        with self._lock:
+            if self.is_exact:
+                drop_unconfirmed(self._index, documents)
+
+    def dispatched(self, recorded: Recorded) -> None:
+        """A sequence was inserted, and is now on its way to the engine."""
+        with self._lock:
+            oldest = next(iter(self._unanswered), recorded.tick)
+            self._unanswered[recorded.tick] = None
+            self._settled_before[recorded.tick] = oldest
+            if len(self._unanswered) > _MAX_UNANSWERED:
+                self._unanswered.popitem(last=False)
+                self._settled_before.popitem(last=False)
+
+    def failed(self, recorded: Recorded) -> None:
+        """The engine did not compute a sequence."""
+        with self._lock:
+            if not self._forget(recorded):
+                return
+            if self.is_exact:
+                drop_unconfirmed(self._index, recorded.documents)
+            else:
+                drop_unused(
+                    self._index,
+                    recorded.documents,
+                    num_kept=recorded.num_cached,
+                    tick=recorded.tick,
+                )
+
+    def answered(self, recorded: Recorded, *, cached_tokens: int | None) -> None:
+        """The engine has computed a sequence, and found some of it cached.
+
+        A node that was expected and not found has been evicted. An engine evicts what was not used
+        for longest, so that everything that was not used since that node has gone, too. The
+        sequence itself has been computed, and is cached now. Says nothing where the node was being
+        computed by another request, nor where events are exact.
+
+        Args:
+            recorded: the sequence.
+            cached_tokens: what was found, in the index's tokens; None: not reported.
+        """
+        with self._lock:
+            settled_before = self._settled_before.get(recorded.tick)
+            self._forget(recorded)
+            if self.is_exact or cached_tokens is None or settled_before is None:
+                return
+            for reached, last_used in recorded.path:
+                shortfall = reached - cached_tokens
+                if shortfall > max(_MIN_SHORTFALL_TOKENS, _MIN_SHORTFALL * reached):
+                    if last_used < settled_before:
+                        self._index.evict_unused(last_used)
+                    return
+
+    def _forget(self, recorded: Recorded) -> bool:
+        """Whether it was waiting for its answer."""
+        self._unanswered.pop(recorded.tick, None)
+        return self._settled_before.pop(recorded.tick, None) is not None

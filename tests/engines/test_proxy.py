@@ -1,0 +1,70 @@
+"""The proxy in front of real engines: its index follows them, and its predictions come true."""
+
+import random
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from benchmarks.engine_servers import EngineServer
+from ragboost.config import Settings
+from ragboost.proxy.app import create_app
+from ragboost.serving import serve_in_thread
+
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
+
+WORDS = [
+    "the",
+    "lease",
+    "was",
+    "signed",
+    "by",
+    "a",
+    "tenant",
+    "whose",
+    "name",
+    "nobody",
+    "could",
+    "read",
+    "in",
+    "this",
+    "light",
+]
+DOCUMENTS = [
+    {"id": i, "text": " ".join(random.Random(i).choices(WORDS, k=100 + 10 * (i % 5)))}
+    for i in range(16)
+]
+
+
+def wait(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not reached in time"
+        time.sleep(0.05)
+
+
+def test_predictions_come_true_while_the_cache_evicts(server: EngineServer) -> None:
+    app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
+    sync = app.state.cache_sync
+    (follower,) = sync.followers.values()
+    dice = random.Random(1)
+    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=120) as client:
+        wait(lambda: bool(follower.is_exact))
+        for _ in range(60):
+            body = {
+                "model": "tiny",
+                "max_tokens": 1,
+                "messages": [{"role": "user", "content": "Who signed the lease?"}],
+                "ragboost": {"documents": dice.sample(DOCUMENTS, 4)},
+            }
+            answer = client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            time.sleep(0.05)  # events follow answers
+        assert httpx.get(f"{url}/ready").json()["kv_events"]
+        figures = sync.fidelity.read()
+        assert figures.num_requests == 60
+        assert figures.precision > 0.9, figures
+        assert figures.recall > 0.9, figures
+        assert sum(tenant.num_nodes for tenant in sync.tenants.all()) > 0
+        assert follower.capacity_tokens == pytest.approx(server.cache_tokens, abs=64)

@@ -1,0 +1,296 @@
+"""The proxy's context index follows its engine's prefix cache: real ZeroMQ frames, real HTTP."""
+
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, encode_report
+from ragboost.proxy.follower import Follower
+from ragboost.proxy.tenants import TenantKey
+from ragboost.types import Document
+from tests.fakes import FakeEngine, Received
+from tests.fakes.events import EventPublisher
+from tests.fakes.prefix_cache import tokenize
+from tests.proxy.conftest import ProxyServer, proxy_settings
+
+URL = "/v1/chat/completions"
+BLOCK, CACHE = 8, 640
+TOLERANCE = 4 * BLOCK  # ends of documents are estimates; a document has 69 tokens
+_LABEL = re.compile(r"\[Doc_(\d+)\]\n[a-z ]+\n\n")
+# Words of three letters, so that a token has four bytes and estimated lengths are true.
+_WORDS = [a + b + c for a in "bdfgk" for b in "aeiou" for c in "lmnrs"]
+DOCUMENTS = [
+    Document(" ".join(random.Random(i).choices(_WORDS, k=64)), id=10 + i) for i in range(14)
+]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragboost.proxy.follower._CONFIRM_S", 0.1)
+    monkeypatch.setattr("ragboost.proxy.sync._RETRY_S", 0.1)
+
+
+def wait(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not reached in time"
+        time.sleep(0.01)
+
+
+def fake_engine(**options: Any) -> FakeEngine:
+    return FakeEngine(block_size=BLOCK, capacity_tokens=CACHE, **options)
+
+
+def start(engine: FakeEngine, **sections: dict[str, Any]) -> ProxyServer:
+    return ProxyServer(proxy_settings(engine.url, **sections))
+
+
+def follower_of(proxy: ProxyServer) -> Follower:
+    (follower,) = proxy.app.state.cache_sync.followers.values()
+    assert isinstance(follower, Follower)
+    return follower
+
+
+def ask(proxy: ProxyServer, numbers: list[int], **fields: Any) -> httpx.Response:
+    documents = [{"id": DOCUMENTS[i].id, "text": DOCUMENTS[i].text} for i in numbers]
+    messages = [{"role": "user", "content": "why?"}]
+    body = {"model": "m", "messages": messages, "ragboost": {"documents": documents}}
+    return httpx.post(proxy.url + URL, json={**body, **fields})
+
+
+def ask_many(proxy: ProxyServer, engine: FakeEngine, *, num: int, seed: int) -> None:
+    """Requests that share documents, far more than the cache holds."""
+    dice = random.Random(seed)
+    for _ in range(num):
+        assert ask(proxy, dice.sample(range(len(DOCUMENTS)), 4)).status_code == 200
+    settle(proxy, engine)
+
+
+def settle(proxy: ProxyServer, engine: FakeEngine) -> None:
+    """Wait until every batch that was sent is applied."""
+    events, follower = engine.events, follower_of(proxy)
+    assert events is not None
+    wait(lambda: follower.is_exact and follower.state == "exact")
+    (stream,) = follower.streams.values()
+    wait(lambda: stream.num_applied == events.num_published)
+    wait(lambda: follower.is_settled)
+
+
+def misfits(proxy: ProxyServer, received: list[Received], engine: FakeEngine) -> list[str]:
+    """Requests of whose documents the index believes more or less than the engine holds."""
+    booster = proxy.app.state.cache_sync.tenants.get(TenantKey("m", "")).booster(
+        follower_of(proxy).name
+    )
+    booster.index.check_integrity()
+    found = []
+    for request in received:
+        numbers, end = [], 0
+        for label in _LABEL.finditer(request.prompt):
+            numbers.append(int(label[1]) - 10)
+            end = len(tokenize(request.prompt[: label.end()]))
+        keys = [DOCUMENTS[i].key for i in numbers]
+        held = min(engine.cache.match([*tokenize(request.prompt), 0]), end)
+        lengths = booster.tokens.count_documents([DOCUMENTS[i] for i in numbers])
+        believed = booster.index.cached_prefix(keys, lengths)[1] * end / sum(lengths)
+        if abs(believed - held) > TOLERANCE:
+            found.append(f"{numbers}: believed {believed:.0f}, held {held}")
+    return found
+
+
+def test_the_index_equals_the_engines_cache_after_evictions() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        wait(lambda: follower_of(proxy).is_exact)
+        ask_many(proxy, engine, num=40, seed=1)
+
+        assert misfits(proxy, engine.completions, engine) == []
+        assert any(request.cached_tokens for request in engine.completions)
+        sent = engine.completions[-1]
+        assert sent.json["session_id"] == sent.header("x-session-id")
+        ready = httpx.get(f"{proxy.url}/ready").json()
+        (stream,) = ready["kv_events"].values()
+        assert stream["state"] == "exact"
+        metrics = httpx.get(f"{proxy.url}/metrics").text
+        assert re.search(r'ragboost_kv_events_total\{.*type="removed"\} [1-9]', metrics)
+        assert re.search(r'ragboost_kv_event_stream_state\{.*state="exact".*\} 1.0', metrics)
+        assert "ragboost_prediction_error_ratio_count 40.0" in metrics
+
+
+def test_lost_frames_are_replayed() -> None:
+    events = EventPublisher(drop=lambda seq: seq % 10 == 7)
+    with fake_engine(events=events) as engine, start(engine) as proxy:
+        wait(lambda: follower_of(proxy).is_exact)
+        ask_many(proxy, engine, num=40, seed=2)
+
+        assert misfits(proxy, engine.completions, engine) == []
+        metrics = httpx.get(f"{proxy.url}/metrics").text
+        assert re.search(r"ragboost_kv_event_gaps_total\{.*\} [1-9]", metrics)
+
+
+def test_a_cleared_cache_is_forgotten() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        wait(lambda: follower_of(proxy).is_exact)
+        ask_many(proxy, engine, num=5, seed=3)
+        engine.cache.clear()
+        settle(proxy, engine)
+
+        assert misfits(proxy, engine.completions, engine) == []
+        assert ask(proxy, [0, 1]).headers["x-ragboost-cached-tokens-predicted"] == "0"
+
+
+def test_a_killed_and_restarted_engine_is_followed() -> None:
+    with fake_engine(events=True) as engine:
+        assert engine.events is not None
+        ports = engine.events.port, engine.events.replay_port
+        http_port = int(engine.url.rpartition(":")[2])
+        with start(engine) as proxy:
+            wait(lambda: follower_of(proxy).is_exact)
+            ask_many(proxy, engine, num=10, seed=4)
+            engine.stop()
+            wait(lambda: not follower_of(proxy).is_exact)
+            assert ask(proxy, [0, 1]).status_code == 502
+            with fake_engine(events=EventPublisher(ports=ports), port=http_port) as again:
+                wait(lambda: follower_of(proxy).is_exact)
+                settle(proxy, again)
+                assert misfits(proxy, engine.completions, again) == []
+                ask_many(proxy, again, num=10, seed=4)
+                assert misfits(proxy, again.completions, again) == []
+
+
+def test_a_restarted_proxy_believes_nothing_that_is_not_so() -> None:
+    with fake_engine(events=True) as engine:
+        with start(engine) as proxy:
+            wait(lambda: follower_of(proxy).is_exact)
+            ask_many(proxy, engine, num=10, seed=5)
+        with start(engine) as proxy:
+            wait(lambda: follower_of(proxy).is_exact)
+            before = len(engine.completions)
+            ask_many(proxy, engine, num=40, seed=6)
+            since = engine.completions[before:]
+            known = [r for r in since if r.cached_tokens < r.prompt_tokens - 3 * BLOCK]
+            assert misfits(proxy, known, engine) == []
+
+
+def test_a_request_that_failed_is_not_believed_to_be_cached() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        wait(lambda: follower_of(proxy).is_exact)
+        ask(proxy, [0, 1])
+        engine.cache.clear()
+        settle(proxy, engine)
+        engine.misbehave(drop=True)
+        ask(proxy, [4, 5])
+        engine.behave()
+        engine.cache.clear()  # FakeEngine computes before it misbehaves
+        settle(proxy, engine)
+        assert ask(proxy, [4, 5]).headers["x-ragboost-cached-tokens-predicted"] == "0"
+
+
+def test_a_backend_that_comes_late_is_found(unused_port: int) -> None:
+    settings = proxy_settings(f"http://127.0.0.1:{unused_port}")
+    with ProxyServer(settings) as proxy:
+        assert follower_of(proxy).state is None
+        with fake_engine(events=True, port=unused_port) as engine:
+            wait(lambda: follower_of(proxy).is_exact)
+            ask_many(proxy, engine, num=5, seed=7)
+            assert misfits(proxy, engine.completions, engine) == []
+
+
+def test_a_callers_session_id_stays_and_its_latest_documents_are_followed() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        wait(lambda: follower_of(proxy).is_exact)
+        for numbers in ([0, 1, 2], [3, 4, 5]):
+            ask(proxy, numbers, session_id="theirs")
+            settle(proxy, engine)
+        assert engine.completions[-1].json["session_id"] == "theirs"
+        assert engine.completions[-1].header("x-session-id") is None
+        assert misfits(proxy, engine.completions[-1:], engine) == []
+        first, second = (ask(proxy, numbers) for numbers in ([0, 1, 2], [3, 4, 5]))
+        assert first.headers["x-ragboost-cached-tokens-predicted"] == "0"
+        assert int(second.headers["x-ragboost-cached-tokens-predicted"]) > 100
+
+
+def test_without_events_bodies_are_not_tagged_and_the_capacity_is_the_backends() -> None:
+    with fake_engine() as engine, start(engine) as proxy:
+        wait(lambda: follower_of(proxy).capacity_tokens == CACHE)
+        ask(proxy, [0, 1])
+        assert "session_id" not in engine.completions[-1].json
+        wait(lambda: index_capacity(proxy) == CACHE)
+
+
+def index_capacity(proxy: ProxyServer) -> int | None:
+    tenant = proxy.app.state.cache_sync.tenants.get(TenantKey("m", ""))
+    capacity: int | None = tenant.booster(follower_of(proxy).name).index.capacity_tokens
+    return capacity
+
+
+def test_usage_alone_corrects_an_index_that_believes_too_much() -> None:
+    with fake_engine() as engine, start(engine, engine_hooks={"discover": False}) as proxy:
+        for numbers in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]):
+            ask(proxy, numbers)
+        engine.cache.clear()
+        missed = ask(proxy, [9, 10, 11])
+        assert int(missed.headers["x-ragboost-cached-tokens-predicted"]) > 100
+        assert engine.completions[-1].cached_tokens == 0
+        wait(lambda: ask(proxy, [0, 1, 2]).headers["x-ragboost-cached-tokens-predicted"] == "0")
+        assert int(ask(proxy, [9, 10]).headers["x-ragboost-cached-tokens-predicted"]) > 100
+
+
+def test_hook_reports_are_followed_over_http() -> None:
+    with fake_engine(events=True) as engine:
+        events = engine.events
+        assert events is not None
+        with start(engine, engine_hooks={"discover": False}) as proxy:
+            url = proxy.url + REPORT_PATH
+
+            def report(report: Report) -> int | None:
+                answer = httpx.post(url, content=encode_report(report))
+                assert answer.status_code == 200, answer.text
+                return decode_reply(answer.content).replay_from
+
+            hello = Report(stream="replica/0", epoch="e")
+            assert report(hello) == 0
+            report(Report(stream="replica/0", epoch="e", is_replay=True, is_last=True))
+            wait(lambda: follower_of(proxy).is_exact)
+            dice = random.Random(8)
+            for _ in range(20):
+                ask(proxy, dice.sample(range(len(DOCUMENTS)), 4))
+                wait(lambda: events.num_published >= 0)
+                (stream,) = follower_of(proxy).streams.values()
+                new = [(int.from_bytes(seq, "big"), body) for _, seq, body in events.frames]
+                fresh = [frame for frame in new if frame[0] >= stream.num_applied]
+                assert report(Report(stream="replica/0", epoch="e", batches=fresh)) is None
+            settle(proxy, engine)
+            assert misfits(proxy, engine.completions, engine) == []
+            assert engine.completions[-1].json["session_id"]
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode({"stream": 3})])
+def test_what_is_no_report_is_refused(body: bytes) -> None:
+    with fake_engine() as engine, start(engine, proxy={"max_body_bytes": 2048}) as proxy:
+        answer = httpx.post(proxy.url + REPORT_PATH, content=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
+        assert httpx.post(proxy.url + REPORT_PATH, content=bytes(4096)).status_code == 413
+
+
+def test_a_report_must_name_a_backend_where_there_are_several_and_show_a_key() -> None:
+    with fake_engine() as engine:
+        backends = [{"url": engine.url, "name": "one"}, {"url": engine.url, "name": "two"}]
+        settings = proxy_settings(engine.url, backends=backends, proxy={"api_keys": ["secret"]})  # type: ignore[arg-type]
+        with ProxyServer(settings) as proxy:
+
+            def report(stream: str, key: str) -> httpx.Response:
+                headers = {"authorization": f"Bearer {key}"}
+                body = encode_report(Report(stream=stream, epoch="e"))
+                return httpx.post(proxy.url + REPORT_PATH, content=body, headers=headers)
+
+            assert report("one/0", "wrong").status_code == 401
+            refused = report("three/0", "secret")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+            assert report("two/0", "secret").status_code == 200
+            followers = proxy.app.state.cache_sync.followers
+            assert [len(followers[name].streams) for name in ("one", "two")] == [0, 1]
