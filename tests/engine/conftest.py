@@ -34,22 +34,22 @@ class Served:
 
     url: str
     app: Starlette
+    client: openai.OpenAI
 
     @property
     def engine(self) -> Engine:
         engine: Engine = self.app.state.engine
         return engine
 
-    @property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-
 
 @pytest.fixture(scope="package")
 def served() -> Iterator[Served]:
     app = create_engine_app(SETTINGS)
-    with serve_in_thread(app) as url:
-        yield Served(url, app)
+    with (
+        serve_in_thread(app) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Served(url, app, client)
 
 
 @pytest.fixture

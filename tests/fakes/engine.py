@@ -182,6 +182,7 @@ class FakeEngine:
         self._started.set()
         await self._stopping.wait()
         await runner.cleanup()
+        await asyncio.sleep(0.01)  # what was cut closes its sockets a step later
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path in ("/kv_event_sources", "/server_info", "/metrics"):
