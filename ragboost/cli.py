@@ -254,10 +254,10 @@ def batch(
 
 @app.command()
 def demo(
-    sessions: int = typer.Option(80, min=1, help="Independent users, one question each."),
+    sessions: int = typer.Option(200, min=1, help="Independent users, one question each."),
     conversations: int = typer.Option(10, min=1, help="Users who go on asking."),
     turns: int = typer.Option(4, min=1, help="Questions of a conversation."),
-    k: int = typer.Option(6, "--k", min=1, help="Documents retrieved for a question."),
+    k: int = typer.Option(8, "--k", min=1, help="Documents retrieved for a question."),
     capacity_tokens: int = typer.Option(65_536, min=1024, help="Size of the prefix cache."),
     seed: int = typer.Option(1, help="Of the questions drawn."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
