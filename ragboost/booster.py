@@ -15,6 +15,7 @@ from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
 from ragboost.index.record import Recorded, record_front, record_turn
 from ragboost.ordering import RecentContexts, order_documents, plan_batch
+from ragboost.ordering.batch import with_last
 from ragboost.ordering.turns import group_turns
 from ragboost.planning import Planned, Window, plan_alone, plan_together
 from ragboost.residency import Residency
@@ -265,7 +266,7 @@ class Booster:
             alpha=ordering.alpha,
         )
         return [
-            _with_last(permutation, min(ordering.keep_last, len(r.elements)))
+            with_last(permutation, min(ordering.keep_last, len(r.elements)))
             for permutation, r in zip(plan.permutations, leading, strict=True)
         ], plan.release_order
 
@@ -391,12 +392,6 @@ class Booster:
         )
         state.add(turn, max_documents=self.settings.session.max_documents)
         return turn.number
-
-
-def _with_last(permutation: Sequence[int], num_last: int) -> tuple[int, ...]:
-    """Put the `num_last` most relevant documents behind a permutation of the others, the best last,
-    as `order_documents` does."""
-    return (*(i + num_last for i in permutation), *range(num_last - 1, -1, -1))
 
 
 def _behind(preamble: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ragboost.batch.catalog import Catalog
 from ragboost.config import OrderingSettings
 from ragboost.ordering import plan_batch
+from ragboost.ordering.batch import with_last
 from ragboost.simulate import HitRate, simulate
 
 
@@ -45,7 +46,7 @@ def plan_file(catalog: Catalog, settings: OrderingSettings) -> FilePlan:
             alpha=settings.alpha,
         )
         for i, permutation in zip(group, plan.permutations, strict=True):
-            permutations[i] = _with_last(permutation, min(last, len(permutations[i])))
+            permutations[i] = with_last(permutation, min(last, len(permutations[i])))
         release.extend(group[i] for i in plan.release_order)
     return FilePlan(permutations, [*release, *fixed])
 
@@ -72,8 +73,3 @@ def predict(
         capacity_tokens=cache_tokens,
         block_size=block_size,
     )
-
-
-def _with_last(permutation: Sequence[int], num_last: int) -> tuple[int, ...]:
-    """Put the `num_last` most relevant documents behind the others, the best last."""
-    return (*(i + num_last for i in permutation), *range(num_last - 1, -1, -1))

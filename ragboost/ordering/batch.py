@@ -72,3 +72,9 @@ def _permutation(context: Sequence[Hashable], prefix: tuple[Hashable, ...]) -> t
             repeats.append(i)
     front = [position.pop(document) for document in prefix]
     return (*front, *position.values(), *repeats)
+
+
+def with_last(permutation: Sequence[int], num_last: int) -> tuple[int, ...]:
+    """Put the `num_last` most relevant documents behind a permutation of the others, the best last,
+    as `order_documents` does."""
+    return (*(i + num_last for i in permutation), *range(num_last - 1, -1, -1))
