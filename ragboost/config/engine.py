@@ -1,0 +1,93 @@
+"""Settings of the embedded engine, and of what engines tell of their prefix caches."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from ragboost.config.section import Section
+
+
+class EngineSettings(Section):
+    """The embedded engine."""
+
+    model: Path | None = Field(
+        None, description="Directory of a Hugging Face causal LM; None: a small built-in model."
+    )
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    capacity_tokens: int = Field(
+        65_536, ge=16, description="Tokens of KV that the prefix cache holds."
+    )
+    block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
+    served_model_name: str | None = Field(
+        None, description="Name of the model in the API; None: its directory's."
+    )
+    builtin_size: Literal["small", "tiny"] = Field(
+        "small", description="Which built-in model: small, or tiny for tests."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the built-in model's weights.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where to compute; auto: a GPU for a given model where there is one."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Weights and KV; auto: float32 on a CPU, as stored on a GPU."
+    )
+    num_threads: int | None = Field(
+        None, ge=1, description="Threads of the process that compute; None: torch's default."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest prompt and answer together, in tokens; None: the model's."
+    )
+    default_max_tokens: int = Field(
+        256, ge=1, description="Tokens generated where a chat request does not say."
+    )
+    max_running: int = Field(16, ge=1, description="Requests computed in one batch.")
+    max_waiting: int = Field(
+        1024, ge=0, description="Requests that may wait; more get a 503 at once."
+    )
+    max_step_tokens: int = Field(
+        512, ge=1, description="Tokens computed in one step; long prompts are cut into chunks."
+    )
+    max_body_bytes: int = Field(
+        32 * 1024 * 1024, ge=1024, description="Larger request bodies get a 413."
+    )
+    kv_events_endpoint: str | None = Field(
+        None,
+        description="ZeroMQ address to publish cache events on, such as tcp://127.0.0.1:5557; "
+        "always bound; None: no events.",
+    )
+    kv_events_replay_endpoint: str | None = Field(
+        None, description="ZeroMQ address that replays past events; None: no replay."
+    )
+    kv_events_topic: str = Field("", description="Topic of the event messages.")
+
+
+class EngineHookSettings(Section):
+    """What the backend's engine tells of its prefix cache."""
+
+    endpoint: str | None = Field(
+        None, description="ZeroMQ address of the backend's KV events; None: ask the backend."
+    )
+    discover: bool = Field(
+        True,
+        description="Ask each backend where it publishes KV events and how much its cache holds.",
+    )
+    replay_endpoint: str | None = Field(
+        None, description="ZeroMQ address for replays, where `endpoint` is set."
+    )
+    topic: str = Field("", description="Only KV events whose topic begins with this.")
+    bind: bool = Field(
+        False, description="Listen at `endpoint`, for an engine that connects to tcp://HOST:PORT."
+    )
+    report_url: str | None = Field(
+        None, description="Inside an engine: the proxy that RAGBoost's plug-in reports to."
+    )
+    report_key: SecretStr | None = Field(
+        None, description="Inside an engine: the API key that the proxy wants for reports."
+    )
+    report_stream: str | None = Field(
+        None,
+        description="Inside an engine: the name it reports under, with several backends the "
+        "name of this one; None: the host's name.",
+    )

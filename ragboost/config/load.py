@@ -1,0 +1,131 @@
+"""Merge flags, environment, `ragboost.toml` and defaults; say where a wrong value comes from."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from ragboost.config.section import Section
+from ragboost.config.settings import ENV_PREFIX, Settings
+from ragboost.errors import ConfigError
+
+TOML_NAME = "ragboost.toml"
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None = None) -> Settings:
+    """Merge flags, environment, TOML file and defaults, in this order of precedence.
+
+    Args:
+        flags: values by dotted path, such as `{"proxy.port": 8080}`; None values are left out.
+        toml: the file; None: `ragboost.toml` of the working directory where it exists. Environment
+            names look like `RAGBOOST_PROXY__PORT`.
+
+    Raises:
+        ConfigError: a file that is not there, bad TOML, an unknown key (with the nearest name), a
+            value out of range; the message names the source.
+    """
+    toml = toml or (Path(TOML_NAME) if Path(TOML_NAME).is_file() else None)
+    given = {path: value for path, value in (flags or {}).items() if value is not None}
+    origin = {**_toml_paths(toml), **_environ_paths(), **dict.fromkeys(given, "command line")}
+    for path, source in origin.items():
+        _check_known(path, source)
+
+    class Loaded(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            file = (TomlConfigSettingsSource(settings_cls, toml),) if toml else ()
+            return (init_settings, env_settings, *file)
+
+    try:
+        loaded = Loaded(**_nested(given))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, origin)) from None
+    except SettingsError as error:
+        raise ConfigError(f"environment: {error}") from None
+    return Settings(**{name: getattr(loaded, name) for name in Settings.model_fields})
+
+
+def field_paths() -> dict[str, str]:
+    """Dotted path of every setting, with its description."""
+    paths = {}
+    for section, holder in Settings.model_fields.items():
+        if not isinstance(holder.default, Section):
+            paths[section] = holder.description or ""
+            continue
+        for name, info in type(holder.default).model_fields.items():
+            paths[f"{section}.{name}"] = info.description or ""
+    return paths
+
+
+def _toml_paths(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return {
+        f"{section}.{name}" if name else section: str(path)
+        for section, values in data.items()
+        for name in ((values if isinstance(values, dict) else None) or [""])
+    }
+
+
+def _environ_paths() -> dict[str, str]:
+    return {
+        name.removeprefix(ENV_PREFIX).lower().replace("__", "."): name
+        for name in os.environ
+        if name.startswith(ENV_PREFIX)
+    }
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        section, _, name = path.partition(".")
+        if name:
+            tree.setdefault(section, {})[name] = value
+        else:
+            tree[section] = value
+    return tree
+
+
+def _check_known(path: str, source: str) -> None:
+    known = field_paths()
+    if path in known or path in Settings.model_fields:
+        return
+    near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
+    advice = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+    raise ConfigError(f"unknown setting {path!r} (from {source}){advice}")
+
+
+def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
+    lines = []
+    for problem in error.errors():
+        parts = [str(part) for part in problem["loc"]]
+        path = ".".join(parts if parts[0] == "backends" else parts[:2])
+        found = origin.get(path) or origin.get(parts[0])
+        source = f" (from {found})" if found else ""
+        is_secret = any(part.startswith("api_key") for part in parts)
+        given = "" if is_secret else f", got {problem['input']!r}"
+        lines.append(f"{path}: {problem['msg']}{given}{source}")
+    return "; ".join(lines)

@@ -1,0 +1,63 @@
+"""All sections together."""
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from ragboost.config.engine import EngineHookSettings, EngineSettings
+from ragboost.config.library import (
+    DedupSettings,
+    FormatSettings,
+    HintSettings,
+    IndexSettings,
+    OrderingSettings,
+    SessionSettings,
+)
+from ragboost.config.proxy import (
+    BackendSettings,
+    ProxySettings,
+    ReplicaSettings,
+    RouterSettings,
+    WaitingRoomSettings,
+)
+from ragboost.config.section import Changed
+
+ENV_PREFIX = "RAGBOOST_"
+
+
+class Settings(Changed, BaseSettings):
+    """All settings. `Settings()` in code holds defaults and what is passed; `load_settings` also
+    reads the environment and `ragboost.toml`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    index: IndexSettings = IndexSettings()
+    ordering: OrderingSettings = OrderingSettings()
+    dedup: DedupSettings = DedupSettings()
+    hints: HintSettings = HintSettings()
+    formats: FormatSettings = FormatSettings()
+    session: SessionSettings = SessionSettings()
+    backend: BackendSettings = BackendSettings()
+    backends: tuple[ReplicaSettings, ...] = Field(
+        (),
+        description="Several backends: url, name, api_key, max_concurrency; `backend.url` is "
+        "not used then.",
+    )
+    router: RouterSettings = RouterSettings()
+    waiting_room: WaitingRoomSettings = WaitingRoomSettings()
+    proxy: ProxySettings = ProxySettings()
+    engine: EngineSettings = EngineSettings()
+    engine_hooks: EngineHookSettings = EngineHookSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take what the caller passes and nothing else."""
+        return (init_settings,)
