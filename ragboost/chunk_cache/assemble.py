@@ -4,7 +4,7 @@ Knows stored chunks and positions. Does not know which tokens will be computed a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
@@ -53,6 +53,8 @@ class Assembly:
         chunks: positions (start, stop) of each chunk.
         question: position of the question's first token.
         sensitivity: offline scores, (tokens,); 0 where not measured.
+        stored: the KV of each chunk as it was stored, whether all of it is used or not; None where
+            it was not stored.
     """
 
     tokens: list[int]
@@ -61,6 +63,7 @@ class Assembly:
     chunks: list[tuple[int, int]]
     question: int
     sensitivity: torch.Tensor
+    stored: list[ChunkKV | None] = field(default_factory=list)
 
     @property
     def candidates(self) -> torch.Tensor:

@@ -3,14 +3,12 @@
 Knows positions and caches. Does not know how the tokens were chosen.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Assembly, Source
-from ragboost.chunk_cache.attention.base import AttentionBackend, AttentionInputs
-from ragboost.chunk_cache.hook import Plan
+from ragboost.chunk_cache.attention.base import AttentionBackend
+from ragboost.chunk_cache.hook import Observer, Plan
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 
 
@@ -31,7 +29,7 @@ def recompute(
     *,
     selected: torch.Tensor,
     backend: AttentionBackend | None = None,
-    observe: Callable[[int, AttentionInputs], None] | None = None,
+    observe: Observer | None = None,
     pace: Pace = AT_ONCE,
 ) -> torch.Tensor:
     """Compute what is missing or selected, layer by layer, each row over all keys before it.
