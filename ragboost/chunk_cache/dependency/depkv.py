@@ -177,7 +177,8 @@ class DepCache:
         """
         if max_tokens < 1:
             raise ChunkCacheError(f"max_tokens must be at least 1, got {max_tokens}")
-        cache, logits, answer = kv.cache.clone(), kv.logits, []
+        cache, logits = kv.cache.clone(), kv.logits
+        answer: list[int] = []
         device = self.adapter.device
         while True:
             token = int(logits.argmax())
