@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ragboost.chunk_cache.dependency.tuning import answer_loss, collate
@@ -25,7 +26,7 @@ CURRICULUM = ((0.10, 1, 2, 1), (0.25, 2, 2, 2), (1.01, 3, 3, 2))
 """(share of the steps up to here, roots, relations of each, relations of their targets)"""
 
 
-def build_model(seed: int, *, width: int = 96, layers: int = 4) -> LlamaForCausalLM:
+def build_model(seed: int, *, width: int = 128, layers: int = 4) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=graph_tasks.VOCAB_SIZE,
@@ -73,6 +74,48 @@ def accuracy(model: LlamaForCausalLM, *, is_tree: bool, positions: str) -> dict[
     return dict(zip(graph_tasks.TASKS, [round(x, 3) for x in right.tolist()], strict=True))
 
 
+def hints(batch):
+    """What hidden states inside the base model should say, by slot: of an edge its path's root, of
+    a second edge the relation before it too, of a question's last token whom it is about."""
+    kinds = {
+        name: graph_tasks.first_id(name) for name in ("entity", "edge", "relation", "QE", "QT")
+    }
+    root, before = torch.full_like(batch.input_ids, -100), torch.full_like(batch.input_ids, -100)
+    ids = batch.input_ids
+    is_edge = (ids >= kinds["edge"]) & (ids < kinds["relation"])
+    for back in (1, 2):
+        earlier = ids.roll(back, 1)
+        is_root = (earlier >= kinds["entity"]) & (earlier < kinds["edge"])
+        is_second = is_edge & is_edge.roll(1, 1) if back == 2 else is_edge
+        root = torch.where(is_second & is_root, earlier, root)
+    relation = (ids.roll(1, 1) - kinds["edge"]).div(graph_tasks.NUM_ENTITIES, rounding_mode="floor")
+    before = torch.where(is_edge & is_edge.roll(1, 1), kinds["relation"] + relation, before)
+    asked = (batch.labels != -100) & (ids.roll(1, 1) >= kinds["QE"])
+    about = (ids.roll(1, 1) - kinds["QE"]) % graph_tasks.NUM_ENTITIES + kinds["entity"]
+    return torch.where(asked, about, root), before
+
+
+def base_loss(model, batch):
+    """The answers' loss, and with less weight that of the hints after the second layer: without
+    them heads that look back along a path take far longer to appear."""
+    out = model.model(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        attention_mask=batch.mask,
+        output_hidden_states=True,
+        use_cache=False,
+    )
+
+    def loss(hidden, target):
+        keep = target != -100
+        return F.cross_entropy(model.lm_head(hidden[keep]).float(), target[keep])
+
+    early = model.model.norm(out.hidden_states[2])
+    root, before = hints(batch)
+    answers = loss(out.last_hidden_state, batch.labels)
+    return answers, answers + 0.15 * (loss(early, root) + loss(early, before))
+
+
 def train(model, *, steps, prompts, seed, scale, is_tree, positions, log, phase):
     """Train in place; tuning uses the last stage of the curriculum only."""
     rng = np.random.default_rng(seed)
@@ -94,8 +137,11 @@ def train(model, *, steps, prompts, seed, scale, is_tree, positions, log, phase)
             for _ in range(prompts)
         ]
         batch = collate(examples, positions=positions)
-        loss = answer_loss(model, batch)
-        loss.backward()
+        if is_tree:
+            loss = whole = answer_loss(model, batch)
+        else:
+            loss, whole = base_loss(model, batch)
+        whole.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
@@ -134,7 +180,7 @@ def main() -> None:
     with (args.out / "training_log.jsonl").open("a", encoding="utf-8") as log:
         train(
             model,
-            steps=args.steps or (150 if is_tree else 1200),
+            steps=args.steps or (150 if is_tree else 1500),
             prompts=args.prompts,
             seed=args.seed + is_tree,
             scale=0.2 if is_tree else 1.0,

@@ -145,3 +145,31 @@ class GraphRetriever:
                 for head, relation, _ in self._store.edges_to(entity, limit=self._max_edges)
             ]
         return edges[: self._max_edges]
+
+
+def paths_of(
+    triplets: Sequence[Triplet], *, entities: Sequence[str] = (), hops: int = 2
+) -> list[RelationPath]:
+    """Return the relation paths that triplets chain up to.
+
+    Args:
+        triplets: edges, each once.
+        entities: where paths begin; none: every triplet is a path of its own.
+        hops: relations of a path at most.
+    """
+    if not entities:
+        return [RelationPath(tuple(triplet)) for triplet in dict.fromkeys(triplets)]
+    with GraphStore() as store:
+        store.add(triplets)
+        retriever = GraphRetriever(
+            store,
+            hops=hops,
+            max_paths=_MAX_CANDIDATES,
+            max_entities=len(entities),
+            max_edges=_MAX_CANDIDATES,
+        )
+        return [
+            path
+            for subgraph in retriever.retrieve("", entities=list(dict.fromkeys(entities)))
+            for path in subgraph.paths
+        ]

@@ -34,20 +34,25 @@ class DepKV:
         logits: of the last token, (vocabulary,): the first answer token.
         layout: of the prompt; the next token stands in slot `len(layout)`, at
             `layout.next_position`.
-        num_reused: tokens whose KV was stored.
+        computed: slots whose KV was not stored, ascending.
         num_recomputed: tokens that selective recompute computed with all before them in sight.
     """
 
     cache: RequestCache
     logits: torch.Tensor
     layout: Layout
-    num_reused: int
+    computed: torch.Tensor
     num_recomputed: int
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.layout)
+
+    @property
+    def num_reused(self) -> int:
+        """Tokens whose KV was stored."""
+        return len(self.layout) - len(self.computed)
 
 
 class DepCache:
@@ -97,6 +102,7 @@ class DepCache:
         recompute_ratio: float = 0.0,
         policy: str = DEFAULT_POLICY,
         salt: str = "",
+        into: RequestCache | None = None,
     ) -> DepKV:
         """Return the KV of a prompt; what was not stored is computed in one pass and stored.
 
@@ -107,23 +113,21 @@ class DepCache:
                 stored.
             policy: which ones.
             salt: KV is shared among prompts with the same one.
+            into: where the KV goes, finite numbers in a slot for each token; None: a new cache.
         """
         layout = self.layout(prompt) if isinstance(prompt, DepPrompt) else prompt
-        cache = self.adapter.empty_cache(len(layout))
-        num_reused = self._load(layout, cache, salt)
-        rows = torch.ones(len(layout), dtype=torch.bool)
-        rows[num_reused] = False
+        cache = self.adapter.empty_cache(len(layout)) if into is None else into
+        missing = self._load(layout, cache, salt)
         num_recomputed = 0
-        if recompute_ratio:
-            rows[layout.task :] = False
-        logits = self._compute(layout, cache, rows.nonzero().flatten())
+        rows = missing[missing < layout.task] if recompute_ratio else missing
+        logits = self._compute(layout, cache, rows)
         self._store(layout, cache, salt)
         if recompute_ratio:
             logits, num_recomputed = repair(
                 self.adapter, layout, cache, ratio=recompute_ratio, policy=policy
             )
         assert logits is not None, "the task is computed"
-        return DepKV(cache, logits, layout, len(num_reused), num_recomputed)
+        return DepKV(cache, logits, layout, missing, num_recomputed)
 
     def compute_batch(self, prompts: Sequence[DepPrompt], *, salt: str = "") -> list[DepKV]:
         """Return the KV of several prompts; what they have in common is computed once.
@@ -156,13 +160,11 @@ class DepCache:
         if self.tree is None or layout.task > self.tree.num_rows:
             return 0
         cache = self.adapter.empty_cache(len(layout))
-        reused = self._load(layout, cache, salt)
-        rows = torch.ones(len(layout), dtype=torch.bool)
-        rows[reused] = False
-        rows[layout.task :] = False
-        self._compute(layout, cache, rows.nonzero().flatten())
+        missing = self._load(layout, cache, salt)
+        rows = missing[missing < layout.task]
+        self._compute(layout, cache, rows)
         self._store(layout, cache, salt)
-        return int(rows.sum())
+        return len(rows)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def generate_with_depkv(
@@ -198,10 +200,11 @@ class DepCache:
     def _request(self, layout: Layout, salt: str) -> Request:
         return Request((salt, self.adapter.regime(len(layout))), layout)
 
-    def _load(self, layout: Layout, cache: RequestCache, salt: str) -> list[int]:
-        """Fill in what is stored; return its slots."""
+    def _load(self, layout: Layout, cache: RequestCache, salt: str) -> torch.Tensor:
+        """Fill in what is stored; return the other slots, ascending."""
+        missing = torch.ones(len(layout), dtype=torch.bool)
         if self.tree is None or self._pool is None:
-            return []
+            return missing.nonzero().flatten()
         with self._lock:
             found = self.tree.match(self._request(layout, salt))
             if found.slots:
@@ -214,7 +217,8 @@ class DepCache:
                     length=len(layout),
                     is_turned=self._reencode,
                 )
-        return found.slots
+        missing[found.slots] = False
+        return missing.nonzero().flatten()
 
     def _store(self, layout: Layout, cache: RequestCache, salt: str) -> None:
         if self.tree is None or self._pool is None:

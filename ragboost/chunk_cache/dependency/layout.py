@@ -6,7 +6,7 @@ predicate on slots, and a list of runs with the intervals of slots that each see
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -91,14 +91,18 @@ class Layout:
         """Where the first generated token stands."""
         return int(self.positions[-1]) + 1
 
-    @cached_property
-    def num_pairs(self) -> int:
-        """Pairs of a token and a token that it sees, itself included: the work of attention."""
-        return sum(
-            (run.stop - run.start) * sum(stop - start for start, stop in run.sees)
-            + (run.stop - run.start) * (run.stop - run.start + 1) // 2
-            for run in self.runs
-        )
+    def num_pairs(self, rows: torch.Tensor | None = None) -> int:
+        """Return how many pairs of a token and a token that it sees there are, itself included:
+        the work of attention.
+
+        Args:
+            rows: slots of the tokens that count, ascending; None: all.
+        """
+        slots = torch.arange(len(self)) if rows is None else rows.cpu()
+        starts = torch.tensor([run.start for run in self.runs])
+        seen = torch.tensor([sum(b - a for a, b in run.sees) for run in self.runs])
+        run = torch.searchsorted(starts, slots, right=True) - 1
+        return int((seen[run] + slots - starts[run] + 1).sum())
 
     def sees(self, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Return whether the tokens in slots `rows` see those in slots `keys`, bool, broadcast."""
@@ -115,15 +119,21 @@ class Layout:
 
     def to(self, device: torch.device) -> "Layout":
         """Return the same layout with its tensors on a device."""
-        return Layout(
-            self.tokens,
-            self.positions.to(device),
-            self.runs,
-            self.spans,
-            self.node.to(device),
-            self.end.to(device),
-            self.closure.to(device),
+        return replace(
+            self,
+            positions=self.positions.to(device),
+            node=self.node.to(device),
+            end=self.end.to(device),
+            closure=self.closure.to(device),
         )
+
+    def with_last_in_place(self) -> "Layout":
+        """Return the layout with all positions moved so far that the last token stands at its slot.
+
+        Attention depends on distances, so nothing changes, and whoever decodes can take slots for
+        positions.
+        """
+        return replace(self, positions=self.positions + (len(self) - self.next_position))
 
 
 def lay_out(prompt: DepPrompt, *, positions: Positions = "depth") -> Layout:
