@@ -117,9 +117,11 @@ class Node:
         """Resident tokens of the first `num_documents` documents of this node."""
         return min(sum(self.tokens[:num_documents]), self.num_tokens)
 
-    def resident_documents(self, num_documents: int) -> int:
-        """How many of the first `num_documents` documents have resident tokens."""
-        while num_documents and sum(self.tokens[: num_documents - 1]) >= self.num_tokens:
+    def resident_documents(self, num_documents: int, *, within: int | None = None) -> int:
+        """How many of the first `num_documents` documents have resident tokens, or tokens among
+        the first `within`."""
+        num_tokens = self.num_tokens if within is None else within
+        while num_documents and sum(self.tokens[: num_documents - 1]) >= num_tokens:
             num_documents -= 1
         return num_documents
 

@@ -204,10 +204,10 @@ class Boosting:
             return
         is_computed = is_computed and prepared.ticket.backend.name == followed.follower.name
         if context.recorded is not None and not is_computed:
-            followed.follower.failed(followed.front, context.recorded)
+            followed.follower.failed(followed.name, followed.front, context.recorded)
             return
-        tag, prompt_tokens = followed.tag, usage and usage.prompt_tokens
-        followed.follower.answered(tag and tag.name, followed.front, prompt_tokens=prompt_tokens)
+        prompt_tokens = usage and usage.prompt_tokens
+        followed.follower.answered(followed.name, followed.front, prompt_tokens=prompt_tokens)
 
     def _parse(self, raw: bytes) -> tuple[Payload, Detected]:
         payload = Payload.parse(raw)
@@ -407,6 +407,7 @@ def _follow(
             bytes_before=rewritten.bytes_before,
             bytes_behind=rewritten.bytes_behind,
         )
-        front = follower.sent(tag.name if follower.streams else None, front)
+        cached = context.predicted_cached_tokens
+        front = follower.sent(tag.name if follower.streams else None, front, cached_tokens=cached)
     predicted = follower.predict(front, context.predicted_cached_tokens)
     return Followed(follower, front, tag if follower.streams else None, predicted)

@@ -151,6 +151,8 @@ def test_embedded_serves_proxy_and_engine_and_reuses_their_prefix(
         assert answer.status_code == 200, answer.text
         cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert cached[1] > cached[0]
-    assert json.loads(httpx.get(f"{url}/ready").content) == {"status": "ready"}
+    ready = httpx.get(f"{url}/ready").json()
+    (stream,) = ready.pop("kv_events").values()
+    assert (ready, stream["state"]) == ({"status": "ready"}, "exact")
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
