@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from ragboost.errors import ContextIndexError
 from ragboost.index.eviction import EvictionQueue
-from ragboost.index.integrity import check_node, check_totals
-from ragboost.index.node import Node
+from ragboost.index.integrity import check_node, check_sequence, check_totals
+from ragboost.index.node import Node, common_length
 from ragboost.index.pressure import Ages, Pressure
 from ragboost.index.search import Match, search
 
@@ -96,7 +96,7 @@ class ContextIndex:
             child = node.children.get(documents[at])
             if child is None or child.last_used <= self._ages.gone:
                 break
-            count = _common_length(child.documents, documents, at)
+            count = common_length(child.documents, documents, at)
             if child.last_used != tick:
                 tick, left = child.last_used, self._ages.kept(child.last_used)
             resident = child.resident_prefix(count)
@@ -132,7 +132,7 @@ class ContextIndex:
         Raises:
             ContextIndexError: a length below 1, a document twice, or not one length per document.
         """
-        _check_sequence(documents, tokens)
+        check_sequence(documents, tokens)
         self._tick += 1
         node, at = self.root, 0
         while at < len(documents):
@@ -142,7 +142,7 @@ class ContextIndex:
                 run = tuple(documents[at:]), tuple(tokens[at:])
                 node = self._add_child(node, *run, tick=tick)
                 break
-            count = _common_length(child.documents, documents, at)
+            count = common_length(child.documents, documents, at)
             if count < len(child.documents):
                 child = self._split(child, count)
             self._restore(child)
@@ -384,21 +384,3 @@ class ContextIndex:
         self._leaves.forget(leaf)
         if parent.parent is not None and not parent.children:
             self._leaves.push(parent)
-
-
-def _check_sequence(documents: Sequence[Hashable], tokens: Tokens) -> None:
-    if len(documents) != len(tokens) or min(tokens, default=1) < 1:
-        raise ContextIndexError(
-            f"{len(documents)} documents need as many lengths of at least 1, got {tokens!r}"
-        )
-    if len(set(documents)) < len(documents):
-        raise ContextIndexError(f"a sequence needs distinct documents, got {documents!r}")
-
-
-def _common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: int) -> int:
-    """Documents that `run` and `documents[at:]` have in common from their starts."""
-    count = 1
-    limit = min(len(run), len(documents) - at)
-    while count < limit and run[count] == documents[at + count]:
-        count += 1
-    return count

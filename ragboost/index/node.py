@@ -3,7 +3,7 @@
 Knows its place in the tree. Does not know tokenizers, caches or who uses it.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Optional
 
 
@@ -144,3 +144,12 @@ class Node:
         assert parent._by_slot is not None, "a parent without children"
         del parent.children[self.documents[0]], parent._by_slot[self.slot]
         self.parent = None
+
+
+def common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: int) -> int:
+    """Documents that `run` and `documents[at:]` have in common from their starts."""
+    count = 1
+    limit = min(len(run), len(documents) - at)
+    while count < limit and run[count] == documents[at + count]:
+        count += 1
+    return count
