@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install demo test lint format typecheck pytest clean engines test-engines
+.PHONY: help install demo test lint format typecheck docs reference pytest clean engines test-engines
 
 help:                ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml requirements-dev.txt
 demo: install        ## replay a RAG workload through the embedded engine, plain and boosted, and show what was saved
 	@$(BIN)/ragboost demo $(ARGS)
 
-test: lint typecheck pytest   ## lint, types and tests
+test: lint typecheck docs pytest   ## lint, types, documentation and tests
 
 lint: install        ## ruff: style and formatting
 	@$(BIN)/ruff check .
@@ -37,6 +37,13 @@ format: install      ## ruff: rewrite in place
 
 typecheck: install   ## mypy --strict
 	@$(BIN)/mypy
+
+docs: install        ## build the documentation into site/, every warning is an error
+	@$(BIN)/python -m scripts.reference --check
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs site
+
+reference: install   ## write the pages of docs/reference that come from the code
+	@$(BIN)/python -m scripts.reference
 
 pytest: install      ## the tests
 	@$(BIN)/python -m pytest $(ARGS)
@@ -53,4 +60,4 @@ test-engines: engines   ## the tests against real vLLM and SGLang servers, and h
 	@for engine in vllm sglang; do $(BIN)/python -m benchmarks.fidelity --engine $$engine --signal hook --json || exit 1; done
 
 clean:               ## remove .venv and caches
-	rm -rf $(VENV) .venv-vllm .venv-sglang .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-vllm .venv-sglang .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

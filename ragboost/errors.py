@@ -1,4 +1,6 @@
-"""Every error that RAGBoost raises on purpose, grouped by who can fix it.
+"""Every error that RAGBoost raises on purpose.
+
+Grouped by who can fix it::
 
 RagBoostError
     ConfigError                 the operator: a setting is wrong

@@ -1,7 +1,7 @@
 import doctest
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "index.md"
+PAGE = Path(__file__).parents[2] / "docs" / "context-index.md"
 
 
 def test_the_example_on_the_page_gives_what_the_page_says() -> None:

@@ -1,0 +1,91 @@
+"""`batch`, `demo`: commands that end by themselves."""
+
+import json
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from ragboost.config import load_settings
+
+
+def batch(
+    source: Path = typer.Argument(..., metavar="IN.jsonl", help="Requests, one a line."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", metavar="OUT.jsonl", help="The requests in release order."
+    ),
+    corpus: Path | None = typer.Option(None, help="JSONL of documents that `doc_ids` name."),
+    cache_tokens: int | None = typer.Option(
+        None, min=0, help="Tokens that the prefix cache holds, for the prediction."
+    ),
+    block_size: int | None = typer.Option(
+        None, min=1, help="Tokens per block of that cache; without it, whole documents."
+    ),
+    strict: bool = typer.Option(False, help="Fail on malformed lines."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
+    progress: bool | None = typer.Option(
+        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
+    ),
+) -> None:
+    """Order a file of requests so that their prompts share prefixes. Runs no model."""
+    from ragboost.batch import run_batch
+    from ragboost.batch.report import progress_bar, summary_sentence, summary_table, warning
+    from ragboost.retrieval.corpus import Corpus
+
+    settings = load_settings()
+    console = Console(stderr=True)
+    with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+        summary = run_batch(
+            source,
+            output,
+            settings=settings,
+            corpus=Corpus.read(corpus) if corpus else None,
+            cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
+            block_size=block_size,
+            strict=strict,
+            keep=[corpus] if corpus else [],
+            on_progress=p,
+        )
+    if summary.rejected:
+        typer.echo(warning(summary, output), err=True)
+    if as_json:
+        typer.echo(json.dumps(summary.as_json()))
+    else:
+        Console().print(summary_table(summary))
+        typer.echo(summary_sentence(summary))
+
+
+def demo(
+    sessions: int = typer.Option(200, min=1, help="Independent users, one question each."),
+    conversations: int = typer.Option(10, min=1, help="Users who go on asking."),
+    turns: int = typer.Option(4, min=1, help="Questions of a conversation."),
+    k: int = typer.Option(8, "--k", min=1, help="Documents retrieved for a question."),
+    capacity_tokens: int = typer.Option(65_536, min=1024, help="Size of the prefix cache."),
+    seed: int = typer.Option(1, help="Of the questions drawn."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Replay a RAG workload through proxy and embedded engine, plain and boosted.
+
+    The text is the documentation in Python's standard library; everything runs on this machine.
+    """
+    from ragboost.demo import run_demo
+    from ragboost.demo.report import table
+
+    result = run_demo(
+        sessions=sessions,
+        conversations=conversations,
+        turns=turns,
+        k=k,
+        capacity_tokens=capacity_tokens,
+        seed=seed,
+    )
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    console = Console()
+    for title, part in (
+        ("Sessions: independent users", "sessions"),
+        ("Conversations", "conversations"),
+        ("All requests", "all"),
+    ):
+        console.print(table(title, result[part]))

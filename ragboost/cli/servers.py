@@ -1,0 +1,126 @@
+"""`serve`, `engine`, `doctor`: the servers, and what checks them."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ragboost.cli.options import backends, setting, switch
+from ragboost.config import Settings, load_settings
+from ragboost.errors import ConfigError
+
+
+def _print_access_log() -> None:
+    """The access log's lines go to standard output as they are."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("ragboost.access")
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
+def serve(
+    backend: list[str] | None = typer.Option(
+        None, help="Base URL of a backend, without /v1; give it once per backend."
+    ),
+    embedded: bool = typer.Option(
+        False, "--embedded", help="Start the embedded engine, too, and use it as the backend."
+    ),
+    host: str | None = setting("proxy.host"),
+    port: int | None = setting("proxy.port"),
+    model: Path | None = setting("engine.model"),
+    insecure: bool | None = switch("proxy.insecure", "--insecure"),
+    shadow: bool | None = switch("proxy.shadow", "--shadow"),
+    access_log: bool | None = switch("proxy.access_log", "--access-log"),
+) -> None:
+    """Serve the OpenAI-compatible proxy in front of a backend."""
+    if embedded and backend is not None:
+        raise ConfigError("--embedded starts its own backend; leave --backend away")
+    flags: dict[str, Any] = {
+        "proxy.host": host,
+        "proxy.port": port,
+        "engine.model": model,
+        "proxy.insecure": insecure,
+        "proxy.shadow": shadow,
+        "proxy.access_log": access_log,
+    }
+    settings = load_settings({**flags, **backends(backend)})
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    _print_access_log()
+
+    from ragboost.proxy.server import serve as serve_proxy
+
+    if not embedded:
+        serve_proxy(settings)
+        return
+
+    from ragboost.engine import create_engine_app
+    from ragboost.serving import serve_in_thread
+
+    with serve_in_thread(create_engine_app(settings.engine)) as url:
+        serve_proxy(_in_front_of_engine(settings, url))
+
+
+def _in_front_of_engine(settings: Settings, url: str) -> Settings:
+    """Point the proxy at the embedded engine; its index is as large as the engine's cache."""
+    capacity = settings.index.capacity_tokens or settings.engine.capacity_tokens
+    return settings.model_copy(
+        update={
+            "backend": settings.backend.model_copy(update={"url": url}),
+            "backends": (),
+            "index": settings.index.model_copy(update={"capacity_tokens": capacity}),
+        }
+    )
+
+
+def engine(
+    model: Path | None = setting("engine.model"),
+    host: str | None = setting("engine.host"),
+    port: int | None = setting("engine.port"),
+    served_model_name: str | None = setting("engine.served_model_name"),
+    capacity_tokens: int | None = setting("engine.capacity_tokens"),
+    block_size: int | None = setting("engine.block_size"),
+    max_model_len: int | None = setting("engine.max_model_len"),
+    device: str | None = setting("engine.device"),
+    dtype: str | None = setting("engine.dtype"),
+    num_threads: int | None = setting("engine.num_threads"),
+    kv_events_endpoint: str | None = setting("engine.kv_events_endpoint"),
+    kv_events_replay_endpoint: str | None = setting("engine.kv_events_replay_endpoint"),
+) -> None:
+    """Serve a Hugging Face model, or a small built-in one, with an exact prefix cache."""
+    flags = {f"engine.{name}": value for name, value in locals().items()}
+    settings = load_settings(flags).engine
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+    from ragboost.engine import create_engine_app
+    from ragboost.serving import serve
+
+    serve(create_engine_app(settings), host=settings.host, port=settings.port)
+
+
+def doctor(
+    backend: list[str] | None = typer.Option(
+        None, help="Base URL of a backend, without /v1; give it once per backend."
+    ),
+    kv_events: str | None = typer.Option(
+        None, metavar="tcp://HOST:PORT", help="Where the backend publishes its cache events."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the findings as one JSON object."),
+) -> None:
+    """Check what RAGBoost needs of its backends, and say what to change. Exit code 1: something
+    does not work."""
+    import asyncio
+
+    from ragboost.proxy.doctor import examine, exit_code
+
+    findings = asyncio.run(examine(load_settings(backends(backend)), kv_events=kv_events))
+    if as_json:
+        typer.echo(json.dumps({"findings": [finding.as_json() for finding in findings]}))
+    for finding in findings if not as_json else ():
+        typer.echo(f"{finding.status:7} {finding.backend} {finding.check}: {finding.message}")
+        if finding.fix:
+            typer.echo(f"        {finding.fix}")
+    raise typer.Exit(exit_code(findings))

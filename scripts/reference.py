@@ -1,0 +1,156 @@
+"""Write the reference pages that come from the code: settings, metrics, HTTP routes, commands.
+
+`python -m scripts.reference` writes `docs/reference/`; `--check` only says which pages are stale.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from ragboost.config import ENV_PREFIX, Settings
+from ragboost.proxy.app import create_app
+from ragboost.proxy.metrics import Metrics
+
+PAGES = Path(__file__).parent.parent / "docs" / "reference"
+_HEADER = "<!-- Written by `make reference`; edit the code instead. -->\n\n"
+
+
+def settings_page() -> str:
+    """Every setting with its default, by section."""
+    lines = [
+        "# Settings",
+        "",
+        "Flags beat environment variables beat `ragboost.toml` beat these defaults. The variable "
+        f"of `proxy.port` is `{ENV_PREFIX}PROXY__PORT`; lists and tables are given as JSON there.",
+        "",
+        "```toml",
+        "# ragboost.toml",
+        "[proxy]",
+        "port = 8081",
+        "```",
+    ]
+    for name, holder in Settings.model_fields.items():
+        lines += ["", f"## `{name}`", ""]
+        if isinstance(holder.default, BaseModel):
+            section = type(holder.default)
+            lines += [_text(section.__doc__ or ""), "", *_fields(section)]
+        else:
+            lines += [_text(holder.description or "")]
+            for item in get_args(holder.annotation):
+                if isinstance(item, type) and issubclass(item, BaseModel):
+                    lines += ["", *_fields(item)]
+    return "\n".join(lines) + "\n"
+
+
+def _fields(section: type[BaseModel]) -> Iterator[str]:
+    yield "| setting | default | |"
+    yield "|---|---|---|"
+    for name, info in section.model_fields.items():
+        yield f"| `{name}` | {_default(info)} | {_text(info.description or '')}{_choices(info)} |"
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    value: Any = info.default
+    if isinstance(value, SecretStr):
+        return "a secret"
+    return f"`{value!r}`" if not isinstance(value, Path) else f"`{str(value)!r}`"
+
+
+def _choices(info: FieldInfo) -> str:
+    is_literal = str(get_origin(info.annotation)) == "typing.Literal"
+    names = [f"`{choice}`" for choice in get_args(info.annotation)] if is_literal else []
+    return f" One of {', '.join(names)}." if names else ""
+
+
+def metrics_page() -> str:
+    """Every metric of the proxy with its type and labels."""
+    registry = Metrics().registry
+    lines = [
+        "# Metrics",
+        "",
+        "At `/metrics`, in Prometheus' text format. Labels never hold document, session or request "
+        "ids.",
+        "",
+        "| metric | type | labels | |",
+        "|---|---|---|---|",
+    ]
+    families = {family.name: family for family in registry.collect()}
+    for name, family in sorted(families.items()):
+        # NOTE: the library has no public way to ask a metric without samples for its label names.
+        collector = registry._names_to_collectors.get(name)
+        labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
+        full = f"{name}_total" if family.type == "counter" else name
+        lines.append(f"| `{full}` | {family.type} | {labels} | {_text(family.documentation)} |")
+    return "\n".join(lines) + "\n"
+
+
+def http_page() -> str:
+    """Every route of the proxy."""
+    lines = [
+        "# HTTP API",
+        "",
+        "What is not listed goes to the backend as it came. Errors of the proxy have OpenAI's "
+        'shape, `{"error": {"message", "type", "param", "code"}}`; errors of the backend pass '
+        "through byte for byte. Fields and headers: [the proxy](../proxy.md), "
+        "[the chat-session API](../sessions.md).",
+        "",
+        "| route | methods | |",
+        "|---|---|---|",
+    ]
+    for route in create_app(Settings()).routes:
+        path = getattr(route, "path", "")
+        methods = sorted(set(getattr(route, "methods", None) or {"all"}) - {"HEAD"})
+        about = (getattr(route, "endpoint", None).__doc__ or "").strip().split("\n\n")[0]
+        lines.append(f"| `{path}` | {', '.join(methods)} | {_text(about)} |")
+    return "\n".join(lines) + "\n"
+
+
+def commands_page() -> str:
+    """The help of every command, as Typer writes it."""
+    command = [sys.executable, "-m", "typer", "ragboost.cli", "utils", "docs", "--name", "ragboost"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.replace("# `ragboost`", "# Command line", 1).rstrip() + "\n"
+
+
+def _text(text: str) -> str:
+    """One line for a table cell."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def pages() -> dict[str, str]:
+    """File name and text of every generated page."""
+    return {
+        "settings.md": _HEADER + settings_page(),
+        "metrics.md": _HEADER + metrics_page(),
+        "http.md": _HEADER + http_page(),
+        "commands.md": _HEADER + commands_page(),
+    }
+
+
+def main() -> None:
+    """Write the pages, or with `--check` exit with 1 where one is not what the code says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing, name stale pages")
+    is_check = parser.parse_args().check
+    stale = []
+    for name, text in pages().items():
+        path = PAGES / name
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(name)
+        if not is_check:
+            path.write_text(text, encoding="utf-8")
+    if is_check and stale:
+        sys.exit(f"{', '.join(stale)}: not what the code says; run `make reference`")
+
+
+if __name__ == "__main__":
+    main()
