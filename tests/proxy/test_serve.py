@@ -139,6 +139,7 @@ def test_embedded_and_backend_exclude_each_other() -> None:
 def test_embedded_serves_proxy_and_engine_and_reuses_their_prefix(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("torch", reason="needs the extra engine")
     monkeypatch.setenv("RAGBOOST_ENGINE__BUILTIN_SIZE", "tiny")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     process, url = start("--embedded")
