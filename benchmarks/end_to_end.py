@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--retriever", help="default: native where there is one, else dense")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--sample", choices=["stretches", "first"], default="stretches")
-    parser.add_argument("--k", type=int, help="documents of a request; default: 15, or 5 a turn")
+    parser.add_argument("--k", type=int, help="documents of a request; default: 10, or 5 a turn")
     parser.add_argument("--cache-tokens", type=int, default=400_000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Start the engines, send the workload, and return the figures."""
     has_native = any(options.data.glob("retrieved_native.jsonl*"))
     retriever = options.retriever or ("native" if has_native else "dense")
-    k = options.k or (5 if has_native else 15)
+    k = options.k or (5 if has_native else 10)
     workload = load_data(options.data, retriever=retriever, k=k)
     documents = load_documents(options.data, corpus=options.corpus)
     requests = [

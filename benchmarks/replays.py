@@ -15,7 +15,7 @@ from ragboost.types import Request
 
 ALONE = ("plain", "boosted", "online")
 TURNS = ("plain", "boosted")
-STRETCHES = 10
+STRETCHES = 20
 AT_ONCE = 8  # conversations that go on at the same time
 ANSWER_TOKENS = 8
 
