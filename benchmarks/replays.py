@@ -83,12 +83,10 @@ def stretches(total: int, count: int) -> list[tuple[int, int]]:
     if count == total:
         return [(0, total)]
     num = min(STRETCHES, count)
-    bounds = []
-    for i in range(num):
-        length = count * (i + 1) // num - count * i // num
-        start = (total * (2 * i + 1) // num - length) // 2
-        bounds.append((start, start + length))
-    return bounds
+    skipped = total - count
+    starts = [count * i // num + skipped * (2 * i + 1) // (2 * num) for i in range(num)]
+    lengths = [count * (i + 1) // num - count * i // num for i in range(num)]
+    return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
 
 
 def in_turns(steps: Mapping[str, Sequence[Step]]) -> Iterator[tuple[str, Step]]:
