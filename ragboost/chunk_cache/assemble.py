@@ -4,7 +4,7 @@ Knows stored chunks and positions. Does not know which tokens will be computed a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
@@ -53,6 +53,8 @@ class Assembly:
         chunks: positions (start, stop) of each chunk.
         question: position of the question's first token.
         sensitivity: offline scores, (tokens,); 0 where not measured.
+        stored: the KV of each chunk as it was stored, whether all of it is used or not; None where
+            it was not stored.
     """
 
     tokens: list[int]
@@ -61,6 +63,7 @@ class Assembly:
     chunks: list[tuple[int, int]]
     question: int
     sensitivity: torch.Tensor
+    stored: list[ChunkKV | None] = field(default_factory=list)
 
     @property
     def candidates(self) -> torch.Tensor:
@@ -75,12 +78,30 @@ class Assembly:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def assemble(adapter: ModelAdapter, spans: Sequence[Span], *, length: int) -> RequestCache:
-    """Return a new cache of `length` slots with the KV of the spans.
+def assemble(
+    adapter: ModelAdapter,
+    spans: Sequence[Span],
+    *,
+    length: int,
+    into: RequestCache | None = None,
+    num_held: int = 0,
+) -> RequestCache:
+    """Return a cache of `length` slots with the KV of the spans.
 
     Stored KV is read, never written. The keys of each layer are turned in one go.
+
+    Args:
+        adapter: the model.
+        spans: what goes where.
+        length: tokens of the prompt.
+        into: the cache to fill, which has this length; None: a new one.
+        num_held: leading slots of `into` that are left as they are.
     """
-    cache = adapter.empty_cache(length)
+    cache = adapter.empty_cache(length) if into is None else into
+    if into is not None:
+        for empty in into.layers:  # masked values take part in sums, so they must be numbers
+            empty.keys[:, :, num_held:] = 0
+            empty.values[:, :, num_held:] = 0
     known = [(span, span.kv) for span in spans if span.kv is not None]
     if not known:
         return cache

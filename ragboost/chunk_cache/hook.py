@@ -20,6 +20,11 @@ PLAN = "ragboost_plan"
 _PREFIX = "ragboost_planned_"
 
 
+Observer = Callable[[int, AttentionInputs], torch.Tensor | None]
+"""Sees a layer's number and attention inputs; may return the numbers of the rows to go on with,
+(kept,), ascending. Rows can be dropped once per pass, and only where `narrow` is installed."""
+
+
 class StopForwardError(Exception):
     """Ends a forward pass at a layer, once an observer has seen what it wanted."""
 
@@ -32,17 +37,22 @@ class Plan:
         positions: of the rows, (rows,), ascending; the key in slot j stands at position j.
         backend: None: the model's own attention under a dense exact mask, where it takes one.
         visible: keys that may be seen at all, (keys,) bool; None: every key.
-        observe: called in each layer with its number and what its attention is given.
+        observe: called in each layer with its number and what its attention is given; may return
+            which of the rows go on from the next layer, see `narrow`.
         windows: each layer's window, filled in on the way.
         memo: masks that all layers of the pass share, filled in on the way.
+        kept: numbers of the rows that go on, once some were dropped.
+        num_rows: rows there were before; set when `positions` is cut to those that go on.
     """
 
     positions: torch.Tensor
     backend: AttentionBackend | None = None
     visible: torch.Tensor | None = None
-    observe: Callable[[int, AttentionInputs], None] | None = None
+    observe: Observer | None = None
     windows: dict[int, int | None] = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict)
+    kept: torch.Tensor | None = None
+    num_rows: int | None = None
 
     def mask(self, num_keys: int, window: int | None) -> torch.Tensor:
         """Return the dense mask, (1, 1, rows, num_keys) bool, made once per pass."""
@@ -103,7 +113,9 @@ def _planned(
         memo=plan.memo,
     )
     if plan.observe is not None:
-        plan.observe(module.layer_idx, inputs)
+        kept = plan.observe(module.layer_idx, inputs)
+        if kept is not None:
+            plan.kept = kept
     if plan.backend is not None and plan.backend.supports(inputs):
         return plan.backend.attend(inputs).transpose(1, 2).contiguous(), None
     if original not in ("eager", "sdpa"):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ragboost.chunk_cache.craft.influence import Influence
 from ragboost.errors import ChunkCacheError
 
 LAYOUT_VERSION = 1
@@ -51,6 +52,11 @@ class ChunkKV:
         length: of the prompt it was computed in; decides the rotation speeds.
         sensitivity: how much each token's keys depend on other chunks, (tokens,); None: not
             measured.
+        influence: how much its tokens looked at the chunks it was computed after; None: not
+            measured.
+        exact_after: digest of all tokens before it (`tokens_digest`), where the KV is what an
+            ordinary forward over them and the chunk gives; None: it is not, as after neighbours
+            that had not seen each other.
     """
 
     tokens: tuple[int, ...]
@@ -59,10 +65,17 @@ class ChunkKV:
     regime: str
     length: int
     sensitivity: torch.Tensor | None = None
+    influence: Influence | None = None
+    exact_after: str | None = None
 
     @property
     def size_bytes(self) -> int:
         return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
+
+
+def tokens_digest(tokens: Sequence[int]) -> str:
+    """Return the identity of a run of tokens (32 hex digits)."""
+    return hashlib.sha256(json.dumps([int(token) for token in tokens]).encode()).hexdigest()[:32]
 
 
 def chunk_key(
@@ -145,6 +158,9 @@ class ChunkStore:
             if old is not None and chunk.size_bytes <= old.size_bytes:
                 self._chunks[key] = chunk
                 self.size_bytes += chunk.size_bytes - old.size_bytes
+
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Nothing to do: everything is in memory."""
 
     def clear(self) -> None:
         """Drop everything."""

@@ -1,0 +1,97 @@
+"""What is gathered block by block is what the dense attention matrix says."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.craft import gather as gather_module
+from ragboost.chunk_cache.craft.gather import Gather
+from ragboost.chunk_cache.craft.influence import chunk_name
+from ragboost.chunk_cache.hook import Plan
+from tests.chunk_cache.families import build_model
+
+SYSTEM = [3, 4, 5]
+CHUNKS = [list(range(10, 30)), [], list(range(30, 37)), [60], list(range(40, 59))]
+
+
+def positions() -> list[tuple[int, int]]:
+    borders, start = [], len(SYSTEM)
+    for chunk in CHUNKS:
+        borders.append((start, start + len(chunk)))
+        start += len(chunk)
+    return borders
+
+
+def dense_attention(model: object, tokens: list[int]) -> torch.Tensor:
+    """Mean over heads of an ordinary forward, (layers, tokens, tokens)."""
+    plain = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").eval()  # type: ignore[attr-defined]
+    plain.load_state_dict(model.state_dict())  # type: ignore[attr-defined]
+    with torch.no_grad():
+        out = plain(torch.tensor([tokens]), output_attentions=True)
+    return torch.stack([layer[0].mean(0) for layer in out.attentions])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3-qk-norm", "mistral-window"])
+def test_gathered_attention_is_that_of_the_dense_matrix(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather_module, "ROWS", 8)  # several blocks per chunk
+    model = build_model(family)
+    tokens = [*SYSTEM, *(token for chunk in CHUNKS for token in chunk), 7, 8]
+    dense = dense_attention(model, tokens)
+    adapter = ModelAdapter(model)
+    borders = positions()
+    gather = Gather(tokens, borders, watched=[0, 1, 2, 3, 4])
+    rows = torch.arange(len(tokens))
+    adapter.forward(tokens, adapter.empty_cache(len(tokens)), plan=Plan(rows, observe=gather))
+
+    found = gather.influences()
+
+    assert sorted(found) == [0, 2, 3, 4]  # an empty chunk has no attention
+    for number, influence in found.items():
+        start, stop = borders[number]
+        block = dense.mean(0)[start:stop]
+        before = [i for i in range(number) if CHUNKS[i]]
+        sums = [float(block[:, borders[i][0] : borders[i][1]].sum()) for i in before]
+        within = block[:, start:stop].tril(-1).sum()
+        assert influence.context == tuple(chunk_name(CHUNKS[i]) for i in before)
+        assert influence.inter == pytest.approx(sums, rel=1e-4, abs=1e-6)
+        size = stop - start
+        want = sum(s / (size * len(CHUNKS[i])) for s, i in zip(sums, before, strict=True))
+        assert influence.a == pytest.approx(want, rel=1e-4, abs=1e-8)
+        assert influence.b == pytest.approx(float(within) / size**2, rel=1e-4, abs=1e-7)
+        by_token = block[:, len(SYSTEM) : start].sum(1)
+        got = by_token[list(influence.order)]
+        assert sorted(influence.order) == list(range(size))
+        assert bool((got[:-1] >= got[1:] - 1e-6).all())
+
+
+def test_only_watched_chunks_need_their_rows_in_the_pass() -> None:
+    adapter = ModelAdapter(build_model("llama"))
+    tokens = [*SYSTEM, *(token for chunk in CHUNKS for token in chunk), 7]
+    borders = positions()
+    cache = adapter.empty_cache(len(tokens))
+    every = torch.arange(len(tokens))
+    whole = Gather(tokens, borders, watched=[2, 4])
+    adapter.forward(tokens, cache, plan=Plan(every, observe=whole))
+
+    start, stop = borders[4]
+    rows = torch.tensor([5, 9, *range(start, stop), stop])
+    part = Gather(tokens, borders, watched=[4])
+    adapter.forward([tokens[i] for i in rows], cache, plan=Plan(rows, observe=part))
+
+    assert part.influences()[4].inter == pytest.approx(whole.influences()[4].inter, rel=1e-4)
+    assert part.influences()[4].b == pytest.approx(whole.influences()[4].b, rel=1e-4)
+
+
+def test_the_first_chunk_has_no_context_and_no_impact() -> None:
+    adapter = ModelAdapter(build_model("llama"))
+    tokens = [*SYSTEM, *CHUNKS[0]]
+    gather = Gather(tokens, [(3, 23)], watched=[0])
+    cache = adapter.empty_cache(len(tokens))
+    adapter.forward(tokens, cache, plan=Plan(torch.arange(len(tokens)), observe=gather))
+    influence = gather.influences()[0]
+    assert (influence.context, influence.inter, influence.a) == ((), (), 0.0)
+    assert influence.impact() == 0.0
+    assert influence.order == tuple(range(20))
