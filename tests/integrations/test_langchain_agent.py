@@ -6,6 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+
+pytest.importorskip("langchain_openai", reason="comes with the dev extra")
+
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelRequest, ModelResponse
 from langchain_core.documents import Document

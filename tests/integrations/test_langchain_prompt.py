@@ -5,6 +5,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+
+pytest.importorskip("langchain_openai", reason="comes with the dev extra")
+
 from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
