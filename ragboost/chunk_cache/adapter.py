@@ -85,7 +85,6 @@ class ModelAdapter:
         cache: RequestCache,
         *,
         plan: Plan,
-        frozen_from: int | None = None,
         positions: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Compute the rows of `plan`, write their KV into `cache`, return the last row's logits.
@@ -94,7 +93,6 @@ class ModelAdapter:
             tokens: the ids of the rows.
             cache: holds a slot for every position of the prompt.
             plan: positions of the rows, and how their attention is done.
-            frozen_from: layers from this one on keep their KV; see `RequestCache.writing`.
             positions: that the rows are rotated to, (rows,); None: those of the plan, their slots.
 
         Returns:
@@ -102,7 +100,7 @@ class ModelAdapter:
         """
         # Dynamic kinds of RoPE keep their speeds in the module: one prompt at a time.
         alone = self._lock if self._is_dynamic else nullcontext()
-        with alone, cache.writing(plan.positions, frozen_from=frozen_from):
+        with alone, cache.writing(plan.positions):
             try:
                 at = plan.positions if positions is None else positions
                 return self._call(tokens, at, cache=cache, plan=plan)

@@ -78,12 +78,30 @@ class Assembly:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def assemble(adapter: ModelAdapter, spans: Sequence[Span], *, length: int) -> RequestCache:
-    """Return a new cache of `length` slots with the KV of the spans.
+def assemble(
+    adapter: ModelAdapter,
+    spans: Sequence[Span],
+    *,
+    length: int,
+    into: RequestCache | None = None,
+    num_held: int = 0,
+) -> RequestCache:
+    """Return a cache of `length` slots with the KV of the spans.
 
     Stored KV is read, never written. The keys of each layer are turned in one go.
+
+    Args:
+        adapter: the model.
+        spans: what goes where.
+        length: tokens of the prompt.
+        into: the cache to fill, which has this length; None: a new one.
+        num_held: leading slots of `into` that are left as they are.
     """
-    cache = adapter.empty_cache(length)
+    cache = adapter.empty_cache(length) if into is None else into
+    if into is not None:
+        for empty in into.layers:  # masked values take part in sums, so they must be numbers
+            empty.keys[:, :, num_held:] = 0
+            empty.values[:, :, num_held:] = 0
     known = [(span, span.kv) for span in spans if span.kv is not None]
     if not known:
         return cache

@@ -20,7 +20,6 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         self.rows: torch.Tensor | None = None
-        self.is_frozen = False
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -28,11 +27,6 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         if self.rows is None:
             keys, values = super().update(key_states, value_states)
             return keys, values
-        if self.is_frozen:
-            return (
-                self.keys.index_copy(2, self.rows, key_states),
-                self.values.index_copy(2, self.rows, value_states),
-            )
         self.keys.index_copy_(2, self.rows, key_states)
         self.values.index_copy_(2, self.rows, value_states)
         return self.keys, self.values
@@ -46,25 +40,21 @@ class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
         self.layers = [RequestLayer(keys, values) for keys, values in layers]
 
     @contextmanager
-    def writing(self, rows: torch.Tensor, *, frozen_from: int | None = None) -> Iterator[None]:
-        """Send what the model computes to the given rows.
-
-        Args:
-            rows: positions, (tokens,), in the order of the input tokens.
-            frozen_from: layers from this one on show the new rows to attention but keep their own.
-        """
-        for index, layer in enumerate(self.layers):
+    def writing(self, rows: torch.Tensor) -> Iterator[None]:
+        """Send what the model computes to the given rows, positions (tokens,) in the order of the
+        input tokens."""
+        for layer in self.layers:
             layer.rows = rows
-            layer.is_frozen = frozen_from is not None and index >= frozen_from
         try:
             yield
         finally:
             for layer in self.layers:
-                layer.rows, layer.is_frozen = None, False
+                layer.rows = None
 
-    def clone(self) -> "RequestCache":
-        """Return a copy that shares no memory."""
-        return RequestCache([(layer.keys.clone(), layer.values.clone()) for layer in self.layers])
+    def clone(self, *, num_layers: int | None = None) -> "RequestCache":
+        """Return a copy of the first layers, or of all, that shares no memory."""
+        layers = self.layers[:num_layers]
+        return RequestCache([(layer.keys.clone(), layer.values.clone()) for layer in layers])
 
     @property
     def size_bytes(self) -> int:

@@ -9,6 +9,7 @@ from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Assembly, Source
 from ragboost.chunk_cache.attention.base import AttentionBackend
 from ragboost.chunk_cache.hook import Observer, Plan
+from ragboost.chunk_cache.pace import AT_ONCE, Pace
 
 
 def rows_to_compute(assembly: Assembly, selected: torch.Tensor) -> torch.Tensor:
@@ -29,6 +30,7 @@ def recompute(
     selected: torch.Tensor,
     backend: AttentionBackend | None = None,
     observe: Observer | None = None,
+    pace: Pace = AT_ONCE,
 ) -> torch.Tensor:
     """Compute what is missing or selected, layer by layer, each row over all keys before it.
 
@@ -38,10 +40,11 @@ def recompute(
     Returns:
         The logits of the last token, (vocabulary,).
     """
-    rows = rows_to_compute(assembly, selected)
-    tokens = [assembly.tokens[position] for position in rows.tolist()]
-    plan = Plan(rows, backend=backend, observe=observe)
-    logits = adapter.forward(tokens, assembly.cache, plan=plan)
+    logits = None
+    for rows in pace.pieces(rows_to_compute(assembly, selected)):
+        tokens = [assembly.tokens[position] for position in rows.tolist()]
+        plan = Plan(rows, backend=backend, observe=observe)
+        logits = adapter.forward(tokens, assembly.cache, plan=plan)
     if logits is None:
-        raise AssertionError("the observer of the final pass stopped it")
+        raise AssertionError("nothing was computed, or the observer of the final pass stopped it")
     return logits

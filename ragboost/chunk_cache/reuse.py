@@ -7,7 +7,7 @@ tokenised apart and joined by ids: tokenising the joined text would merge across
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -16,57 +16,18 @@ from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Assembly, Source, Span, assemble
 from ragboost.chunk_cache.attention import make_backend
 from ragboost.chunk_cache.attention.base import AttentionBackend
+from ragboost.chunk_cache.base import KVStore
+from ragboost.chunk_cache.chunks import Chunks
 from ragboost.chunk_cache.evict import QuestionWindow, evict
+from ragboost.chunk_cache.kv_cache import RequestCache
+from ragboost.chunk_cache.pace import AT_ONCE, Pace
+from ragboost.chunk_cache.prefill import Counts, Prefill, Timing
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
 from ragboost.chunk_cache.selection.base import Policy, budget, choose
 from ragboost.chunk_cache.selection.view import SelectionView
-from ragboost.chunk_cache.store import ChunkKV, ChunkStore, Identity, chunk_key
+from ragboost.chunk_cache.store import ChunkKV, Identity
 from ragboost.errors import ChunkCacheError
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds spent in each part of a prefill."""
-
-    assemble_s: float
-    select_s: float
-    compute_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """A prompt that is ready to be decoded.
-
-    The four counts add up to the prompt.
-
-    Attributes:
-        cache: its KV, a `DynamicCache` of the request's own; decode from position `num_tokens` on.
-        logits: of the last token, (vocabulary,).
-        num_exact: tokens whose KV was stored and is what an ordinary forward gives.
-        num_approximate: tokens whose KV was stored in another context and is used as it is.
-        num_recomputed: tokens that had such KV and were computed again.
-        num_computed: tokens without stored KV, and the question.
-        num_publishable: leading tokens whose KV may enter an exact prefix cache. What stands after
-            the first approximate token must never.
-        selected: positions of the recomputed tokens, ascending.
-        timing: where the time went.
-    """
-
-    cache: DynamicCache
-    logits: torch.Tensor
-    num_exact: int
-    num_approximate: int
-    num_recomputed: int
-    num_computed: int
-    num_publishable: int
-    selected: tuple[int, ...]
-    timing: Timing
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return self.num_exact + self.num_approximate + self.num_recomputed + self.num_computed
 
 
 class ChunkReuse:
@@ -80,12 +41,15 @@ class ChunkReuse:
         identity: what the KV depends on besides the tokens; None: the adapter's weights and dtype.
         backend: name of the attention back end, see `attention.BACKENDS`; None: the model's own
             attention under a dense mask, bit for bit what the model computes.
+
+    Attributes:
+        chunks: the stored chunks.
     """
 
     def __init__(
         self,
         adapter: ModelAdapter,
-        store: ChunkStore,
+        store: KVStore,
         *,
         identity: Identity | None = None,
         backend: str | None = "tiled",
@@ -96,21 +60,11 @@ class ChunkReuse:
             model=adapter.fingerprint(), dtype=str(adapter.dtype).removeprefix("torch.")
         )
         self._backend: AttentionBackend | None = make_backend(backend) if backend else None
+        self.chunks = Chunks(adapter, store, identity=self.identity, backend=self._backend)
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
-        """Compute and store the KV of the system prompt and of each chunk after it (FusionRAG eq.
-        5).
-
-        Returns:
-            How many chunks were computed; the others were stored already.
-        """
-        if system:
-            self._stored_system(tuple(system))
-        distinct = [tokens for tokens in dict.fromkeys(map(tuple, chunks)) if tokens]
-        missing = [tokens for tokens in distinct if self._find(system, tokens) is None]
-        for tokens in missing:
-            self._compute_chunk(tuple(system), tokens)
-        return len(missing)
+        """Compute and store chunks, see `Chunks.precompute`; returns how many were not stored."""
+        return self.chunks.precompute(system, chunks)
 
     def prefill(
         self,
@@ -154,8 +108,13 @@ class ChunkReuse:
             documents = (len(system), assembly.question)
             cache = evict(assembly.cache, watched, documents=documents, capacity=keep_tokens)
         done = time.perf_counter()
-        timing = Timing(assembled - begin, chosen - assembled, done - chosen)
-        return self._prefill(assembly, selected, cache=cache, logits=logits, timing=timing)
+        return Prefill(
+            **asdict(Counts.of(assembly, selected)),
+            cache=cache,
+            logits=logits,
+            selected=tuple(selected.tolist()),
+            timing=Timing(assembled - begin, chosen - assembled, done - chosen),
+        )
 
     def assemble(
         self,
@@ -164,13 +123,21 @@ class ChunkReuse:
         question: Sequence[int],
         *,
         prefix: ChunkKV | None = None,
+        into: RequestCache | None = None,
+        num_held: int = 0,
     ) -> Assembly:
-        """Collect the KV that is known of a prompt; see `prefill` for the arguments."""
+        """Collect the KV that is known of a prompt; see `prefill` for the arguments.
+
+        Args:
+            system, chunks, question, prefix: as for `prefill`.
+            into: a cache of the caller's, with a slot for each token, to fill; None: a new one.
+            num_held: leading slots of `into` that hold exact KV and are left as they are.
+        """
         if not question:
             raise ChunkCacheError("question must have at least one token")
         tokens = [*system, *(token for chunk in chunks for token in chunk), *question]
         regime = self.adapter.regime(len(tokens))
-        covered = self._check_prefix(prefix, tokens, regime)
+        covered = max(num_held, self._check_prefix(prefix, tokens, regime))
         spans = [Span(0, covered, Source.EXACT, prefix)] if covered else []
         borders = []
         start = 0
@@ -179,8 +146,8 @@ class ChunkReuse:
             if number > 0:
                 borders.append((start, stop))
             if stop > covered:
-                kv = self._find((), part) if number == 0 else self._find(system, part)
-                is_exact = start == (0 if number == 0 else len(system))
+                kv = self.chunks.find(system if number else (), part)
+                is_exact = start == (len(system) if number else 0)
                 spans.append(_span(start, stop, covered, kv, is_exact=is_exact, regime=regime))
             start = stop
         source = torch.zeros(len(tokens), dtype=torch.int8)
@@ -190,18 +157,26 @@ class ChunkReuse:
             if span.kv is not None and span.kv.sensitivity is not None:
                 sensitivity[span.start : span.stop] = span.kv.sensitivity
         device = self.adapter.device
-        cache = assemble(self.adapter, spans, length=len(tokens))
+        cache = assemble(self.adapter, spans, length=len(tokens), into=into, num_held=num_held)
         return Assembly(tokens, cache, source.to(device), borders, start, sensitivity.to(device))
 
     def select(
-        self, assembly: Assembly, *, policy: Policy, ratio: float, granularity: int = 1
+        self,
+        assembly: Assembly,
+        *,
+        policy: Policy,
+        ratio: float,
+        granularity: int = 1,
+        pace: Pace = AT_ONCE,
     ) -> torch.Tensor:
         """Return the positions of the tokens to compute again, ascending."""
         candidates = assembly.candidates
         num_tokens = budget(policy.ratio(ratio), len(candidates))
         if num_tokens in (0, len(candidates)):
             return candidates[:num_tokens]
-        view = SelectionView(self.adapter, assembly, budget=num_tokens, backend=self._backend)
+        view = SelectionView(
+            self.adapter, assembly, budget=num_tokens, backend=self._backend, pace=pace
+        )
         scores = policy.score(view)
         return choose(assembly, scores, num_tokens=num_tokens, granularity=granularity)
 
@@ -225,46 +200,10 @@ class ChunkReuse:
             before, after = old.keys[:, :, start:stop].float(), new.keys[:, :, start:stop].float()
             change = (after - before).square().sum((0, 1, 3))
             score += change / before.square().sum((0, 1, 3)).mean().clamp_min(1e-12)
-        stored = self._find(system, chunk)
+        stored = self.chunks.find(system, chunk)
         if stored is not None:
-            self.store.replace(self._key(system, chunk), replace(stored, sensitivity=score))
-
-    def _stored_system(self, system: tuple[int, ...]) -> ChunkKV:
-        stored = self._find((), system)
-        return stored or self._compute((), system, before=None)
-
-    def _compute_chunk(self, system: tuple[int, ...], tokens: tuple[int, ...]) -> ChunkKV:
-        before = self._stored_system(system) if system else None
-        return self._compute(system, tokens, before=before)
-
-    def _compute(
-        self, system: tuple[int, ...], tokens: tuple[int, ...], *, before: ChunkKV | None
-    ) -> ChunkKV:
-        base, length = len(system), len(system) + len(tokens)
-        regime = self.adapter.regime(length)
-        spans = []
-        if base and before is not None and before.regime == regime:
-            spans = [Span(0, base, Source.EXACT, before)]
-        source = torch.zeros(length, dtype=torch.int8, device=self.adapter.device)
-        source[: base if spans else 0] = Source.EXACT
-        cache = assemble(self.adapter, spans, length=length)
-        assembly = Assembly([*system, *tokens], cache, source, [], length, torch.zeros(0))
-        nothing = torch.zeros(0, dtype=torch.long, device=self.adapter.device)
-        recompute(self.adapter, assembly, selected=nothing, backend=self._backend)
-        layers = tuple(
-            (layer.keys[:, :, base:].clone(), layer.values[:, :, base:].clone())
-            for layer in cache.layers
-        )
-        kv = ChunkKV(tokens, base, layers, regime, length)
-        self.store.put(self._key(system, tokens), kv)
-        return kv
-
-    def _key(self, system: Sequence[int], tokens: Sequence[int]) -> str:
-        regime = self.adapter.regime(len(system) + len(tokens))
-        return chunk_key(self.identity, regime=regime, system=system, tokens=tokens)
-
-    def _find(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV | None:
-        return self.store.get(self._key(system, tokens)) if tokens else None
+            key = self.chunks.key(system, chunk)
+            self.store.replace(key, replace(stored, sensitivity=score))
 
     def _check_prefix(self, prefix: ChunkKV | None, tokens: list[int], regime: str) -> int:
         if prefix is None:
@@ -276,30 +215,6 @@ class ChunkReuse:
             )
         # The question is always computed: its last token's logits are wanted.
         return min(length, len(tokens) - 1) if prefix.regime == regime else 0
-
-    def _prefill(
-        self,
-        assembly: Assembly,
-        selected: torch.Tensor,
-        *,
-        cache: DynamicCache,
-        logits: torch.Tensor,
-        timing: Timing,
-    ) -> Prefill:
-        total, candidates = len(assembly.tokens), assembly.candidates
-        num_exact = int((assembly.source == Source.EXACT).sum())
-        is_whole = len(selected) == len(candidates)
-        return Prefill(
-            cache=cache,
-            logits=logits,
-            num_exact=num_exact,
-            num_approximate=len(candidates) - len(selected),
-            num_recomputed=len(selected),
-            num_computed=total - num_exact - len(candidates),
-            num_publishable=total if is_whole else int(candidates[0]),
-            selected=tuple(selected.tolist()),
-            timing=timing,
-        )
 
 
 def _span(

@@ -159,6 +159,9 @@ class ChunkStore:
                 self._chunks[key] = chunk
                 self.size_bytes += chunk.size_bytes - old.size_bytes
 
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Nothing to do: everything is in memory."""
+
     def clear(self) -> None:
         """Drop everything."""
         with self._lock:

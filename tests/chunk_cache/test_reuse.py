@@ -9,7 +9,8 @@ import torch
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Source
 from ragboost.chunk_cache.hook import Plan
-from ragboost.chunk_cache.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.prefill import Prefill
+from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import POLICIES
 from ragboost.chunk_cache.store import ChunkKV, ChunkStore, Identity
 from ragboost.errors import ChunkCacheError
@@ -177,7 +178,9 @@ def test_a_question_is_needed_and_a_ratio_is_between_0_and_1(reuse: ChunkReuse) 
 def test_stored_kv_is_never_changed_in_place(reuse: ChunkReuse, policy: str) -> None:
     system, chunks, question = make_prompt()
     reuse.precompute(system, chunks)
-    stored = [reuse._find(system, chunk) for chunk in chunks] + [reuse._find((), system)]
+    stored = [reuse.chunks.find(system, chunk) for chunk in chunks] + [
+        reuse.chunks.find((), system)
+    ]
     tensors = [t for kv in stored if kv is not None for layer in kv.layers for t in layer]
     before = [(t.clone(), t._version) for t in tensors]
 

@@ -12,7 +12,8 @@ import torch
 
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate, f1, kl_divergence, normalised
-from ragboost.chunk_cache.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.prefill import Prefill
+from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import Policy
 

@@ -14,6 +14,8 @@ from ragboost.chunk_cache.assemble import Assembly, Source
 from ragboost.chunk_cache.attention.base import AttentionBackend, AttentionInputs, exact_mask
 from ragboost.chunk_cache.attention.dense import attention_weights, weighted_values
 from ragboost.chunk_cache.hook import Plan, StopForwardError
+from ragboost.chunk_cache.kv_cache import RequestCache
+from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.recompute import recompute, rows_to_compute
 from ragboost.errors import ChunkCacheError
 
@@ -55,12 +57,13 @@ class SelectionView:
         *,
         budget: int,
         backend: AttentionBackend | None = None,
+        pace: Pace = AT_ONCE,
     ) -> None:
         self.assembly = assembly
         self.budget = budget
         self.candidates = assembly.candidates
         self.num_layers = adapter.num_layers
-        self._adapter, self._backend = adapter, backend
+        self._adapter, self._backend, self._pace = adapter, backend, pace
         self._attention: torch.Tensor | None = None
         self._fresh: FreshLayer | None = None
 
@@ -87,14 +90,21 @@ class SelectionView:
 
         def observe(layer: int, inputs: AttentionInputs) -> None:
             for start, stop in chunks:
-                mass[layer, start:stop] = attention_mass(inputs, first=start, last=stop)
+                mass[layer, start:stop] += attention_mass(inputs, first=start, last=stop)
 
-        self._run_question(Plan(self._question_rows(), visible=visible, observe=observe))
+        for rows in self._pace.pieces(self._question_rows()):
+            self._run(rows, Plan(rows, visible=visible, observe=observe))
         return mass
 
     def repair(self, positions: torch.Tensor) -> None:
         """Compute these tokens again in the reused KV; looks made later see the result."""
-        recompute(self._adapter, self.assembly, selected=positions, backend=self._backend)
+        recompute(
+            self._adapter,
+            self.assembly,
+            selected=positions,
+            backend=self._backend,
+            pace=self._pace,
+        )
         self._attention = self._fresh = None
 
     def fresh_layer(self) -> FreshLayer:
@@ -120,17 +130,20 @@ class SelectionView:
 
     def _question_pass(self, visible: torch.Tensor) -> torch.Tensor:
         """Run the question over the visible tokens and return its attention to them."""
-        weighing = _Weighing(self.num_layers)
-        self._run_question(Plan(self._question_rows(), backend=weighing, visible=visible))
-        return torch.stack(weighing.mass)
+        mass = torch.zeros(self.num_layers, len(visible), device=visible.device)
+        for rows in self._pace.pieces(self._question_rows()):
+            weighing = _Weighing(self.num_layers)
+            self._run(rows, Plan(rows, backend=weighing, visible=visible))
+            mass += torch.stack(weighing.mass)
+        return mass
 
     def _question_rows(self) -> torch.Tensor:
         total = len(self.assembly.tokens)
         return torch.arange(self.assembly.question, total, device=self._adapter.device)
 
-    def _run_question(self, plan: Plan) -> None:
-        tokens = self.assembly.tokens[self.assembly.question :]
-        self._adapter.forward(tokens, self.assembly.cache, plan=plan)
+    def _run(self, rows: torch.Tensor, plan: Plan, *, cache: RequestCache | None = None) -> None:
+        tokens = [self.assembly.tokens[position] for position in rows.tolist()]
+        self._adapter.forward(tokens, self.assembly.cache if cache is None else cache, plan=plan)
 
     def _fresh_pass(self, rows: torch.Tensor, layer: int) -> FreshLayer:
         if self._adapter.num_layers <= layer:
@@ -138,23 +151,24 @@ class SelectionView:
                 f"{self._adapter.name} has {self._adapter.num_layers} layers; this policy looks at "
                 f"layer {layer}"
             )
-        assembly = self.assembly
-        num_rows = len(assembly.tokens) - assembly.question
-        seen: list[FreshLayer] = []
+        question = self.assembly.question
+        fresh = self.assembly.cache.clone(num_layers=layer + 1)
+        attention = torch.zeros(len(self.assembly.tokens), device=rows.device)
 
         def observe(number: int, inputs: AttentionInputs) -> None:
-            if number < layer:
-                return
-            reused = assembly.cache.layers[layer]
-            keys = (inputs.key - reused.keys).float().square().sum((0, 1, 3))
-            values = (inputs.value - reused.values).float().square().sum((0, 1, 3))
-            seen.append(FreshLayer(keys, values, attention_mass(inputs, num_rows=num_rows)))
-            raise StopForwardError
+            if number == layer:
+                num_rows = int((inputs.positions >= question).sum())
+                attention.add_(attention_mass(inputs, num_rows=num_rows))
+                raise StopForwardError
 
-        plan = Plan(rows, backend=self._backend, observe=observe)
-        tokens = [assembly.tokens[position] for position in rows.tolist()]
-        self._adapter.forward(tokens, assembly.cache, plan=plan, frozen_from=0)
-        return seen[0]
+        share = (layer + 1) / self._adapter.num_layers
+        for piece in self._pace.pieces(rows, share=share):
+            plan = Plan(piece, backend=self._backend, observe=observe)
+            self._run(piece, plan, cache=fresh)
+        new, reused = fresh.layers[layer], self.assembly.cache.layers[layer]
+        keys = (new.keys - reused.keys).float().square().sum((0, 1, 3))
+        values = (new.values - reused.values).float().square().sum((0, 1, 3))
+        return FreshLayer(keys, values, attention)
 
 
 class _Weighing:

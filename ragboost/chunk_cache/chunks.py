@@ -1,0 +1,96 @@
+"""The chunks of one model: computed after a system prompt, stored, and found again by their ids.
+
+Knows a model and a store. Does not know prompts: how chunks are put together is `reuse`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.assemble import Assembly, Source, Span, assemble
+from ragboost.chunk_cache.attention.base import AttentionBackend
+from ragboost.chunk_cache.base import KVStore
+from ragboost.chunk_cache.pace import AT_ONCE, Pace
+from ragboost.chunk_cache.recompute import recompute
+from ragboost.chunk_cache.store import ChunkKV, Identity, chunk_key
+
+
+class Chunks:
+    """Stored chunks of one model.
+
+    Args:
+        adapter: the model.
+        store: where KV is kept.
+        identity: what KV depends on besides the tokens.
+        backend: computes attention; None: the model's own.
+    """
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        store: KVStore,
+        *,
+        identity: Identity,
+        backend: AttentionBackend | None,
+    ) -> None:
+        self.store = store
+        self._adapter, self._identity, self._backend = adapter, identity, backend
+
+    def key(self, system: Sequence[int], tokens: Sequence[int]) -> str:
+        """Return the key of a chunk after a system prompt; of the system prompt itself after an
+        empty one."""
+        regime = self._adapter.regime(len(system) + len(tokens))
+        return chunk_key(self._identity, regime=regime, system=system, tokens=tokens)
+
+    def find(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV | None:
+        """Return a chunk's KV; None where it is not stored, or there are no tokens."""
+        return self.store.get(self.key(system, tokens)) if tokens else None
+
+    def precompute(
+        self, system: Sequence[int], chunks: Sequence[Sequence[int]], *, pace: Pace = AT_ONCE
+    ) -> int:
+        """Compute and store the KV of the system prompt and of each chunk after it (FusionRAG eq.
+        5).
+
+        Returns:
+            How many chunks were computed; the others were stored already.
+        """
+        before = self._system(tuple(system), pace) if system else None
+        distinct = [tokens for tokens in dict.fromkeys(map(tuple, chunks)) if tokens]
+        missing = [tokens for tokens in distinct if self.find(system, tokens) is None]
+        for tokens in missing:
+            self._compute(tuple(system), tokens, before=before, pace=pace)
+        return len(missing)
+
+    def _system(self, system: tuple[int, ...], pace: Pace) -> ChunkKV:
+        stored = self.find((), system)
+        return stored or self._compute((), system, before=None, pace=pace)
+
+    def _compute(
+        self,
+        system: tuple[int, ...],
+        tokens: tuple[int, ...],
+        *,
+        before: ChunkKV | None,
+        pace: Pace,
+    ) -> ChunkKV:
+        adapter = self._adapter
+        base, length = len(system), len(system) + len(tokens)
+        regime = adapter.regime(length)
+        spans = []
+        if base and before is not None and before.regime == regime:
+            spans = [Span(0, base, Source.EXACT, before)]
+        source = torch.zeros(length, dtype=torch.int8, device=adapter.device)
+        source[: base if spans else 0] = Source.EXACT
+        cache = assemble(adapter, spans, length=length)
+        assembly = Assembly([*system, *tokens], cache, source, [], length, torch.zeros(0))
+        nothing = torch.zeros(0, dtype=torch.long, device=adapter.device)
+        recompute(adapter, assembly, selected=nothing, backend=self._backend, pace=pace)
+        layers = tuple(
+            (layer.keys[:, :, base:].clone(), layer.values[:, :, base:].clone())
+            for layer in cache.layers
+        )
+        kv = ChunkKV(tokens, base, layers, regime, length)
+        self.store.put(self.key(system, tokens), kv)
+        return kv
