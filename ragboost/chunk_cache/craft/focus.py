@@ -6,6 +6,7 @@ Knows numbers per chunk and layer. Does not know tensors or models; see `watch`.
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 CLEAR_GAP = 1.5
 """The largest gap between two chunks must be so many times the mean gap to part them."""
@@ -81,4 +82,4 @@ class FocusTracker:
 def _gaps(attention: Sequence[float]) -> tuple[list[int], list[float]]:
     order = sorted(range(len(attention)), key=lambda i: -attention[i])
     values = [attention[i] for i in order]
-    return order, [high - low for high, low in zip(values, values[1:], strict=False)]
+    return order, [high - low for high, low in pairwise(values)]

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ragboost.chunk_cache.craft.formulas import fix_overhead
 from ragboost.chunk_cache.craft.influence import Influence
 from ragboost.errors import ChunkCacheError
 
@@ -43,11 +44,13 @@ class Pick:
 
     Attributes:
         variant: the one with the lowest CFO.
+        impact: CCI.
         overlap: beta'.
         overhead: CFO.
     """
 
     variant: Variant
+    impact: float
     overlap: float
     overhead: float
 
@@ -103,11 +106,12 @@ class Variants:
         best: Pick | None = None
         lowest = float("inf")
         for variant in self.of(chunk):
+            impact = variant.influence.impact(literal=literal)
             overlap = variant.influence.overlap(prefix)
-            cost = variant.influence.impact(literal=literal) * (1.0 - overlap)
+            cost = impact * (1.0 - overlap)
             if cost <= lowest:
-                overhead = variant.influence.overhead(prefix, alpha=alpha, literal=literal)
-                best, lowest = Pick(variant, overlap, overhead), cost
+                overhead = fix_overhead(impact, overlap, alpha=alpha)
+                best, lowest = Pick(variant, impact, overlap, overhead), cost
         return best
 
     def use(self, pick: Pick) -> None:

@@ -26,6 +26,7 @@ class FocusWatch:
     Attributes:
         focused: numbers of the chunks that the question looks at; None: not settled.
         layer: after which the others stopped, counted from 1; None: they did not.
+        dropped: numbers of the chunks whose rows stopped there.
         num_saved: rows that were not computed, summed over layers.
     """
 
@@ -40,6 +41,7 @@ class FocusWatch:
     ) -> None:
         self.focused: frozenset[int] | None = None
         self.layer: int | None = None
+        self.dropped: frozenset[int] = frozenset()
         self.num_saved = 0
         self._chunks = list(chunks)
         self._reused = frozenset(reused)
@@ -62,6 +64,6 @@ class FocusWatch:
         num_dropped = int((~going_on).sum())
         if num_dropped == 0:
             return None
-        self.layer = layer + 1
+        self.layer, self.dropped = layer + 1, self._reused - self.focused
         self.num_saved = num_dropped * (self._num_layers - self.layer)
         return torch.nonzero(going_on).flatten()
