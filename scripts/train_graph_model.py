@@ -159,7 +159,7 @@ def train(model, *, steps, prompts, seed, scale, is_tree, positions, log, phase)
                 row["accuracy"] = accuracy(model, is_tree=is_tree, positions=positions)
             log.write(json.dumps(row) + "\n")
             log.flush()
-            print(json.dumps(row), flush=True)  # noqa: T201
+            print(json.dumps(row), flush=True)
 
 
 def main() -> None:
