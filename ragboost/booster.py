@@ -105,12 +105,10 @@ class Booster:
             ContextIndexError: an invariant does not hold; send the original request.
         """
         name = session.id if isinstance(session, SessionState) else session
-        retrieved = self._retrieve(Request(query, tuple(as_documents(documents)), session=name))
-        retrieved = retrieved._replace(elements=_behind(preamble, retrieved.elements))
+        given = tuple(as_documents(documents))
+        retrieved = self._retrieve(Request(query, given, session=name, preamble=preamble))
         with self._lock:
-            return self._boost(
-                retrieved, session, history=history, preamble=preamble, planned=planned
-            )
+            return self._boost(retrieved, session, history=history, planned=planned)
 
     def plan_window(self, requests: Sequence[Request]) -> Window:
         """Plan requests that wait at the same time, against what the prefix cache holds.
@@ -137,16 +135,15 @@ class Booster:
 
     def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> Recorded:
         """Take in that these documents are sent in this order at a payload's front, unboosted."""
-        retrieved = self._retrieve(Request("", tuple(as_documents(documents))))
+        retrieved = self._retrieve(_request(documents, preamble=preamble))
         with self._lock:
-            elements = _behind(preamble, retrieved.elements)
-            recorded = record_front(self.index, elements, retrieved.tokens)
+            recorded = record_front(self.index, retrieved.elements, retrieved.tokens)
             self.residency.dispatched(recorded)
             return recorded
 
-    def cached_tokens(self, documents: Sequence[DocumentLike]) -> int:
+    def cached_tokens(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> int:
         """Tokens that the prefix cache could serve of these documents at a payload's front."""
-        retrieved = self._retrieve(Request("", tuple(as_documents(documents))))
+        retrieved = self._retrieve(_request(documents, preamble=preamble))
         with self._lock:
             return self._plan_alone(retrieved).cached_tokens
 
@@ -238,7 +235,7 @@ class Booster:
                 self.residency.answered(context.recorded, cached_tokens=round(share * estimated))
 
     def _retrieve(self, request: Request) -> Retrieved:
-        documents = request.documents
+        documents, preamble = request.documents, request.preamble
         if self.settings.dedup.enabled:
             unique, slots = unique_documents(documents)
             elements: tuple[Hashable, ...] = tuple(document.key for document in unique)
@@ -246,7 +243,8 @@ class Booster:
             unique, slots = documents, tuple(range(len(documents)))
             elements = distinct_elements([document.key for document in documents])
         tokens = self.tokens.count_documents(unique)
-        return Retrieved(request.query, documents, unique, slots, elements, tokens)
+        elements = _behind(preamble, elements)
+        return Retrieved(request.query, documents, unique, slots, elements, tokens, preamble)
 
     def _plan_alone(self, retrieved: Retrieved) -> Planned:
         ordering = self.settings.ordering
@@ -278,7 +276,6 @@ class Booster:
         history: Collection[str] | None = None,
         order: Sequence[int] | None = None,
         planned: Planned | None = None,
-        preamble: str = "",
     ) -> Context:
         """Place one request. Index and session are changed last, when all checks have passed."""
         state: SessionState | None = None
@@ -297,7 +294,7 @@ class Booster:
                 [retrieved.elements[i] for i in sent], tokens, planned=planned
             )
         else:
-            recorded = self._record_turn(state, retrieved.query, tokens, preamble=preamble)
+            recorded = self._record_turn(state, retrieved, tokens)
         turn = 0
         if state is not None:
             turn = self._commit(state, retrieved.query, composed, tokens, is_leading=past.is_empty)
@@ -362,15 +359,15 @@ class Booster:
         return recorded
 
     def _record_turn(
-        self, state: SessionState | None, query: str, tokens: Sequence[int], *, preamble: str
+        self, state: SessionState | None, retrieved: Retrieved, tokens: Sequence[int]
     ) -> Recorded:
         front = state.front() if state else ()
         return record_turn(
             self.index,
-            _behind(preamble, distinct_elements([sent.key for sent in front])),
+            _behind(retrieved.preamble, distinct_elements([sent.key for sent in front])),
             [sent.num_tokens for sent in front],
             history_tokens=state.tail_tokens() if state else 0,
-            turn_tokens=sum(tokens) + self.tokens.count(query),
+            turn_tokens=sum(tokens) + self.tokens.count(retrieved.query),
         )
 
     def _commit(
@@ -392,6 +389,10 @@ class Booster:
         )
         state.add(turn, max_documents=self.settings.session.max_documents)
         return turn.number
+
+
+def _request(documents: Sequence[DocumentLike], *, preamble: str) -> Request:
+    return Request("", tuple(as_documents(documents)), preamble=preamble)
 
 
 def _behind(preamble: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:

@@ -22,6 +22,7 @@ class Retrieved(NamedTuple):
         slots: for each of `documents`, its index in `unique`.
         elements: for each of `unique`, its name in the context index; all differ.
         tokens: for each of `unique`, its length.
+        preamble: names the text before the first document.
     """
 
     query: str
@@ -30,6 +31,7 @@ class Retrieved(NamedTuple):
     slots: tuple[int, ...]
     elements: tuple[Hashable, ...]
     tokens: Sequence[int]
+    preamble: str = ""
 
 
 class History(NamedTuple):

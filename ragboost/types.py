@@ -142,6 +142,8 @@ class Request:
         documents: in relevance order; texts and mappings become Documents, see `as_document`.
         id: the caller's name for the request (`custom_id` in batch files).
         session: the conversation it belongs to; None if it stands alone.
+        preamble: names the text before the first document; only requests with the same one share
+            prefixes.
 
     Raises:
         RequestError: the question is no string, the session's name no non-empty string.
@@ -152,6 +154,7 @@ class Request:
     documents: tuple[Document, ...]
     id: str | None = None
     session: str | None = None
+    preamble: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.query, str):

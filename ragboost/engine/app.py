@@ -70,6 +70,17 @@ def create_engine_app(settings: EngineSettings | None = None) -> Starlette:
     return app
 
 
+def with_events(settings: EngineSettings) -> EngineSettings:
+    """The settings with cache events for a proxy in the same process: on free ports of loopback,
+    unless they name an address."""
+    if settings.kv_events_endpoint is not None:
+        return settings
+    free = "tcp://127.0.0.1:*"
+    return settings.model_copy(
+        update={"kv_events_endpoint": free, "kv_events_replay_endpoint": free}
+    )
+
+
 def _publisher(settings: EngineSettings) -> EventPublisher | None:
     if settings.kv_events_endpoint is None:
         return None

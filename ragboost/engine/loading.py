@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.replacement import make_replacement
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import POLICIES
 from ragboost.chunk_cache.selftest import self_test
@@ -102,6 +103,7 @@ def make_engine(
         loaded.runner.layout,
         capacity_tokens=settings.capacity_tokens,
         block_size=settings.block_size,
+        policy=None if settings.eviction == "lru" else make_replacement(settings.eviction),
     )
     if settings.reuse_policy not in POLICIES:
         raise ConfigError(

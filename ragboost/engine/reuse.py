@@ -73,6 +73,11 @@ class Reuser:
         self._storing: Job[int] | None = None
 
     @property
+    def choosing(self) -> Sequence | None:
+        """The sequence whose choice has begun and is not done."""
+        return self._choosing[0] if self._choosing is not None else None
+
+    @property
     def has_work(self) -> bool:
         """Whether chunks wait to be stored."""
         return self._storing is not None or bool(self._missing)

@@ -74,6 +74,7 @@ class Scheduler:
         reuser: Reuser | None = None,
     ) -> None:
         self.waiting: deque[Sequence] = deque()
+        self._has_queue_changed = False
         self.running: list[Sequence] = []
         self._runner = runner
         self._store = store
@@ -90,6 +91,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.waiting.append(sequence)
+        self._has_queue_changed = True
         if self._reuser is not None:
             self._reuser.prefetch(sequence)
 
@@ -107,11 +109,15 @@ class Scheduler:
             self._store.release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+            self._has_queue_changed = True
 
     def step(self) -> list[Sequence]:
         """Compute one batch, emit its tokens, and return the sequences that have ended."""
         with torch.inference_mode():
             works, choosing, budget = self._plan()
+            if self._has_queue_changed:
+                self._has_queue_changed = False
+                self._store.look_ahead(self.waiting)
             for (sequence, positions), logits in zip(works, self._compute(works), strict=True):
                 sequence.computed(positions)
                 self._store.save(sequence)
@@ -161,7 +167,10 @@ class Scheduler:
         # Decode alone may fill the budget; prefill still advances, or it would starve.
         budget = max(self._max_step_tokens - len(works), self._store.block_size)
         prefilling = deque(s for s in self.running if s.is_prefilling)
+        choosing = self._reuser.choosing if self._reuser is not None else None
         while budget > 0 and (sequence := self._next_prefill(prefilling)) is not None:
+            if sequence is choosing:  # over what it held when it began
+                return Step(works, sequence, budget)
             if sequence.rows is None:
                 self._store.load(sequence)
             if sequence.is_choosing:
@@ -179,6 +188,7 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self._max_running:
             return None
         sequence = self.waiting.popleft()
+        self._has_queue_changed = True
         expected = sequence.num_prompt_tokens + min(sequence.params.max_tokens, 256)
         sequence.kv = self._runner.new_kv(expected)
         self._store.queried_tokens += sequence.num_prompt_tokens

@@ -42,6 +42,11 @@ def replace_question(
     return {**body, "messages": messages}
 
 
+def question_part(content: Any) -> int:
+    """Index of the part of a message's content before which documents are put; 0 for a text."""
+    return (_last_text(content) or 0) if isinstance(content, list) else 0
+
+
 def _content_text(content: Any) -> str | None:
     if isinstance(content, str):
         return content

@@ -15,7 +15,7 @@ from ragboost.formats.groups import Value
 Path = tuple[str | int, ...]
 
 _INSTRUCTIONS = ("system", "instructions")
-_CONSTANT_ROLES = ("system", "developer")
+CONSTANT_ROLES = ("system", "developer")
 _TOOL_ROLES = ("tool", "function")
 _TEXT_TYPES = (None, "text", "input_text")
 _LISTS = ("messages", "input")
@@ -80,10 +80,10 @@ def _messages(name: str, messages: list[Any], *, is_leading: bool) -> Iterator[S
             yield Slot((*where, "results"), message["results"], is_tool=True)
         elif role in _TOOL_ROLES:
             yield from _content((*where, "content"), message.get("content"), is_tool=True)
-        elif role == "user" or role in _CONSTANT_ROLES:
+        elif role == "user" or role in CONSTANT_ROLES:
             content = message.get("content")
             yield from _content((*where, "content"), content, is_leading=is_leading)
-        is_leading = is_leading and role in _CONSTANT_ROLES
+        is_leading = is_leading and role in CONSTANT_ROLES
 
 
 def _content(

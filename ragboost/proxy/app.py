@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -19,9 +20,10 @@ from ragboost.proxy.errors import error_response
 from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.routes import Completions, Passthrough, Reports, Status
 from ragboost.proxy.running_turns import RunningTurns
+from ragboost.proxy.stream_metrics import StreamMetrics
 from ragboost.proxy.sync import CacheSync
 from ragboost.proxy.tenants import Tenants
-from ragboost.sessions import make_store
+from ragboost.sessions import ChatSessionStore, make_store
 
 _BOOSTED = {
     "/v1/chat/completions": "chat",
@@ -29,6 +31,50 @@ _BOOSTED = {
     "/v1/messages": "messages",
     "/v1/responses": "responses",
 }
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the routes of one app share."""
+
+    settings: Settings
+    backends: Backends
+    metrics: Metrics
+    sync: CacheSync
+    boosting: Boosting
+    dispatcher: Dispatcher
+    store: ChatSessionStore
+    turns: RunningTurns
+
+    @classmethod
+    def of(cls, settings: Settings) -> "_Parts":
+        backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
+        sync = CacheSync(settings, backends=backends, tenants=tenants)
+        metrics.watch(StreamMetrics(sync))
+        return cls(
+            settings,
+            backends=backends,
+            metrics=metrics,
+            sync=sync,
+            boosting=Boosting(settings, metrics, tenants=tenants, sync=sync),
+            dispatcher=Dispatcher(settings, backends=backends, tenants=tenants),
+            store=make_store(settings.session),
+            turns=RunningTurns(),
+        )
+
+    @asynccontextmanager
+    async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
+        await self.store.open()
+        await self.backends.open()
+        try:
+            await self.sync.open()
+            yield
+        finally:
+            await self.turns.drain()
+            await self.store.close()
+            self.dispatcher.close()
+            await self.sync.close()
+            await self.backends.close()
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -40,66 +86,62 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     Args:
         settings: None: the defaults.
     """
-    settings = settings or Settings()
-    backends = Backends.of(settings)
-    metrics = Metrics()
-    tenants = Tenants(settings)
-    sync = CacheSync(settings, backends=backends, tenants=tenants)
-    metrics.watch(sync)
-    boosting = Boosting(settings, metrics, tenants=tenants, sync=sync)
-    dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
-    store = make_store(settings.session)
-    turns = RunningTurns()
-
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await store.open()
-        await backends.open()
-        try:
-            await sync.open()
-            yield
-        finally:
-            await turns.drain()
-            await store.close()
-            dispatcher.close()
-            await sync.close()
-            await backends.close()
-
+    parts = _Parts.of(settings or Settings())
     app = FastAPI(
         title="RAGBoost",
         version=__version__,
-        lifespan=lifespan,
+        lifespan=parts.lifespan,
         docs_url=None,  # these paths are the backend's
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
     )
-    app.state.cache_sync = sync
+    app.state.cache_sync = parts.sync
     app.add_exception_handler(Exception, _internal_error)
-    status = Status(dispatcher=dispatcher, metrics=metrics, boosting=boosting, sync=sync)
-    for path, endpoint in _BOOSTED.items():
-        completions = Completions(
-            settings, endpoint=endpoint, dispatcher=dispatcher, metrics=metrics, boosting=boosting
-        )
-        app.router.routes.append(Route(path, completions, methods=["POST"]))
-    app.router.routes.extend(
-        session_routes(
-            settings,
-            dispatcher=dispatcher,
-            metrics=metrics,
-            boosting=boosting,
-            store=store,
-            turns=turns,
-        )
-    )
-    app.router.routes.append(Route(REPORT_PATH, Reports(settings, sync=sync), methods=["POST"]))
-    app.add_route("/health", status.health, methods=["GET"])
-    app.add_route("/ready", status.ready, methods=["GET"])
-    app.add_route("/version", status.version, methods=["GET"])
-    app.add_route("/metrics", status.metrics, methods=["GET"])
-    passthrough = Passthrough(settings, dispatcher=dispatcher, metrics=metrics)
+    app.router.routes.extend(_completions(parts))
+    app.router.routes.extend(_operations(parts))
+    passthrough = Passthrough(parts.settings, dispatcher=parts.dispatcher, metrics=parts.metrics)
     app.router.routes.append(Route("/{path:path}", passthrough))
     return app
+
+
+def _completions(parts: _Parts) -> list[Route]:
+    """The endpoints that answer prompts, those that boost."""
+    routes = []
+    for path, endpoint in _BOOSTED.items():
+        completions = Completions(
+            parts.settings,
+            endpoint=endpoint,
+            dispatcher=parts.dispatcher,
+            metrics=parts.metrics,
+            boosting=parts.boosting,
+        )
+        routes.append(Route(path, completions, methods=["POST"]))
+    return routes + session_routes(
+        parts.settings,
+        dispatcher=parts.dispatcher,
+        metrics=parts.metrics,
+        boosting=parts.boosting,
+        store=parts.store,
+        turns=parts.turns,
+    )
+
+
+def _operations(parts: _Parts) -> list[Route]:
+    """The endpoints for operators and for the in-engine hook."""
+    status = Status(
+        dispatcher=parts.dispatcher,
+        metrics=parts.metrics,
+        boosting=parts.boosting,
+        sync=parts.sync,
+    )
+    return [
+        Route(REPORT_PATH, Reports(parts.settings, sync=parts.sync), methods=["POST"]),
+        Route("/health", status.health, methods=["GET"]),
+        Route("/ready", status.ready, methods=["GET"]),
+        Route("/version", status.version, methods=["GET"]),
+        Route("/metrics", status.metrics, methods=["GET"]),
+    ]
 
 
 async def _internal_error(_request: Request, _error: Exception) -> Response:

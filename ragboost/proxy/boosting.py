@@ -6,22 +6,22 @@ fail open. Does not know how requests are sent.
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ragboost.config import Settings
 from ragboost.engine_hooks.usage import Usage
-from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.formats.ragboost_object import FIELD
 from ragboost.proxy.conversation import Conversation, Conversations, Learned, Past
 from ragboost.proxy.follower import Follower
 from ragboost.proxy.following import SESSION_FIELD, Followed, Tag, front_of
 from ragboost.proxy.headers import RawHeaders
-from ragboost.proxy.histories import Histories, Match, history_links
 from ragboost.proxy.metrics import Metrics
+from ragboost.proxy.offload import Stopwatch, call, is_large
 from ragboost.proxy.payload import MalformedBodyError, Payload
 from ragboost.proxy.prepared import Draft, Place, Prepared
+from ragboost.proxy.recognition import Known, Recognition
 from ragboost.proxy.rewrite import Detected, Rewriter, Rewritten
 from ragboost.proxy.session_names import session_name
 from ragboost.proxy.sync import CacheSync
@@ -31,12 +31,6 @@ from ragboost.proxy.tool_results import share_tool_results
 from ragboost.types import Request
 
 logger = logging.getLogger(__name__)
-
-# Larger bodies are rewritten in a worker thread: below this, handing over costs more than it frees.
-_THREAD_BYTES = 256 * 1024
-_END_USER = ("user", "safety_identifier")
-
-T = TypeVar("T")
 
 
 class _Job(NamedTuple):
@@ -61,20 +55,6 @@ class _Job(NamedTuple):
     tag: Tag
 
 
-class _Known(NamedTuple):
-    """What is known of a history that has no name: see Prepared.
-
-    Attributes:
-        match: of what was sent.
-        tried: of what shadow mode would have sent.
-        apart: the documents that the request gives beside its messages.
-    """
-
-    match: Match | None = None
-    tried: Match | None = None
-    apart: bytes = b""
-
-
 class Boosting:
     """Everything about boosting that outlives a request."""
 
@@ -92,9 +72,7 @@ class Boosting:
             max_bytes=settings.session.max_bytes,
             ttl_s=settings.session.ttl_s,
         )
-        self.histories = _histories(settings)
-        # What shadow mode would have sent is remembered apart from what was sent.
-        self._tried = _histories(settings) if settings.proxy.shadow else None
+        self._recognition = Recognition(settings)
 
     async def prepare(
         self,
@@ -118,56 +96,39 @@ class Boosting:
         Raises:
             RequestError: the `ragboost` object is malformed.
         """
-        started = time.perf_counter()
-        is_large = len(raw) > _THREAD_BYTES
+        clock, in_thread = Stopwatch(), is_large(raw)
         try:
-            payload, detected = await _call(lambda: self._parse(raw), in_thread=is_large)
+            payload, detected = await call(lambda: self._parse(raw), in_thread=in_thread)
         except MalformedBodyError:
-            ticket = await place(Draft(raw))
-            return self._finish(Prepared(ticket, raw, bypass="malformed_body"), time.perf_counter())
-        key, user = TenantKey.of(payload.body), user_of(headers)
+            ticket = await clock.without(place(Draft(raw)))
+            return self._finish(Prepared(ticket, raw, bypass="malformed_body"), clock)
+        key, user, known = TenantKey.of(payload.body), user_of(headers), Known()
         session = session_name(payload.body, headers) if past is None else None
-        known = _Known()
         if session is None:
-            known = await self._recognise(payload, key, user, past=past)
-        match, tried, apart = known.match, known.tried, known.apart
-        past = match.past if match else past
-        draft = Draft(raw, payload, history=match.digest if match else b"")
+            known = await self._recognition.recognise(payload, key, user, past=past)
+        past = known.match.past if known.match else past
+        draft = Draft(raw, payload, history=known.match.digest if known.match else b"")
         if session is None and self._is_plain(payload, detected, past):
-            spent = time.perf_counter() - started
-            ticket = await place(draft)
-            plain = Prepared(
-                ticket, raw, key.model, bypass=detected.bypass, match=match, tried=tried
-            )
-            return self._finish(plain, time.perf_counter() - spent)
-        tenant = self.tenants.get(key)
-        name = self._name(key, user, session)
-        tag = Tag.of(payload.body, headers)
-        job = _Job(payload, detected, can_ask_usage, name, past, tried and tried.past, tag)
-        front = partial(self._front, job)
-        spent = time.perf_counter() - started
-        ticket = await place(
-            draft._replace(tenant=tenant, front=front, session=session and f"{user}/{session}")
-        )
-        started = time.perf_counter() - spent
+            ticket = await clock.without(place(draft))
+            plain = Prepared(ticket, raw, bypass=detected.bypass)
+            return self._finish(_known_as(plain, key, known), clock)
+        tenant, name = self.tenants.get(key), self._name(key, user, session)
+        tag, tried = Tag.of(payload.body, headers), known.tried and known.tried.past
+        job = _Job(payload, detected, can_ask_usage, name, past, tried, tag)
+        front, session = partial(self._front, job), session and f"{user}/{session}"
+        draft = draft._replace(tenant=tenant, front=front, session=session)
+        ticket = await clock.without(place(draft))
         work = self._rewrite(job, tenant, ticket)
         # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
         # client leaves meanwhile.
-        prepared, learned = await (asyncio.shield(work) if is_large else work)
-        if match is not None:
-            is_final = prepared.bypass is None
-            digest = self.histories.add(match, prepared.learned, apart=apart, is_final=is_final)
-            match = match._replace(digest=digest)
-        if tried is not None and self._tried is not None:
-            tried = tried._replace(digest=self._tried.add(tried, learned, apart=apart))
-        return self._finish(prepared._replace(model=key.model, match=match, tried=tried), started)
+        prepared, learned = await (asyncio.shield(work) if in_thread else work)
+        is_final = prepared.bypass is None
+        known = self._recognition.add(known, prepared.learned, tried=learned, is_final=is_final)
+        return self._finish(_known_as(prepared, key, known), clock)
 
     def report_answer(self, prepared: Prepared, answers: Sequence[Mapping[str, Any]]) -> None:
         """Take in the assistant's messages, each of them a way in which the history may go on."""
-        if prepared.match is not None:
-            self.histories.answered(prepared.match, answers)
-        if prepared.tried is not None and self._tried is not None:
-            self._tried.answered(prepared.tried, answers)
+        self._recognition.answered(prepared.match, prepared.tried, answers)
 
     async def report_usage(self, prepared: Prepared, usage: Usage) -> None:
         """Take in what the backend reported for a request."""
@@ -204,34 +165,14 @@ class Boosting:
             return
         is_computed = is_computed and prepared.ticket.backend.name == followed.follower.name
         if context.recorded is not None and not is_computed:
-            followed.follower.failed(followed.front, context.recorded)
+            followed.follower.failed(followed.name, followed.front, context.recorded)
             return
-        tag, prompt_tokens = followed.tag, usage and usage.prompt_tokens
-        followed.follower.answered(tag and tag.name, followed.front, prompt_tokens=prompt_tokens)
+        prompt_tokens = usage and usage.prompt_tokens
+        followed.follower.answered(followed.name, followed.front, prompt_tokens=prompt_tokens)
 
     def _parse(self, raw: bytes) -> tuple[Payload, Detected]:
         payload = Payload.parse(raw)
         return payload, self._rewriter.detect(payload)
-
-    async def _recognise(
-        self, payload: Payload, key: TenantKey, user: str, *, past: Past | None
-    ) -> _Known:
-        """Recognise the history of a request that names no conversation. If the caller keeps it,
-        only what shadow mode would have sent for it is looked for."""
-        is_wanted = self._settings.session.stateless if past is None else self._tried is not None
-        if not is_wanted or not payload.messages:
-            return _Known()
-        # An application's users may share its credentials: what tells them apart counts as well.
-        parts = [user, *key, *(str(payload.body.get(name, "")) for name in _END_USER)]
-        scope = "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
-        links = await _call(
-            lambda: history_links(payload.body["messages"], payload.message_digests, scope=scope),
-            in_thread=len(payload.raw) > _THREAD_BYTES,
-        )
-        apart = _documents_apart(payload)
-        match = self.histories.match(links, apart=apart) if past is None else None
-        tried = self._tried.match(links, apart=apart) if self._tried is not None else None
-        return _Known(match, tried, apart)
 
     def _is_plain(self, payload: Payload, detected: Detected, past: Past | None) -> bool:
         """Tell whether there is nothing to do."""
@@ -272,7 +213,7 @@ class Boosting:
                     learned=_learned(conversation, job.past),
                 )
 
-            prepared = await _call(work, in_thread=len(job.payload.raw) > _THREAD_BYTES)
+            prepared = await call(work, in_thread=is_large(job.payload.raw))
             if job.name is not None:
                 for used in (conversation, tried if is_shadow else None):
                     if used is not None and used.sent:
@@ -310,7 +251,7 @@ class Boosting:
         )
         if rewritten.context is not None and found is not None:
             original = tenant.original(backend)
-            self._metrics.count_shadow(rewritten.context, original, preamble=found.preamble)
+            self._metrics.count_shadow(rewritten.context, original, preamble=rewritten.preamble)
         plain = self._rewriter.rewrite(
             job.payload, booster, conversation, detected=job.detected, is_plain=True
         )
@@ -353,8 +294,8 @@ class Boosting:
             return body, False
         return {**body, "stream_options": {**options, "include_usage": True}}, True
 
-    def _finish(self, prepared: Prepared, started: float) -> Prepared:
-        seconds = time.perf_counter() - started
+    def _finish(self, prepared: Prepared, clock: Stopwatch) -> Prepared:
+        seconds = clock.seconds
         self._metrics.observe_overhead("boost", seconds=seconds)
         if prepared.bypass is not None:
             self._metrics.count_bypass(prepared.bypass)
@@ -371,25 +312,12 @@ class Boosting:
         logger.warning("forwarding without boosting (%s, logged once): %s", reason, error)
 
 
-async def _call(work: Callable[[], T], *, in_thread: bool) -> T:
-    return await asyncio.to_thread(work) if in_thread else work()
+def _known_as(prepared: Prepared, key: TenantKey, known: Known) -> Prepared:
+    return prepared._replace(model=key.model, match=known.match, tried=known.tried)
 
 
 def _learned(conversation: Conversation | None, past: Past | None) -> Learned:
     return conversation.learned(past) if conversation and past is not None else Learned()
-
-
-def _histories(settings: Settings) -> Histories:
-    return Histories(
-        max_sessions=settings.session.max_sessions,
-        max_bytes=settings.session.max_bytes,
-        ttl_s=settings.session.ttl_s,
-    )
-
-
-def _documents_apart(payload: Payload) -> bytes:
-    """The documents that are given beside the messages and rendered into them."""
-    return payload.field(FIELD) if ragboost_fields(payload.body).get("documents") else b""
 
 
 def _follow(
@@ -407,6 +335,7 @@ def _follow(
             bytes_before=rewritten.bytes_before,
             bytes_behind=rewritten.bytes_behind,
         )
-        front = follower.sent(tag.name if follower.streams else None, front)
+        cached = context.predicted_cached_tokens
+        front = follower.sent(tag.name if follower.streams else None, front, cached_tokens=cached)
     predicted = follower.predict(front, context.predicted_cached_tokens)
     return Followed(follower, front, tag if follower.streams else None, predicted)

@@ -3,21 +3,14 @@
 Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names.
 """
 
-from typing import TYPE_CHECKING
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from ragboost.booster import Booster
 from ragboost.engine_hooks.fidelity import ERROR_BOUNDS, Fidelity
-from ragboost.engine_hooks.stream import StreamState
 from ragboost.engine_hooks.usage import Usage
 from ragboost.types import Context
-
-if TYPE_CHECKING:
-    from ragboost.proxy.sync import CacheSync
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _MAX_MODELS = 100
@@ -29,8 +22,15 @@ class Metrics:
     """The metrics of one app, in a registry of its own."""
 
     def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._models: set[str] = set()
+        self._declare_requests(self.registry)
+        self._declare_tokens(self.registry)
+        self._declare_shadow(self.registry)
+        self._declare_state(self.registry)
+        self._declare_predictions(self.registry)
+
+    def _declare_requests(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "ragboost_requests_total",
             "Requests answered or refused.",
@@ -58,6 +58,20 @@ class Metrics:
             buckets=_OVERHEAD_SECONDS,
             registry=registry,
         )
+        self._bypass = Counter(
+            "ragboost_bypass_total",
+            "Requests forwarded without boosting, by reason.",
+            ("reason",),
+            registry=registry,
+        )
+        self._queue_wait = Histogram(
+            "ragboost_queue_wait_seconds",
+            "Time that a completion waits for its turn.",
+            buckets=_OVERHEAD_SECONDS,
+            registry=registry,
+        )
+
+    def _declare_tokens(self, registry: CollectorRegistry) -> None:
         self._documents = Counter(
             "ragboost_documents_total",
             "Documents of boosted requests: sent, or dropped because the payload has them already.",
@@ -79,6 +93,13 @@ class Metrics:
             "Document tokens that the context index expected in the prefix cache.",
             registry=registry,
         )
+        self._passage_bytes = Counter(
+            "ragboost_passage_bytes_total",
+            "Bytes of repeated tool results that were replaced by references.",
+            registry=registry,
+        )
+
+    def _declare_shadow(self, registry: CollectorRegistry) -> None:
         self._shadow_cached_tokens = Counter(
             "ragboost_shadow_cached_prompt_tokens_total",
             "Shadow mode: document tokens expected in the prefix cache, as the client ordered them "
@@ -91,17 +112,8 @@ class Metrics:
             "Shadow mode: document tokens that boosting would not have sent again.",
             registry=registry,
         )
-        self._bypass = Counter(
-            "ragboost_bypass_total",
-            "Requests forwarded without boosting, by reason.",
-            ("reason",),
-            registry=registry,
-        )
-        self._passage_bytes = Counter(
-            "ragboost_passage_bytes_total",
-            "Bytes of repeated tool results that were replaced by references.",
-            registry=registry,
-        )
+
+    def _declare_state(self, registry: CollectorRegistry) -> None:
         self.index_nodes = Gauge(
             "ragboost_index_nodes", "Nodes of all context indexes.", registry=registry
         )
@@ -120,12 +132,11 @@ class Metrics:
         self.queue_depth = Gauge(
             "ragboost_queue_depth", "Requests in the waiting room.", registry=registry
         )
-        self._queue_wait = Histogram(
-            "ragboost_queue_wait_seconds",
-            "Time that a completion waits for its turn.",
-            buckets=_OVERHEAD_SECONDS,
-            registry=registry,
+        self.sessions = Gauge(
+            "ragboost_sessions", "Conversations that are remembered.", registry=registry
         )
+
+    def _declare_predictions(self, registry: CollectorRegistry) -> None:
         self._prediction_error = Histogram(
             "ragboost_prediction_error_ratio",
             "Predicted less reported cached tokens, as a share of the prompt tokens.",
@@ -142,13 +153,10 @@ class Metrics:
             "Of the tokens that were cached, the share predicted, over the last 512 requests.",
             registry=registry,
         )
-        self.sessions = Gauge(
-            "ragboost_sessions", "Conversations that are remembered.", registry=registry
-        )
 
-    def watch(self, sync: "CacheSync") -> None:
-        """Show the streams of cache events, too."""
-        self.registry.register(_Streams(sync))
+    def watch(self, collector: Collector) -> None:
+        """Show what somebody else counts, too."""
+        self.registry.register(collector)
 
     def render(self) -> bytes:
         """All metrics in Prometheus text format."""
@@ -217,38 +225,3 @@ class Metrics:
         self._prediction_error.observe(error)
         self._prediction_precision.set(figures.precision)
         self._prediction_recall.set(figures.recall)
-
-
-class _Streams(Collector):
-    """What the streams of cache events count themselves."""
-
-    def __init__(self, sync: "CacheSync") -> None:
-        self._sync = sync
-
-    def collect(self) -> list[Metric]:
-        """Read them."""
-        labels = ["backend", "stream"]
-        events = CounterMetricFamily(
-            "ragboost_kv_events", "Cache events applied.", labels=[*labels, "type"]
-        )
-        gaps = CounterMetricFamily(
-            "ragboost_kv_event_gaps", "Gaps in the numbers of event batches.", labels=labels
-        )
-        states = GaugeMetricFamily(
-            "ragboost_kv_event_stream_state",
-            "1 for the state that a stream is in.",
-            labels=[*labels, "state"],
-        )
-        tokens = GaugeMetricFamily(
-            "ragboost_kv_resident_tokens", "Tokens that the mirror holds.", labels=labels
-        )
-        for backend, stream in self._sync.streams:
-            where = [backend, stream.name]
-            status = stream.status()
-            for kind in ("stored", "removed", "cleared"):
-                events.add_metric([*where, kind], getattr(status, f"num_{kind}"))
-            gaps.add_metric(where, status.num_gaps)
-            for state in StreamState:
-                states.add_metric([*where, state], float(state is status.state))
-            tokens.add_metric(where, status.num_resident_tokens)
-        return [events, gaps, states, tokens]

@@ -6,6 +6,7 @@ httptools itself accepts a head of any size and waits for it forever.
 import asyncio
 from typing import Any
 
+from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ragboost.config import ProxySettings
@@ -15,83 +16,90 @@ _LINGER_S = 1.0
 _REASONS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
-def limited_protocol(settings: ProxySettings) -> type[HttpToolsProtocol]:
-    """Make a protocol class with these limits, for `uvicorn.Config(http=...)`."""
+class LimitedProtocol(HttpToolsProtocol):
+    """Counts the bytes and the seconds of each request head; see `limited_protocol`.
 
-    too_large = error_response(431, _too_large(settings.max_header_bytes))
+    Attributes:
+        limits: `max_header_bytes` and `header_timeout_s`.
+        too_large: the app that answers in place of ours.
+    """
 
-    class LimitedProtocol(HttpToolsProtocol):
-        """Counts the bytes and the seconds of each request head."""
+    limits: ProxySettings
+    too_large: Response
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._is_in_head = True
-            self._is_refused = False
-            self._head_bytes = 0
-            self._head_timer: asyncio.TimerHandle | None = None
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_in_head = True
+        self._is_refused = False
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._start_timer()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
 
-        def data_received(self, data: bytes) -> None:
-            if self._is_refused:
-                return
-            if self._is_in_head:
-                self._head_bytes += len(data)
-            super().data_received(data)
-            if self._is_in_head and self._head_bytes > settings.max_header_bytes:
-                self._refuse(431, _too_large(settings.max_header_bytes))
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._is_in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._head_bytes > self.limits.max_header_bytes:
+            self._refuse(431, _too_large(self.limits.max_header_bytes))
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._is_in_head = True
-            self._start_timer()
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self._start_timer()
 
-        def on_headers_complete(self) -> None:
-            self._stop_timer()
-            self._is_in_head = False
-            self._head_bytes = 0
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            # A head that came in one piece is parsed before it could be counted.
-            self.app = too_large if size > settings.max_header_bytes else self.config.loaded_app
-            super().on_headers_complete()
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._is_in_head = False
+        self._head_bytes = 0
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        # A head that came in one piece is parsed before it could be counted.
+        self.app = self.too_large if size > self.limits.max_header_bytes else self.config.loaded_app
+        super().on_headers_complete()
 
-        def on_message_complete(self) -> None:
-            super().on_message_complete()
-            self._is_in_head = True
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_in_head = True
 
-        def _start_timer(self) -> None:
-            if self._head_timer is None:
-                message = f"the request head took more than {settings.header_timeout_s:g} s"
-                self._head_timer = self.loop.call_later(
-                    settings.header_timeout_s, self._refuse, 408, message
-                )
-
-        def _stop_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
-
-        def _refuse(self, status: int, message: str) -> None:
-            if self._is_refused or self.transport.is_closing():
-                return
-            self._is_refused = True
-            body = error_body(status, message)
-            self.transport.write(
-                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
-                b"content-length: %d\r\n\r\n%s" % (status, _REASONS[status], len(body), body)
+    def _start_timer(self) -> None:
+        if self._head_timer is None:
+            message = f"the request head took more than {self.limits.header_timeout_s:g} s"
+            self._head_timer = self.loop.call_later(
+                self.limits.header_timeout_s, self._refuse, 408, message
             )
-            # Closing at once would reset the connection while the client still sends, and it would
-            # lose the answer.
-            self.transport.write_eof()
-            self.loop.call_later(_LINGER_S, self.transport.close)
 
-    return LimitedProtocol
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        body = error_body(status, message)
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n%s" % (status, _REASONS[status], len(body), body)
+        )
+        # Closing at once would reset the connection while the client still sends, and it would
+        # lose the answer.
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
+
+
+def limited_protocol(settings: ProxySettings) -> type[LimitedProtocol]:
+    """Make a protocol class with these limits, for `uvicorn.Config(http=...)`."""
+    too_large = error_response(431, _too_large(settings.max_header_bytes))
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": settings, "too_large": too_large})
 
 
 def _too_large(limit: int) -> str:

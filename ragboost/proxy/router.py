@@ -6,6 +6,7 @@ a queue weigh against each other. Knows jobs and loads. Does not know bodies, so
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from ragboost.config import RouterSettings
 from ragboost.errors import RagBoostError
@@ -65,22 +66,20 @@ class Router:
             together, in the place of the first one.
         """
         groups: dict[tuple[Tenant | None, Backend], list[Ticket]] = {}
-        try:
+        released: list[Ticket] = []
+        # If the client leaves meanwhile, or at a bug, nobody else is going to close the tickets.
+        with ExitStack() as on_failure:
             for job in jobs:
                 cached = await self._cached_tokens(job, groups)
                 backend = self.choose(job.prompt_tokens, cached_tokens=cached)
                 assert backend is not None, "there are no backends"
                 ticket = Ticket(job, backend, cached_tokens=cached.get(backend.name, 0))
+                on_failure.callback(ticket.close)
                 groups.setdefault((job.tenant, backend), []).append(ticket)
                 self.prefixes.remember(backend.name, job.prefixes, num_tokens=job.prompt_tokens)
-            released: list[Ticket] = []
             for (tenant, backend), tickets in groups.items():
                 released += await _plan(tenant, backend, tickets) if tenant else tickets
-        except BaseException:  # the client left, or a bug: nobody is going to close these tickets
-            for tickets in groups.values():
-                for ticket in tickets:
-                    ticket.close()
-            raise
+            on_failure.pop_all()
         return released
 
     async def _cached_tokens(
@@ -98,12 +97,14 @@ class Router:
                 continue
             async with job.tenant.lock:
                 booster = job.tenant.booster(backend.name)
-                held = booster.cached_tokens(job.front.documents)
-            lengths = booster.tokens.count_documents(job.front.documents)
+                front = job.front
+                held = booster.cached_tokens(front.documents, preamble=front.preamble)
+            lengths = booster.tokens.count_documents(front.documents)
             for ticket in groups.get((job.tenant, backend), ()):
-                if ticket.job.front is not None:
-                    there = {document.key for document in ticket.job.front.documents}
-                    common = zip(job.front.documents, lengths, strict=True)
+                other = ticket.job.front
+                if other is not None and other.preamble == front.preamble:
+                    there = {document.key for document in other.documents}
+                    common = zip(front.documents, lengths, strict=True)
                     held = max(held, sum(n for document, n in common if document.key in there))
             cached[backend.name] = max(cached[backend.name], held)
         return cached

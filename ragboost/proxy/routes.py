@@ -44,6 +44,23 @@ class Passthrough:
         """Answer one request and count it, whatever becomes of it."""
         exchange = Exchange(scope, receive, send, endpoint=self.endpoint)
         span = self._tracing.start(exchange) if self._tracing else None
+        has_ended = False
+        try:
+            await self._answer_or_refuse(exchange)
+            has_ended = True
+        finally:
+            if not has_ended:  # a bug, or the server stops before the answer is over
+                exchange.outcome = "internal_error"
+            seconds = time.perf_counter() - exchange.started
+            self._metrics.count_request(
+                self.endpoint, exchange.model, exchange.outcome, seconds=seconds
+            )
+            if self._tracing:
+                self._tracing.end(span, exchange)
+            if self._settings.proxy.access_log:
+                log_access(exchange)
+
+    async def _answer_or_refuse(self, exchange: Exchange) -> None:
         try:
             self._keys.check(exchange.headers)
             await self._answer(exchange)
@@ -55,18 +72,6 @@ class Passthrough:
             )
         except ClientDisconnectedError:
             exchange.outcome = "client_left"
-        except BaseException:
-            exchange.outcome = "internal_error"
-            raise
-        finally:
-            seconds = time.perf_counter() - exchange.started
-            self._metrics.count_request(
-                self.endpoint, exchange.model, exchange.outcome, seconds=seconds
-            )
-            if self._tracing:
-                self._tracing.end(span, exchange)
-            if self._settings.proxy.access_log:
-                log_access(exchange)
 
     async def _answer(self, exchange: Exchange) -> None:
         declared = get_header(exchange.headers, b"content-length")

@@ -1,0 +1,108 @@
+"""Recognise the conversation of a request that names none, for the endpoints.
+
+Joins payloads and credentials with `Histories`. What shadow mode would have sent is remembered
+apart from what was sent. Does not rewrite.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ragboost.config import Settings
+from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.proxy.conversation import Learned, Past
+from ragboost.proxy.histories import Histories, Match, history_links
+from ragboost.proxy.offload import call, is_large
+from ragboost.proxy.payload import Payload
+from ragboost.proxy.tenants import TenantKey
+
+# An application's users may share its credentials: what tells them apart counts as well.
+_END_USER = ("user", "safety_identifier")
+
+
+class Known(NamedTuple):
+    """What is known of a history that has no name.
+
+    Attributes:
+        match: of what was sent; None: it is not looked for.
+        tried: of what shadow mode would have sent.
+        apart: the documents that the request gives beside its messages.
+    """
+
+    match: Match | None = None
+    tried: Match | None = None
+    apart: bytes = b""
+
+
+class Recognition:
+    """The histories of one app."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._is_stateless = settings.session.stateless
+        self._sent = _histories(settings)
+        self._tried = _histories(settings) if settings.proxy.shadow else None
+
+    async def recognise(
+        self, payload: Payload, key: TenantKey, user: str, *, past: Past | None
+    ) -> Known:
+        """Look for the history of a request that names no conversation.
+
+        Args:
+            payload: its body.
+            key: its tenant.
+            user: its credentials.
+            past: what was sent, where the caller keeps it: only what shadow mode would have sent is
+                looked for then.
+        """
+        is_wanted = self._is_stateless if past is None else self._tried is not None
+        if not is_wanted or not payload.messages:
+            return Known()
+        parts = [user, *key, *(str(payload.body.get(name, "")) for name in _END_USER)]
+        scope = "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
+        links = await call(
+            lambda: history_links(payload.body["messages"], payload.message_digests, scope=scope),
+            in_thread=is_large(payload.raw),
+        )
+        apart = _documents_apart(payload)
+        match = self._sent.match(links, apart=apart) if past is None else None
+        tried = self._tried.match(links, apart=apart) if self._tried is not None else None
+        return Known(match, tried, apart)
+
+    def add(self, known: Known, learned: Learned, *, tried: Learned, is_final: bool) -> Known:
+        """Keep what a request added to its history; `known` with the history's new hashes.
+
+        Args:
+            known: what was recognised.
+            learned: what was sent.
+            tried: what shadow mode would have sent.
+            is_final: the same request is to be sent the same way again.
+        """
+        match, apart = known.match, known.apart
+        if match is not None:
+            digest = self._sent.add(match, learned, apart=apart, is_final=is_final)
+            match = match._replace(digest=digest)
+        other = known.tried
+        if other is not None and self._tried is not None:
+            other = other._replace(digest=self._tried.add(other, tried, apart=apart))
+        return Known(match, other, apart)
+
+    def answered(
+        self, match: Match | None, tried: Match | None, answers: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Take in the assistant's messages, each of them a way in which the history may go on."""
+        if match is not None:
+            self._sent.answered(match, answers)
+        if tried is not None and self._tried is not None:
+            self._tried.answered(tried, answers)
+
+
+def _histories(settings: Settings) -> Histories:
+    return Histories(
+        max_sessions=settings.session.max_sessions,
+        max_bytes=settings.session.max_bytes,
+        ttl_s=settings.session.ttl_s,
+    )
+
+
+def _documents_apart(payload: Payload) -> bytes:
+    """The documents that are given beside the messages and rendered into them."""
+    return payload.field(FIELD) if ragboost_fields(payload.body).get("documents") else b""

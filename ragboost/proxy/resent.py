@@ -1,0 +1,102 @@
+"""The rewritten messages that stand in a resent history: find them, put them back, keep new ones.
+
+Knows messages and hashes. Does not know documents' texts, and does not decide what is boosted.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from msgspec import Raw
+
+from ragboost.formats import Found
+from ragboost.proxy.conversation import Conversation, Link, Sent, chain
+from ragboost.proxy.payload import Payload
+from ragboost.types import Context
+
+
+class Resent(NamedTuple):
+    """The rewritten messages that stand in a payload.
+
+    Attributes:
+        sent: by index, all before the question.
+        link: of the question's message; None without a conversation or a message.
+        repeated: what the question's message was rewritten to when it came before, or None.
+    """
+
+    sent: Mapping[int, Sent]
+    link: Link | None
+    repeated: Sent | None
+
+    def num_bytes(self, payload: Payload, end: int) -> int:
+        """Bytes of the messages before `end`, as they are sent."""
+        return sum(
+            len(self.sent[at].message) if at in self.sent else memoryview(message).nbytes
+            for at, message in enumerate(payload.messages[:end])
+        )
+
+
+def find_resent(
+    payload: Payload,
+    conversation: Conversation | None,
+    *,
+    found: Found | None = None,
+    seed: bytes = b"",
+) -> Resent:
+    """Find what a payload's messages were rewritten to before.
+
+    Args:
+        payload: the body.
+        conversation: its conversation, or None.
+        found: its documents; None: look at all messages, none is the question's.
+        seed: what stands above the messages and belongs to their history.
+    """
+    if conversation is None or (found is not None and found.message is None):
+        return Resent({}, None, None)
+    links = chain(payload.message_digests, seed=seed)
+    end = len(links) if found is None or found.message is None else found.message
+    sent: dict[int, Sent] = {}
+    standing: set[str] = set()
+    for at in range(end):
+        old = conversation.sent.get(links[at])
+        # What a message refers to may have been forgotten: its turn then starts over, too.
+        if old is not None and old.referred <= standing:
+            sent[at] = old
+            standing.update(old.documents)
+    if end == len(links):
+        return Resent(sent, None, None)
+    repeated = conversation.sent.get(links[end])
+    if repeated is not None and not repeated.referred <= standing:
+        repeated = None
+    return Resent(sent, links[end], repeated)
+
+
+def with_messages(body: Mapping[str, Any], sent: Mapping[int, Sent]) -> dict[str, Any]:
+    """The body with these messages as they were sent before."""
+    if not sent:
+        return dict(body)
+    messages = list(body["messages"])
+    for at, old in sent.items():
+        messages[at] = Raw(old.message)
+    return {**body, "messages": messages}
+
+
+def remember(
+    payload: Payload,
+    body: dict[str, Any],
+    message: int,
+    conversation: Conversation,
+    link: Link,
+    context: Context,
+) -> dict[str, Any]:
+    """Keep the question's message; what is kept is the very object that is sent."""
+    value = body["messages"][message]
+    is_original = value is payload.body["messages"][message]
+    raw = payload.messages[message] if is_original else payload.encode_value(value)
+    retrieved = tuple(document.key for document in context.retrieved)
+    documents = tuple(document.key for document in context.documents)
+    conversation.remember(link, Sent(bytes(raw), retrieved, documents))
+    if is_original:
+        return body
+    messages = list(body["messages"])
+    messages[message] = raw
+    return {**body, "messages": messages}
