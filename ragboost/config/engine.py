@@ -20,6 +20,11 @@ class EngineSettings(Section):
         65_536, ge=16, description="Tokens of KV that the prefix cache holds."
     )
     block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
+    eviction: Literal["lru", "lfu", "lacr", "next-use", "next-use-lfu"] = Field(
+        "lru",
+        description="Which blocks of the prefix cache go first: by last use, by number of uses, or "
+        "(lacr, next-use) by what waiting requests will use, too.",
+    )
     served_model_name: str | None = Field(
         None, description="Name of the model in the API; None: its directory's."
     )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragboost.chunk_cache.replacement import make_replacement
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin
 from ragboost.engine.core import Engine
@@ -87,6 +88,7 @@ def make_engine(
         loaded.runner.layout,
         capacity_tokens=settings.capacity_tokens,
         block_size=settings.block_size,
+        policy=None if settings.eviction == "lru" else make_replacement(settings.eviction),
     )
     return Engine(
         loaded.runner,

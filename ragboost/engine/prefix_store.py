@@ -3,6 +3,9 @@
 Joins `PrefixCache` (which blocks) and `KVPool` (where they lie). Only exact KV passes through here.
 """
 
+from collections.abc import Iterable
+
+from ragboost.chunk_cache.replacement import Replacement
 from ragboost.engine.kv import KVLayout, KVPool
 from ragboost.engine.prefix_cache import Event, PrefixCache
 from ragboost.engine.sequence import Sequence
@@ -11,14 +14,24 @@ from ragboost.engine.sequence import Sequence
 class PrefixStore:
     """A prefix cache of `capacity_tokens` tokens over real KV.
 
+    Args:
+        policy: which block goes first when it is full; None: the least recently used.
+
     Attributes:
         cache: the book-keeping.
         queried_tokens, hit_tokens: prompt tokens looked up and found, since the start.
     """
 
-    def __init__(self, layout: KVLayout, *, capacity_tokens: int, block_size: int) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        capacity_tokens: int,
+        block_size: int,
+        policy: Replacement | None = None,
+    ) -> None:
         num_blocks = capacity_tokens // block_size
-        self.cache = PrefixCache(num_blocks, block_size)
+        self.cache = PrefixCache(num_blocks, block_size, policy=policy)
         self.block_size = block_size
         self.queried_tokens = 0
         self.hit_tokens = 0
@@ -79,6 +92,13 @@ class PrefixStore:
         self.cache.release(sequence.held)
         sequence.held = []
         sequence.kv = None
+
+    def look_ahead(self, waiting: Iterable[Sequence]) -> None:
+        """Tell the policy of the sequences that wait, the next one first."""
+        self.cache.look_ahead(
+            sequence.block_keys(sequence.num_prompt_tokens // self.block_size, self.block_size)
+            for sequence in waiting
+        )
 
     def take_events(self) -> list[Event]:
         """What was stored, removed and cleared since the last call."""

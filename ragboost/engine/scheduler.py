@@ -39,6 +39,7 @@ class Scheduler:
         self, runner: ModelRunner, store: PrefixStore, *, max_running: int, max_step_tokens: int
     ) -> None:
         self.waiting: deque[Sequence] = deque()
+        self._has_queue_changed = False
         self.running: list[Sequence] = []
         self._runner = runner
         self._store = store
@@ -53,6 +54,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.waiting.append(sequence)
+        self._has_queue_changed = True
 
     def abort(self, sequence: Sequence) -> None:
         """Forget a sequence at once, and free what it holds. Unknown ones are ignored."""
@@ -61,11 +63,15 @@ class Scheduler:
             self._store.release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+            self._has_queue_changed = True
 
     def step(self) -> list[Sequence]:
         """Compute one batch, emit its tokens, and return the sequences that have ended."""
         with torch.inference_mode():
             works = self._plan()
+            if self._has_queue_changed:
+                self._has_queue_changed = False
+                self._store.look_ahead(self.waiting)
             for (sequence, end), logits in zip(works, self._compute(works), strict=True):
                 sequence.num_computed = end
                 self._store.save(sequence)
@@ -116,6 +122,7 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self._max_running:
             return None
         sequence = self.waiting.popleft()
+        self._has_queue_changed = True
         expected = sequence.num_prompt_tokens + min(sequence.params.max_tokens, 256)
         sequence.kv = self._runner.new_kv(expected)
         self._store.queried_tokens += sequence.num_prompt_tokens
