@@ -16,10 +16,12 @@ from starlette.routing import Route
 
 from ragboost.engine import protocol, replies, sse
 from ragboost.engine.core import Engine
-from ragboost.engine.generation import Generator
+from ragboost.engine.extension import ReuseDefaults
+from ragboost.engine.generation import Generator, Piece, Prompt
 from ragboost.engine.kv_events import EventPublisher
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.metrics import CONTENT_TYPE, EngineMetrics
+from ragboost.engine.prompts import Prompts
 from ragboost.engine.protocol import ApiError, GenerationRequest
 from ragboost.errors import RequestError
 
@@ -37,11 +39,13 @@ class Api:
         publisher: EventPublisher | None,
         default_max_tokens: int,
         max_body_bytes: int,
+        reuse: ReuseDefaults,
     ) -> None:
         self._engine = engine
         self._loaded = loaded
         self._publisher = publisher
         self._max_body_bytes = max_body_bytes
+        self._prompts = Prompts(loaded.tokenizer, vocab_size=loaded.runner.vocab_size, reuse=reuse)
         self._metrics = EngineMetrics(engine)
         self._generator = Generator(
             engine, loaded, self._metrics, default_max_tokens=default_max_tokens
@@ -71,16 +75,14 @@ class Api:
         """POST /v1/chat/completions"""
         body = await self._body(request)
         wanted = protocol.parse_generation(body, session_header=_session(request))
-        return await self._answer(request, "chat", await self._chat_ids(body), wanted)
+        prompt = await self._in_thread(lambda: self._prompts.chat(body))
+        return await self._answer(request, "chat", prompt, wanted)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         body = {"max_tokens": 16, **await self._body(request)}
         wanted = protocol.parse_generation(body, session_header=_session(request))
-        prompt = protocol.parse_prompt(body, vocab_size=self._loaded.runner.vocab_size)
-        if isinstance(prompt, str):
-            text = prompt
-            prompt = await self._in_thread(lambda: self._loaded.tokenizer.encode(text))
+        prompt = await self._in_thread(lambda: self._prompts.text(body))
         return await self._answer(request, "text", prompt, wanted)
 
     async def models(self, _request: Request) -> Response:
@@ -91,6 +93,7 @@ class Api:
             "created": 0,
             "owned_by": "ragboost",
             "max_model_len": self._loaded.runner.max_length,
+            "ragboost": {"reuse": self._loaded.reuse_refusal is None},
         }
         return _json({"object": "list", "data": [model]})
 
@@ -98,7 +101,7 @@ class Api:
         """POST /tokenize: of a `prompt`, or of `messages` as a chat request would have them."""
         body = await self._body(request)
         if "messages" in body:
-            ids = await self._chat_ids(body)
+            ids = await self._in_thread(lambda: self._prompts.chat_ids(body))
         else:
             text = body.get("prompt")
             if not isinstance(text, str):
@@ -154,31 +157,28 @@ class Api:
         return Response(status_code=200)
 
     async def _answer(
-        self, request: Request, kind: Any, prompt: list[int], wanted: GenerationRequest
+        self, request: Request, kind: Any, prompt: Prompt, wanted: GenerationRequest
     ) -> Response:
-        self._generator.max_tokens(wanted, len(prompt))  # refuse before the stream begins
+        # Refuse before the stream begins.
+        self._generator.max_tokens(wanted, len(prompt.token_ids))
         shape = replies.Shape(kind, self._loaded.name)
         if wanted.is_stream:
             return sse.EventStream(self._events(prompt, wanted, shape))
         return _json(await sse.unless_disconnected(request, self._whole(prompt, wanted, shape)))
 
     async def _whole(
-        self, prompt: list[int], wanted: GenerationRequest, shape: replies.Shape
+        self, prompt: Prompt, wanted: GenerationRequest, shape: replies.Shape
     ) -> dict[str, Any]:
         pieces = [piece async for piece in self._generator.generate(prompt, wanted)]
         last = pieces[-1]
         return shape.whole(
             "".join(piece.text for piece in pieces),
             finish_reason=last.finish_reason or "stop",
-            usage=replies.usage(
-                prompt_tokens=len(prompt),
-                completion_tokens=last.completion_tokens,
-                cached_tokens=last.cached_tokens,
-            ),
+            usage=_usage(prompt, last),
         )
 
     async def _events(
-        self, prompt: list[int], wanted: GenerationRequest, shape: replies.Shape
+        self, prompt: Prompt, wanted: GenerationRequest, shape: replies.Shape
     ) -> AsyncGenerator[bytes, None]:
         piece = None
         pieces = self._generator.generate(prompt, wanted)
@@ -201,25 +201,8 @@ class Api:
             await pieces.aclose()
         assert piece is not None, "a generation without a token"
         if wanted.include_usage:
-            used = replies.usage(
-                prompt_tokens=len(prompt),
-                completion_tokens=piece.completion_tokens,
-                cached_tokens=piece.cached_tokens,
-            )
-            yield sse.event(shape.usage_chunk(used))
+            yield sse.event(shape.usage_chunk(_usage(prompt, piece)))
         yield sse.DONE
-
-    async def _chat_ids(self, body: protocol.Body) -> list[int]:
-        messages = protocol.parse_messages(body)
-        documents = protocol.parse_documents(body)
-        names = protocol.parse_template_kwargs(body)
-        tokenizer = self._loaded.tokenizer
-
-        def encode() -> list[int]:
-            text = tokenizer.render_chat(messages, documents=documents, template_kwargs=names)
-            return tokenizer.encode(text, add_special_tokens=False)
-
-        return await self._in_thread(encode)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
@@ -246,6 +229,15 @@ class Api:
                 param="model",
             )
         return body
+
+
+def _usage(prompt: Prompt, last: Piece) -> dict[str, Any]:
+    return replies.usage(
+        prompt_tokens=len(prompt.token_ids),
+        completion_tokens=last.completion_tokens,
+        cached_tokens=last.cached_tokens,
+        reused=last.reused,
+    )
 
 
 def _load_json(data: bytes) -> Any:
