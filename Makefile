@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install demo test lint format typecheck docs reference pytest clean engines test-engines
+.PHONY: help install demo test lint format typecheck docs reference packages pytest clean engines test-engines
 
 help:                ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml requirements-dev.txt
 demo: install        ## replay a RAG workload through the embedded engine, plain and boosted, and show what was saved
 	@$(BIN)/ragboost demo $(ARGS)
 
-test: lint typecheck docs pytest   ## lint, types, documentation and tests
+test: lint typecheck docs packages pytest   ## lint, types, documentation, packages and tests
 
 lint: install        ## ruff: style and formatting
 	@$(BIN)/ruff check .
@@ -44,6 +44,9 @@ docs: install        ## build the documentation into site/, every warning is an 
 
 reference: install   ## write the pages of docs/reference that come from the code
 	@$(BIN)/python -m scripts.reference
+
+packages: install    ## build wheel and sdist, install them on every Python here and with the lowest dependencies
+	@$(BIN)/python -m scripts.check_packages
 
 pytest: install      ## the tests
 	@$(BIN)/python -m pytest $(ARGS)

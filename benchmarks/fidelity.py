@@ -1,7 +1,7 @@
 """How truly the index follows a real engine's prefix cache, signal by signal.
 
 usage: python -m benchmarks.fidelity --engine vllm|sglang|embedded [--signal events|hook]
-           [--requests 300] [--cache small|large] [--concurrency 1|8] [--json]
+           [--requests 300] [--cache small|large] [--concurrency 1|8] [--trace FILE] [--json]
 
 Each request is ordered by an index that follows the engine, sent to the engine's real server, and
 what the answer reports as cached is compared with what was predicted when it was sent:
@@ -25,20 +25,22 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from benchmarks.engine_servers import EngineServer, missing
 from ragboost.config import OrderingSettings
 from ragboost.engine_hooks.documents import DocumentTracker, document_ends
+from ragboost.engine_hooks.in_flight import InFlight
 from ragboost.engine_hooks.reports import ReportReceiver
 from ragboost.engine_hooks.residency import Changes
 from ragboost.engine_hooks.stream import EventStream, StreamState
 from ragboost.engine_hooks.subscriber import Subscriber
 from ragboost.engine_hooks.usage import read_usage
 from ragboost.index import ContextIndex
-from ragboost.index.record import record_front
-from ragboost.index.residency import set_resident
+from ragboost.index.pressure import Pressure
+from ragboost.index.record import Recorded, record_front
 from ragboost.ordering import order_documents
+from ragboost.residency import Residency
 
 CACHE_TOKENS = {"small": 4096, "large": 32_768}
 HEADER = [5, 6, 7, 8, 9]
@@ -75,6 +77,11 @@ class Sent(NamedTuple):
     name: str
     prompt: list[int]
     predicted: dict[str, int]
+    recorded: Recorded
+    num_in_flight: int
+    num_in_flight_tokens: int
+    kept_share: float
+    at: float
 
 
 class Follower:
@@ -97,23 +104,31 @@ class Follower:
             "usage": ContextIndex(capacity_tokens=server.cache_tokens),
             "lru": ContextIndex(capacity_tokens=server.cache_tokens),
         }
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        self.pressure, self.in_flight = Pressure(), InFlight()
+        self.residency = Residency(self.indexes["documents"], self.lock)
+        self.residency.follow(
+            is_exact=True, capacity_tokens=server.cache_tokens, pressure=self.pressure
+        )
 
     def on_change(self, _: str, changes: Changes) -> None:
         index = self.indexes["documents"]
         with self.lock:
             if changes.is_cleared:
                 index.clear()
+                self.in_flight.clear()
             for context in self.tracker.read(changes, block_size=self.server.block_size):
                 lengths = [self.tokens[d] for d in context.documents]
                 whole = sum(lengths[: context.num_resident])
-                set_resident(
-                    index,
+                self.residency.set_resident(
                     context.documents,
                     lengths,
                     num_documents=context.num_resident,
                     cut_tokens=context.resident_tokens - whole,
                 )
+            for name, tokens in changes.resident_tokens.items():
+                self.in_flight.stored(name, tokens)
+            self._press()
 
     def send(self, number: int, retrieved: Sequence[Hashable]) -> Sent:
         """Order a request, predict what is cached of it, and record it as sent."""
@@ -126,10 +141,21 @@ class Follower:
             )
             documents = [retrieved[i] for i in order.permutation]
             lengths = [self.tokens[d] for d in documents]
-            predicted = {
-                signal: self._blocks(record_front(index, documents, lengths).cached_tokens)
+            recorded = {
+                signal: record_front(index, documents, lengths)
                 for signal, index in self.indexes.items()
             }
+            predicted = {
+                signal: self._blocks(each.cached_tokens) for signal, each in recorded.items()
+            }
+            waiting = len(self.in_flight), self.in_flight.num_tokens, self.pressure.kept_share
+            self.in_flight.sent(
+                name,
+                prompt_tokens=len(HEADER) + sum(lengths) + QUESTION_TOKENS,
+                cached_tokens=predicted["documents"],
+                block_size=self.server.block_size,
+            )
+            self._press()
             ends = document_ends(lengths, tokens_before=len(HEADER))
             self.tracker.sent(name, documents, ends=ends, tokens_before=len(HEADER))
         prompt = [*HEADER, *(t for d in documents for t in self.ids[d]), *self.questions[number]]
@@ -137,7 +163,13 @@ class Follower:
             predicted["mirror"] = self.stream.mirror.match_tokens(prompt)
         except RuntimeError:  # the listener changed it under our eyes
             predicted["mirror"] = predicted["documents"]
-        return Sent(name, prompt, predicted)
+        return Sent(name, prompt, predicted, recorded["documents"], *waiting, time.monotonic())
+
+    def _press(self) -> None:
+        resident = self.stream.mirror.num_resident_tokens if self.stream is not None else 0
+        self.pressure.kept_share = self.in_flight.kept_share(
+            resident_tokens=resident, capacity_tokens=self.server.cache_tokens
+        )
 
     def answered(self, sent: Sent, reported: int) -> None:
         """Correct the model by what the engine reported."""
@@ -215,6 +247,7 @@ def measure(
     contexts: Sequence[Sequence[Hashable]],
     *,
     concurrency: int,
+    trace: TextIO | None = None,
 ) -> dict[str, object]:
     """Send all requests; after some rounds one alone, when nothing else runs and all events are in.
 
@@ -230,6 +263,8 @@ def measure(
         reported = (usage and usage.cached_tokens) or 0
         follower.answered(sent, reported)
         with guard:
+            if trace is not None:
+                trace.write(trace_line(sent, reported) + "\n")
             for signal in SIGNALS:
                 at_dispatch[signal].add(sent.predicted[signal], reported)
                 if is_resting:
@@ -262,6 +297,23 @@ def measure(
     }
 
 
+def trace_line(sent: Sent, reported: int) -> str:
+    return json.dumps(
+        {
+            "request": sent.name,
+            "at": round(sent.at, 4),
+            "took": round(time.monotonic() - sent.at, 4),
+            "prompt_tokens": len(sent.prompt),
+            "reported": reported,
+            **sent.predicted,
+            "in_flight": sent.num_in_flight,
+            "in_flight_tokens": sent.num_in_flight_tokens,
+            "kept_share": round(sent.kept_share, 4),
+            "documents_sent": sent.recorded.documents,
+        }
+    )
+
+
 def len_of(follower: Follower) -> Callable[[Sequence[Hashable]], int]:
     frame = len(HEADER) + QUESTION_TOKENS
     return lambda documents: frame + sum(follower.tokens[d] for d in documents)
@@ -288,6 +340,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--cache", choices=sorted(CACHE_TOKENS), default="small")
     parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--trace", type=argparse.FileType("w"), help="one line per request")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     reason = missing(options.engine)
@@ -311,7 +364,13 @@ def main() -> None:
         follower = Follower(server, tokens, num_requests=options.requests)
         receiver_of.append(follower)
         with server, following(server, follower, receiver):
-            figures = measure(server, follower, contexts, concurrency=options.concurrency)
+            figures = measure(
+                server,
+                follower,
+                contexts,
+                concurrency=options.concurrency,
+                trace=options.trace,
+            )
     figures = {"engine": options.engine, "signal": options.signal, **figures}
     print(json.dumps(figures) if options.json else json.dumps(figures, indent=2))
 

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from threading import RLock
 
 from ragboost.index import ContextIndex
+from ragboost.index.pressure import Pressure
 from ragboost.index.record import Recorded
 from ragboost.index.residency import drop_unconfirmed, drop_unused, set_resident
 
@@ -39,17 +40,22 @@ class Residency:
         self._unanswered: OrderedDict[int, None] = OrderedDict()
         self._settled_before: OrderedDict[int, int] = OrderedDict()
 
-    def follow(self, *, is_exact: bool, capacity_tokens: int | None) -> None:
+    def follow(
+        self, *, is_exact: bool, capacity_tokens: int | None, pressure: Pressure | None = None
+    ) -> None:
         """Go over from the model to events or back.
 
         Args:
             is_exact: events are exact from now on.
             capacity_tokens: the prefix cache's size, where the backend says it; else None.
+            pressure: what the backend's requests in flight will evict; counts with events only,
+                since the model evicts when a request is sent.
         """
         with self._lock:
             self.is_exact = is_exact
             model = self._capacity_tokens or capacity_tokens
             self._index.capacity_tokens = None if is_exact else model
+            self._index.pressure = pressure if is_exact else None
             if self._index.capacity_tokens is not None:
                 self._index.evict(self._index.num_tokens - self._index.capacity_tokens)
 

@@ -178,7 +178,7 @@ def main() -> None:
                 model.save_pretrained(args.out)
             log.write(json.dumps(row) + "\n")
             log.flush()
-            print(json.dumps(row), flush=True)  # noqa: T201
+            print(json.dumps(row), flush=True)
     model.half().save_pretrained(args.out)
 
 

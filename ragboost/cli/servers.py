@@ -57,10 +57,10 @@ def serve(
         serve_proxy(settings)
         return
 
-    from ragboost.engine import create_engine_app
+    from ragboost.engine import create_engine_app, with_events
     from ragboost.serving import serve_in_thread
 
-    with serve_in_thread(create_engine_app(settings.engine)) as url:
+    with serve_in_thread(create_engine_app(with_events(settings.engine))) as url:
         serve_proxy(_in_front_of_engine(settings, url))
 
 

@@ -4,7 +4,7 @@ Knows the shapes of OpenAI, Anthropic, vLLM, SGLang and their relatives. Does no
 HTTP: the caller parses an answer, or one event of a stream, and passes the object.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -34,6 +34,21 @@ def read_usage(answer: Mapping[str, Any]) -> Usage | None:
                 if isinstance(usage, Mapping):
                     return _from_usage(usage)
     return None
+
+
+def merge_usage(told: Iterable[Usage | None]) -> Usage | None:
+    """One usage from what the events of a stream tell, in their order.
+
+    The latest one counts that says what was cached, else the latest one.
+    """
+    merged: Usage | None = None
+    for usage in told:
+        if usage is None or (
+            merged is not None and merged.cached_tokens is not None and usage.cached_tokens is None
+        ):
+            continue
+        merged = usage
+    return merged
 
 
 def _from_usage(usage: Mapping[str, Any]) -> Usage | None:

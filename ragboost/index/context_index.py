@@ -9,8 +9,9 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from ragboost.errors import ContextIndexError
 from ragboost.index.eviction import EvictionQueue
-from ragboost.index.integrity import check_node, check_totals
-from ragboost.index.node import Node
+from ragboost.index.integrity import check_node, check_sequence, check_totals
+from ragboost.index.node import Node, common_length
+from ragboost.index.pressure import Ages, Pressure
 from ragboost.index.search import Match, search
 
 Tokens = Sequence[int]
@@ -24,6 +25,10 @@ class ContextIndex:
             `evict` and `remove` shrink the tree.
         max_nodes: bound on memory; beyond it the least recently used leaves go.
         max_visits: nodes that one search may go on from, the root included.
+
+    Attributes:
+        pressure: where given, what requests in flight are about to evict does not count in `search`
+            and `cached_prefix`.
     """
 
     def __init__(
@@ -33,6 +38,7 @@ class ContextIndex:
         max_nodes: int = 200_000,
         max_visits: int = 32,
     ) -> None:
+        self.pressure: Pressure | None = None
         self.capacity_tokens = capacity_tokens
         self.max_nodes = max_nodes
         self.max_visits = max_visits
@@ -49,6 +55,7 @@ class ContextIndex:
         self.num_tokens = 0
         self._serial = 0
         self._leaves = EvictionQueue()
+        self._ages = Ages()
 
     def __iter__(self) -> Iterator[Node]:
         """Walk all nodes but the root, parents before children, siblings in slot order."""
@@ -71,7 +78,10 @@ class ContextIndex:
             documents: distinct documents, most relevant first.
             tokens: their lengths.
         """
-        return search(self.root, documents, tokens, max_visits=self.max_visits)
+        self._mark()
+        return search(
+            self.root, documents, tokens, max_visits=self.max_visits, gone=self._ages.gone
+        )
 
     def cached_prefix(self, documents: Sequence[Hashable], tokens: Tokens) -> tuple[int, int]:
         """Measure what the cache holds of a sequence in its given order.
@@ -79,21 +89,33 @@ class ContextIndex:
         Returns:
             The number of leading documents with resident tokens, and these tokens.
         """
+        self._mark()
         node, at, cached = self.root, 0, 0
+        tick = left = 0  # of the oldest tick on the way, tokens that stay
         while at < len(documents):
             child = node.children.get(documents[at])
-            if child is None:
+            if child is None or child.last_used <= self._ages.gone:
                 break
-            count = _common_length(child.documents, documents, at)
-            cached += child.resident_prefix(count)
-            at += child.resident_documents(count)
-            if count < len(child.documents):
+            count = common_length(child.documents, documents, at)
+            if child.last_used != tick:
+                tick, left = child.last_used, self._ages.kept(child.last_used)
+            resident = child.resident_prefix(count)
+            kept = min(resident, left)
+            left -= kept
+            cached += kept
+            at += child.resident_documents(count, within=kept)
+            if count < len(child.documents) or kept < resident:
                 break
             node = child
         return at, cached
 
     def insert(
-        self, documents: Sequence[Hashable], tokens: Tokens, *, multi_turn: bool = False
+        self,
+        documents: Sequence[Hashable],
+        tokens: Tokens,
+        *,
+        multi_turn: bool = False,
+        is_use: bool = True,
     ) -> Node:
         """Record that the cache now holds this sequence, and evict what no longer fits.
 
@@ -101,6 +123,7 @@ class ContextIndex:
             documents: distinct documents in prompt order.
             tokens: their lengths; at least 1 each.
             multi_turn: a conversation goes on from here.
+            is_use: somebody uses it now; else what was there already is as old as before.
 
         Returns:
             The node at whose end the sequence ends; the root for an empty sequence. Where the
@@ -109,19 +132,22 @@ class ContextIndex:
         Raises:
             ContextIndexError: a length below 1, a document twice, or not one length per document.
         """
-        _check_sequence(documents, tokens)
+        check_sequence(documents, tokens)
         self._tick += 1
         node, at = self.root, 0
         while at < len(documents):
             child = node.children.get(documents[at])
             if child is None:
-                node = self._add_child(node, tuple(documents[at:]), tuple(tokens[at:]))
+                tick = self._tick if is_use or node is self.root else node.last_used
+                run = tuple(documents[at:]), tuple(tokens[at:])
+                node = self._add_child(node, *run, tick=tick)
                 break
-            count = _common_length(child.documents, documents, at)
+            count = common_length(child.documents, documents, at)
             if count < len(child.documents):
                 child = self._split(child, count)
             self._restore(child)
-            child.last_used = self._tick
+            if is_use:
+                self._use(child)
             node, at = child, at + count
         node.is_multi_turn = node.is_multi_turn or multi_turn
         self._shrink()
@@ -148,7 +174,7 @@ class ContextIndex:
         """Mark a node and all above it as just used."""
         self._tick += 1
         for step in node.ancestors:
-            step.last_used = self._tick
+            self._use(step)
 
     def extend(self, node: Node, num_tokens: int) -> None:
         """Add generated tokens, or a later turn's, behind a node (paper section 4.1, index update).
@@ -159,8 +185,7 @@ class ContextIndex:
             return
         self._restore(node)  # nothing can be generated behind what is not there
         node.generated_tokens += num_tokens
-        node.num_tokens += num_tokens
-        self.num_tokens += num_tokens
+        self._count(node, num_tokens)
         self.touch(node)
         self._shrink()
 
@@ -173,8 +198,7 @@ class ContextIndex:
         if not leaf.is_leaf or leaf is self.root or not self.holds(leaf):
             raise ContextIndexError(f"{leaf!r} is no leaf of this index")
         num_tokens = max(1, min(num_tokens, leaf.num_tokens))
-        self.num_tokens -= leaf.num_tokens - num_tokens
-        leaf.num_tokens = num_tokens
+        self._count(leaf, num_tokens - leaf.num_tokens)
         leaf.generated_tokens = max(0, num_tokens - sum(leaf.tokens))
         self._leaves.push(leaf)
 
@@ -223,9 +247,8 @@ class ContextIndex:
             if share == leaf.num_tokens:
                 self._detach(leaf)
                 continue
-            leaf.num_tokens -= share
+            self._count(leaf, -share)
             leaf.generated_tokens = max(0, leaf.generated_tokens - share)
-            self.num_tokens -= share
             self._leaves.push(leaf)
         return evicted
 
@@ -264,10 +287,17 @@ class ContextIndex:
             max_nodes=self.max_nodes,
             capacity_tokens=self.capacity_tokens,
         )
+        self._ages.check({node.last_used for node in self}, num_tokens=self.num_tokens)
 
     def _add_child(
-        self, parent: Node, documents: tuple[Hashable, ...], tokens: tuple[int, ...]
+        self,
+        parent: Node,
+        documents: tuple[Hashable, ...],
+        tokens: tuple[int, ...],
+        *,
+        tick: int | None = None,
     ) -> Node:
+        tick = self._tick if tick is None else tick
         self._serial += 1
         node = Node(
             documents,
@@ -275,11 +305,12 @@ class ContextIndex:
             parent=parent,
             slot=parent.next_slot,
             serial=self._serial,
-            last_used=self._tick,
+            last_used=tick,
         )
         parent.attach(node)
         self.num_nodes += 1
         self.num_tokens += node.num_tokens
+        self._ages.add(tick, node.num_tokens)
         self._leaves.push(node)
         return node
 
@@ -317,8 +348,23 @@ class ContextIndex:
         if node.children:
             return  # whole: only leaves lose tokens
         missing = sum(node.tokens) + node.generated_tokens - node.num_tokens
-        node.num_tokens += missing
-        self.num_tokens += missing
+        self._count(node, missing)
+
+    def _count(self, node: Node, num_tokens: int) -> None:
+        """A node holds so many tokens more."""
+        node.num_tokens += num_tokens
+        self.num_tokens += num_tokens
+        self._ages.add(node.last_used, num_tokens)
+
+    def _use(self, node: Node) -> None:
+        """A node is used now."""
+        self._ages.add(node.last_used, -node.num_tokens)
+        node.last_used = self._tick
+        self._ages.add(node.last_used, node.num_tokens)
+
+    def _mark(self) -> None:
+        share = self.pressure.kept_share if self.pressure is not None else 1.0
+        self._ages.mark(self.num_tokens - int(self.num_tokens * share))
 
     def _shrink(self) -> None:
         while self.num_nodes > self.max_nodes:
@@ -333,25 +379,8 @@ class ContextIndex:
         assert parent is not None, "the root stays"
         self.num_nodes -= 1
         self.num_tokens -= leaf.num_tokens
+        self._ages.add(leaf.last_used, -leaf.num_tokens)
         leaf.detach()
         self._leaves.forget(leaf)
         if parent.parent is not None and not parent.children:
             self._leaves.push(parent)
-
-
-def _check_sequence(documents: Sequence[Hashable], tokens: Tokens) -> None:
-    if len(documents) != len(tokens) or min(tokens, default=1) < 1:
-        raise ContextIndexError(
-            f"{len(documents)} documents need as many lengths of at least 1, got {tokens!r}"
-        )
-    if len(set(documents)) < len(documents):
-        raise ContextIndexError(f"a sequence needs distinct documents, got {documents!r}")
-
-
-def _common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: int) -> int:
-    """Documents that `run` and `documents[at:]` have in common from their starts."""
-    count = 1
-    limit = min(len(run), len(documents) - at)
-    while count < limit and run[count] == documents[at + count]:
-        count += 1
-    return count

@@ -1,12 +1,26 @@
-"""Compare what a context index keeps up to date with what its tree says.
+"""Check what a context index is given, and compare what it keeps up to date with its tree.
 
 Reads everything and changes nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 from ragboost.errors import ContextIndexError
 from ragboost.index.node import Node
+
+
+def check_sequence(documents: Sequence[Hashable], tokens: Sequence[int]) -> None:
+    """Check what is to be inserted.
+
+    Raises:
+        ContextIndexError: a length below 1, a document twice, or not one length per document.
+    """
+    if len(documents) != len(tokens) or min(tokens, default=1) < 1:
+        raise ContextIndexError(
+            f"{len(documents)} documents need as many lengths of at least 1, got {tokens!r}"
+        )
+    if len(set(documents)) < len(documents):
+        raise ContextIndexError(f"a sequence needs distinct documents, got {documents!r}")
 
 
 def check_node(node: Node) -> None:

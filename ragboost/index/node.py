@@ -3,7 +3,7 @@
 Knows its place in the tree. Does not know tokenizers, caches or who uses it.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Optional
 
 
@@ -117,9 +117,11 @@ class Node:
         """Resident tokens of the first `num_documents` documents of this node."""
         return min(sum(self.tokens[:num_documents]), self.num_tokens)
 
-    def resident_documents(self, num_documents: int) -> int:
-        """How many of the first `num_documents` documents have resident tokens."""
-        while num_documents and sum(self.tokens[: num_documents - 1]) >= self.num_tokens:
+    def resident_documents(self, num_documents: int, *, within: int | None = None) -> int:
+        """How many of the first `num_documents` documents have resident tokens, or tokens among
+        the first `within`."""
+        num_tokens = self.num_tokens if within is None else within
+        while num_documents and sum(self.tokens[: num_documents - 1]) >= num_tokens:
             num_documents -= 1
         return num_documents
 
@@ -142,3 +144,12 @@ class Node:
         assert parent._by_slot is not None, "a parent without children"
         del parent.children[self.documents[0]], parent._by_slot[self.slot]
         self.parent = None
+
+
+def common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: int) -> int:
+    """Documents that `run` and `documents[at:]` have in common from their starts."""
+    count = 1
+    limit = min(len(run), len(documents) - at)
+    while count < limit and run[count] == documents[at + count]:
+        count += 1
+    return count

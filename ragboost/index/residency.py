@@ -35,7 +35,7 @@ def set_resident(
     keep = num_documents + is_cut
     node = index.root
     if keep:
-        node = index.insert(documents[:keep], tokens[:keep])
+        node = index.insert(documents[:keep], tokens[:keep], is_use=False)
     if not index.holds(node):  # the index is too small for it
         return
     gone = list(node.children.values()) if is_cut else []

@@ -27,9 +27,9 @@ class Match(NamedTuple):
 
 
 def search(
-    root: Node, documents: Sequence[Hashable], tokens: Sequence[int], *, max_visits: int
+    root: Node, documents: Sequence[Hashable], tokens: Sequence[int], *, max_visits: int, gone: int
 ) -> Match:
-    """See `ContextIndex.search`."""
+    """See `ContextIndex.search`; nodes last used at tick `gone` or before do not count."""
     position = {document: i for i, document in enumerate(documents)}
     wanted = position.keys()
     total = sum(tokens)
@@ -44,6 +44,8 @@ def search(
         children = node.children
         for start in sorted(starts, key=position.__getitem__) if len(starts) > 1 else starts:
             child = children[start]
+            if child.last_used <= gone:
+                continue
             run = child.documents
             count = 0
             for document in run:

@@ -18,6 +18,7 @@ from ragboost.engine_hooks.reports import REPORT_PATH
 from ragboost.proxy.backends import Backends
 from ragboost.proxy.boosting import Boosting
 from ragboost.proxy.chat_sessions import session_routes
+from ragboost.proxy.chunk_spans import ChunkSpans
 from ragboost.proxy.dispatch import Dispatcher
 from ragboost.proxy.errors import error_response
 from ragboost.proxy.metrics import Metrics
@@ -44,6 +45,7 @@ class _Parts:
     backends: Backends
     metrics: Metrics
     sync: CacheSync
+    chunks: ChunkSpans
     boosting: Boosting
     dispatcher: Dispatcher
     store: ChatSessionStore
@@ -53,13 +55,15 @@ class _Parts:
     def of(cls, settings: Settings) -> "_Parts":
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, backends=backends, tenants=tenants)
+        chunks = ChunkSpans(settings.backend, backends.all)
         metrics.watch(StreamMetrics(sync))
         return cls(
             settings,
             backends=backends,
             metrics=metrics,
             sync=sync,
-            boosting=Boosting(settings, metrics, tenants=tenants, sync=sync),
+            chunks=chunks,
+            boosting=Boosting(settings, metrics, tenants=tenants, sync=sync, chunks=chunks),
             dispatcher=Dispatcher(settings, backends=backends, tenants=tenants),
             store=make_store(settings.session),
             turns=RunningTurns(),
@@ -71,11 +75,13 @@ class _Parts:
         await self.backends.open()
         try:
             await self.sync.open()
+            await self.chunks.open()
             yield
         finally:
             await self.turns.drain()
             await self.store.close()
             self.dispatcher.close()
+            await self.chunks.close()
             await self.sync.close()
             await self.backends.close()
 
@@ -117,7 +123,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
         openapi_url=None,
         redirect_slashes=False,
     )
-    app.state.cache_sync = parts.sync
+    app.state.cache_sync, app.state.chunk_spans = parts.sync, parts.chunks
     app.add_exception_handler(Exception, _internal_error)
     completions = _completions(parts)
     app.direct = {

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ragboost.engine_hooks.documents import DocumentTracker, ResidentContext, document_ends
+from ragboost.engine_hooks.in_flight import InFlight
 from ragboost.engine_hooks.residency import Changes
 from ragboost.engine_hooks.stream import EventStream, StreamState
 from ragboost.errors import ContextIndexError
+from ragboost.index.pressure import Pressure
 from ragboost.index.record import Recorded
 from ragboost.proxy.tenants import CacheMode, TenantKey, Tenants
 
@@ -68,6 +70,7 @@ class Front:
 class _Due(NamedTuple):
     at: float
     front: Front
+    request_id: str | None
 
 
 class Follower:
@@ -87,6 +90,8 @@ class Follower:
         self._has_scale = False
         self._tenants = tenants
         self._mode = CacheMode()
+        self._pressure = Pressure()
+        self._in_flight = InFlight()
         self._tracker = DocumentTracker(max_requests=_MAX_REQUESTS)
         self._fronts: OrderedDict[str, Front] = OrderedDict()
         self._left: deque[Front] = deque()  # of ids that now name other documents
@@ -129,11 +134,16 @@ class Follower:
         if loop is not None and not is_woken:
             loop.call_soon_threadsafe(self._wake.set)
 
-    def sent(self, request_id: str | None, front: Front) -> Front:
+    def sent(self, request_id: str | None, front: Front, *, cached_tokens: int) -> Front:
         """A request is sent on, under an id that the engine puts into its events if there are any.
 
         An id that a caller gives to several requests names the latest one's documents. What only an
         earlier one had is no longer followed, and counts as not cached.
+
+        Args:
+            request_id: the id; None: the engine tells nothing.
+            front: its documents.
+            cached_tokens: of them, what is expected to be cached, in the index's tokens.
         """
         front = replace(front, scale=self.scale)
         if request_id is None:
@@ -142,6 +152,13 @@ class Follower:
         if old is not None and old.documents != front.documents[: len(old.documents)]:
             self._left.append(old)
         self._track(request_id, front)
+        self._in_flight.sent(
+            request_id,
+            prompt_tokens=round(front.prompt_tokens * front.scale),
+            cached_tokens=self.predict(front, cached_tokens),
+            block_size=self._block_size(),
+        )
+        self._press()
         return front
 
     def answered(self, request_id: str | None, front: Front, *, prompt_tokens: int | None) -> None:
@@ -157,17 +174,23 @@ class Follower:
             weight = _SCALE_WEIGHT if self._has_scale else 1.0
             self.scale += weight * (scale - self.scale)
             self._has_scale = True
+            if request_id is not None:
+                self._in_flight.measured(request_id, prompt_tokens)
             if request_id is not None and self._fronts.get(request_id) is front:
                 self._track(request_id, replace(front, scale=scale))
                 tokens = self._resident_tokens(request_id)
                 if tokens is not None:
                     self.on_change("", Changes({request_id: tokens}))
         if self._mode.is_exact:
-            self._answered.append(_Due(time.monotonic() + _CONFIRM_S, front))
+            self._answered.append(_Due(time.monotonic() + _CONFIRM_S, front, request_id))
+        elif request_id is not None:
+            self._in_flight.done(request_id)
 
-    def failed(self, front: Front, recorded: Recorded) -> None:
+    def failed(self, request_id: str | None, front: Front, recorded: Recorded) -> None:
         """A request was not computed."""
         self._failed.append((front, recorded))
+        if request_id is not None:
+            self._in_flight.done(request_id)
 
     def predict(self, front: Front | None, cached_tokens: int) -> int:
         """The engine's cached tokens for a request, where the index expects this.
@@ -203,10 +226,13 @@ class Follower:
         if changes.is_cleared:
             await self._clear()
         await self._apply(changes.resident_tokens)
-        mode = CacheMode(self.state is StreamState.EXACT, self.capacity_tokens)
+        mode = CacheMode(
+            self.state is StreamState.EXACT, self.capacity_tokens, pressure=self._pressure
+        )
         if mode != self._mode:
             await self._follow(mode)
         await self._drop()
+        self._press()
         self._is_applying = False
 
     async def _follow(self, mode: CacheMode) -> None:
@@ -219,7 +245,9 @@ class Follower:
             async with tenant.lock:
                 booster = tenant.booster(self.name)
                 booster.residency.follow(
-                    is_exact=mode.is_exact, capacity_tokens=mode.capacity_tokens
+                    is_exact=mode.is_exact,
+                    capacity_tokens=mode.capacity_tokens,
+                    pressure=mode.pressure,
                 )
         if becomes_exact:  # what the model believed goes
             await self._clear()
@@ -243,6 +271,7 @@ class Follower:
             context = self._tracker.resident(request_id, tokens, block_size=size + slack)
             if front is not None and context is not None:
                 await self._set(front, context)
+            self._in_flight.stored(request_id, tokens)
             if not tokens:
                 self._fronts.pop(request_id, None)
             if number % _PER_TURN == 0:
@@ -288,11 +317,21 @@ class Follower:
                     )
         now = time.monotonic()
         while self._answered and self._answered[0].at <= now:
-            front = self._answered.popleft().front
+            _, front, answered = self._answered.popleft()
+            if answered is not None:
+                self._in_flight.done(answered)
             tenant = self._tenants.find(front.tenant)
             if tenant is not None:
                 async with tenant.lock:
                     tenant.booster(self.name).residency.drop_unconfirmed(front.documents)
+
+    def _press(self) -> None:
+        """Say how much of the cache will be there when a request that is sent now gets its turn."""
+        if self._mode.is_exact:
+            resident = sum(each.mirror.num_resident_tokens for each in self.streams.values())
+            self._pressure.kept_share = self._in_flight.kept_share(
+                resident_tokens=resident, capacity_tokens=self.capacity_tokens
+            )
 
     def _take(self) -> Changes:
         with self._guard:

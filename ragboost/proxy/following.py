@@ -56,6 +56,11 @@ class Followed(NamedTuple):
     tag: Tag | None
     predicted_tokens: int
 
+    @property
+    def name(self) -> str | None:
+        """The id in the events; None: they are not followed."""
+        return self.tag.name if self.tag is not None else None
+
 
 def front_of(context: Context, tenant: TenantKey, *, bytes_before: int, bytes_behind: int) -> Front:
     """Estimate where the documents of a boosted request will stand in its prompt.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ragboost.booster import Booster
 from ragboost.config import DedupSettings, OrderingSettings, Settings
+from ragboost.index.pressure import Pressure
 from ragboost.proxy.headers import RawHeaders
 from ragboost.session import MemorySessions
 
@@ -35,10 +36,12 @@ class CacheMode(NamedTuple):
     Attributes:
         is_exact: its events say what it holds.
         capacity_tokens: its size, where the backend says it.
+        pressure: what its requests in flight will evict; None: not followed.
     """
 
     is_exact: bool = False
     capacity_tokens: int | None = None
+    pressure: Pressure | None = None
 
 
 class Tenant:
@@ -64,7 +67,11 @@ class Tenant:
         if booster is None:
             booster = Booster(self._settings, sessions=self._sessions)
             mode = self._modes.get(backend, CacheMode())
-            booster.residency.follow(is_exact=mode.is_exact, capacity_tokens=mode.capacity_tokens)
+            booster.residency.follow(
+                is_exact=mode.is_exact,
+                capacity_tokens=mode.capacity_tokens,
+                pressure=mode.pressure,
+            )
             self._boosters[backend] = booster
         return booster
 

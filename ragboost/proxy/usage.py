@@ -4,15 +4,19 @@ A tap sees each chunk and returns what the client gets: the same bytes, except t
 takes out the one event that the proxy asked for and the client did not. Does not know HTTP.
 """
 
+import json
 import re
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
 
-from ragboost.engine_hooks.usage import Usage, read_usage
+from ragboost.engine_hooks.usage import Usage, merge_usage, read_usage
 
 _MAX_JSON_BYTES = 4 * 1024 * 1024
-_TAIL_BYTES = 16 * 1024
+_HEAD_BYTES = 4 * 1024
+_TAIL_BYTES = 32 * 1024
 _MAX_EVENT_BYTES = 1024 * 1024
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
 
@@ -78,25 +82,34 @@ class JsonTap:
 
 
 class StreamTap:
-    """For server-sent events that are relayed as they are: usage stands near the end."""
+    """For server-sent events that are relayed as they are.
+
+    Usage stands near the end of a stream, and near its beginning too in Anthropic's: both are kept.
+    """
 
     changes_length = False
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
-        self._tail = b""
+        self._head = b""
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
 
     def feed(self, chunk: bytes) -> bytes:
-        """Keep the last bytes."""
-        self._tail = (self._tail + chunk)[-_TAIL_BYTES:] if len(chunk) < _TAIL_BYTES else chunk
+        """Keep the first and the last bytes."""
+        if len(self._head) < _HEAD_BYTES:
+            self._head += chunk[: _HEAD_BYTES - len(self._head)]
+        self._tail.append(chunk)
+        self._tail_size += len(chunk)
+        while self._tail_size - len(self._tail[0]) >= _TAIL_BYTES:
+            self._tail_size -= len(self._tail.popleft())
         return chunk
 
     def finish(self) -> bytes:
-        """Look for the last event that carries usage."""
-        for event in reversed(_EVENT_END.split(self._tail)):
-            if b'"usage"' in event and (usage := _usage(_parse_event(event))):
-                self.usage = usage
-                break
+        """Look for the last event that tells of cached tokens, else of a prompt."""
+        tail = b"".join(self._tail)
+        found = [*_usages(self._head), *_usages(tail)] or _loose_usages(tail)
+        self.usage = merge_usage(found)
         return b""
 
 
@@ -134,9 +147,31 @@ class StrippingTap:
         if b'"usage"' not in event:
             return event
         answer = _parse_event(event)
-        self.usage = _usage(answer) or self.usage
+        self.usage = merge_usage([self.usage, _usage(answer)])
         is_extra = answer is not None and answer.choices == [] and _usage(answer) is not None
         return b"" if is_extra else event
+
+
+def _usages(data: bytes) -> Iterator[Usage]:
+    """What each whole event says."""
+    for event in _EVENT_END.split(data):
+        if b'"usage"' in event and (usage := _usage(_parse_event(event))):
+            yield usage
+
+
+def _loose_usages(data: bytes) -> list[Usage]:
+    """The last usage of an event whose beginning is lost: OpenAI's Responses end with an event that
+    holds the whole answer."""
+    at = data.rfind(b'"usage":')
+    if at < 0:
+        return []
+    text = data[at + len(b'"usage":') :].decode("utf-8", "replace").lstrip()
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return []
+    usage = read_usage({"usage": value})
+    return [usage] if usage else []
 
 
 def _usage(answer: _Answer | None) -> Usage | None:

@@ -5,8 +5,7 @@
         engine.requests[-1].body            # the raw bytes it received
         engine.misbehave(status=500)        # from now on; engine.behave() ends it
 
-It answers with a short text that depends on the prompt only. Documents of the `documents` field are
-rendered above the messages, as chat templates do.
+Its answer depends on the prompt only. The `documents` field is rendered above the messages.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ _WORDS = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "zeta")
 
 @dataclass(frozen=True)
 class Misbehaviour:
-    """What the engine does wrong, or slowly. The default is to behave.
+    """What the engine does wrong, or slowly; by default nothing.
 
     Attributes:
         status: answer with this status and `body` instead of a completion.
@@ -38,10 +37,10 @@ class Misbehaviour:
         chunk_delay_s: wait this long before each chunk of a stream.
         never_answer: accept the request and send nothing.
         drop: close the connection without an answer.
-        drop_reused: close a connection that carried a request before, as an idle timeout does that
-            hits just when the next request arrives.
+        drop_reused: close a connection that carried a request before, as idle timeouts do.
         die_after_chunks: cut the connection after this many chunks of a stream.
-        cut_bytes: cut the stream into pieces of this many bytes, wherever that falls.
+        cut_bytes: cut the stream into pieces of this many bytes.
+        computes: prompts are computed, and so cached.
     """
 
     status: int | None = None
@@ -54,6 +53,7 @@ class Misbehaviour:
     drop_reused: bool = False
     die_after_chunks: int | None = None
     cut_bytes: int | None = None
+    computes: bool = True
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class FakeEngine:
         self._behaviour = Misbehaviour()
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        """Block the test until `condition()` holds, or fail."""
+        """Block until `condition()` holds, or fail."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "FakeEngine: condition never held"
@@ -185,7 +185,7 @@ class FakeEngine:
         await asyncio.sleep(0.01)  # what was cut closes its sockets a step later
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path in ("/kv_event_sources", "/server_info", "/metrics"):
+        if request.path in ("/kv_event_sources", "/server_info", "/metrics", "/chunk_reuse"):
             return self._describe(request.path)
         body = await request.read()
         assert request.transport is not None
@@ -231,7 +231,8 @@ class FakeEngine:
             salt = str(fields.get("cache_salt") or "")
             prompt_tokens, cached_tokens = len(tokens), self.cache.match(tokens, salt=salt)
             name = fields.get("session_id") or request.headers.get("x-session-id")
-            self.cache.insert(tokens, salt=salt, session_id=name)
+            if self._behaviour.computes:
+                self.cache.insert(tokens, salt=salt, session_id=name)
         received = Received(
             method=request.method,
             path=request.raw_path,
@@ -261,8 +262,7 @@ class FakeEngine:
             return self._json(_completion(received, fields, self._words(received)), behaviour)
         if request.path == "/tokenize":
             tokens = tokenize(render_prompt(_decode(received.body)))
-            answer = {"tokens": tokens, "count": len(tokens), "max_model_len": 2**20}
-            return self._json(answer, behaviour)
+            return self._json({"tokens": tokens, "count": len(tokens)}, behaviour)
         if request.path == "/v1/models":
             model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "fake"}
             return self._json({"object": "list", "data": [model]}, behaviour)

@@ -1,9 +1,11 @@
 """The proxy's context index follows its engine's prefix cache: real ZeroMQ frames, real HTTP."""
 
+import contextlib
 import random
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -176,18 +178,47 @@ def test_a_restarted_proxy_believes_nothing_that_is_not_so() -> None:
             assert misfits(proxy, known, engine) == []
 
 
-def test_a_request_that_failed_is_not_believed_to_be_cached() -> None:
+@pytest.mark.parametrize("failure", [{"status": 500}, {"drop": True}, {"die_after_chunks": 0}])
+def test_a_request_that_failed_is_not_believed_to_be_cached(failure: dict[str, Any]) -> None:
     with fake_engine(events=True) as engine, start(engine) as proxy:
         wait(lambda: follower_of(proxy).is_exact)
-        ask(proxy, [0, 1])
-        engine.cache.clear()
+        assert ask(proxy, [0, 1]).status_code == 200
         settle(proxy, engine)
-        engine.misbehave(drop=True)
-        ask(proxy, [4, 5])
+        engine.misbehave(computes=False, **failure)
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            ask(proxy, [0, 1, 4, 5], stream=True)
         engine.behave()
-        engine.cache.clear()  # FakeEngine computes before it misbehaves
         settle(proxy, engine)
-        assert ask(proxy, [4, 5]).headers["x-ragboost-cached-tokens-predicted"] == "0"
+        assert misfits(proxy, engine.completions, engine) == []
+        again = ask(proxy, [0, 1, 4, 5]).headers["x-ragboost-cached-tokens-predicted"]
+        assert abs(int(again) - 2 * 69) < TOLERANCE
+        assert ask(proxy, [6, 5]).headers["x-ragboost-cached-tokens-predicted"] == "0"
+
+
+def test_what_requests_in_flight_will_evict_is_not_predicted() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        wait(lambda: follower_of(proxy).is_exact and follower_of(proxy).capacity_tokens == CACHE)
+        assert ask(proxy, [0, 1]).status_code == 200
+        assert ask(proxy, [2, 3]).status_code == 200
+        settle(proxy, engine)
+        engine.misbehave(computes=False, delay_s=2.0, status=503)
+        with ThreadPoolExecutor(4) as pool:
+            # 828 tokens on their way to a cache of 640 that holds 276.
+            asked = [pool.submit(ask, proxy, numbers) for numbers in ([4, 5, 6, 7], [8, 9, 10, 11])]
+            wait(lambda: engine.num_active == 2)
+            in_time = pool.submit(ask, proxy, [3, 2, 12, 13])
+            wait(lambda: engine.num_active == 3)
+            late = pool.submit(ask, proxy, [0, 1])
+            told = [
+                int(each.result().headers["x-ragboost-cached-tokens-predicted"])
+                for each in (*asked, in_time, late)
+            ]
+        assert told[:2] == [0, 0]
+        assert 0 < told[2] <= 2 * 69  # the latest of what is cached, and some of it goes
+        assert told[3] == 0
+        engine.behave()
+        settle(proxy, engine)  # nothing was computed, so nothing was evicted
+        assert int(ask(proxy, [0, 1]).headers["x-ragboost-cached-tokens-predicted"]) > 100
 
 
 def test_a_backend_that_comes_late_is_found(unused_port: int) -> None:

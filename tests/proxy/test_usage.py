@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ragboost.engine_hooks.usage import Usage
-from ragboost.proxy.usage import JsonTap, StreamTap
+from ragboost.proxy.usage import JsonTap, StreamTap, StrippingTap
 
 OPENAI = {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}
 ANTHROPIC = {
@@ -40,3 +40,52 @@ def test_usage_of_a_stream(event: Any, usage: Usage) -> None:
     tap.feed(b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n")
     tap.finish()
     assert tap.usage == usage
+
+
+RESPONSES = {
+    "type": "response.completed",
+    "response": {
+        "output": [{"type": "message", "content": [{"type": "output_text", "text": "x" * 90_000}]}],
+        "usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}},
+    },
+}
+
+
+def stream(*events: Any, tap: Any, step: int) -> Any:
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    sent = b"".join(tap.feed(body[at : at + step]) for at in range(0, len(body), step))
+    sent += tap.finish()
+    return body, sent
+
+
+@pytest.mark.parametrize("step", [1 << 20, 7919, 100])
+@pytest.mark.parametrize("tap", [StreamTap, StrippingTap])
+def test_usage_at_the_beginning_of_a_long_stream_is_read(tap: type, step: int) -> None:
+    words = [
+        {"type": "content_block_delta", "delta": {"text": f'word {i} "usage":{{}}'}}
+        for i in range(3000)
+    ]
+    end = {"type": "message_delta", "usage": {"output_tokens": 3000}}
+    made = tap()
+    body, sent = stream(ANTHROPIC, *words, end, tap=made, step=step)
+    assert sent == body
+    assert made.usage == Usage(8, 3, 0)
+
+
+@pytest.mark.parametrize("step", [1 << 20, 1000])
+def test_usage_in_an_event_longer_than_what_is_kept_is_read(step: int) -> None:
+    made = StreamTap()
+    stream(
+        {"type": "response.created", "response": {"usage": None}}, RESPONSES, tap=made, step=step
+    )
+    assert made.usage == Usage(9, 4)
+
+
+def test_later_and_fuller_usage_of_a_stream_counts() -> None:
+    later = {
+        "type": "message_delta",
+        "usage": {"input_tokens": 6, "cache_read_input_tokens": 4, "output_tokens": 2},
+    }
+    made = StreamTap()
+    stream(ANTHROPIC, later, tap=made, step=50)
+    assert made.usage == Usage(10, 4, 0)

@@ -1,0 +1,71 @@
+"""What requests in flight will evict does not count as cached; nothing leaves the index for it."""
+
+import copy
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragboost.index import ContextIndex
+from ragboost.index.pressure import Ages, Pressure
+
+SEQUENCE = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True)
+TOKENS = {document: 10 + 7 * document for document in range(7)}
+
+
+def lengths(documents: list[int]) -> list[int]:
+    return [TOKENS[document] for document in documents]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(SEQUENCE, min_size=1, max_size=25), st.floats(0, 1), st.floats(0, 1))
+def test_under_pressure_as_much_counts_as_an_eviction_would_leave(
+    sequences: list[list[int]], first: float, second: float
+) -> None:
+    index = ContextIndex()
+    index.pressure = Pressure()
+    for sequence in sequences:
+        index.insert(sequence, lengths(sequence))
+    for share in (first, second, 1.0, second):  # the mark moves both ways
+        index.pressure.kept_share = share
+        evicted = copy.deepcopy(index)
+        evicted.pressure = None
+        evicted.evict(index.num_tokens - int(index.num_tokens * share))
+        for sequence in sequences:
+            told = index.cached_prefix(sequence, lengths(sequence))
+            assert told == evicted.cached_prefix(sequence, lengths(sequence))
+            assert index.search(sequence, lengths(sequence)).cached_tokens >= told[1]
+        index.check_integrity()
+    # What goes on being used is kept, and nothing has left the tree.
+    index.pressure.kept_share = 0.0
+    index.insert(sequences[0], lengths(sequences[0]))
+    index.check_integrity()
+    index.pressure.kept_share = 1.0
+    assert index.cached_prefix(sequences[0], lengths(sequences[0]))[1] == sum(lengths(sequences[0]))
+
+
+def test_what_is_not_a_use_keeps_its_age() -> None:
+    index = ContextIndex()
+    index.pressure = Pressure()
+    index.insert([0, 1], [100, 100])
+    index.insert([2, 3], [100, 100])
+    index.insert([0], [100], is_use=False)
+    index.insert([0, 4], [100, 100], is_use=False)
+    index.check_integrity()
+    index.pressure.kept_share = 0.4
+    assert index.cached_prefix([0, 1], [100, 100])[1] == 0
+    assert index.cached_prefix([2, 3], [100, 100])[1] == 200
+
+
+def test_a_mark_moves_over_ticks_that_have_no_tokens_any_more() -> None:
+    ages = Ages()
+    for tick in range(1, 1000):
+        ages.add(tick, 10)
+        if tick < 990:
+            ages.add(tick, -10)
+    ages.mark(25)
+    assert (ages.gone, ages.cut) == (991, 5)
+    assert [ages.kept(tick) for tick in (991, 992, 993)] == [0, 5, 10]
+    ages.mark(0)
+    assert ages.kept(990) == 10
+    ages.mark(10_000)
+    assert ages.kept(999) == 0
