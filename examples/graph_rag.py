@@ -1,4 +1,4 @@
-"""GraphRAG over HTTP: triplets, the relation paths of a question, an answer, and reuse of subgraphs.
+"""GraphRAG over HTTP: triplets, relation paths of a question, an answer, reuse of subgraphs.
 
 Starts proxy and embedded engine on loopback, so that it runs anywhere. The model is random,
 so its answers are noise; it was not tuned for dependency attention either, which `graph_attention`
