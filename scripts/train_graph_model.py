@@ -1,12 +1,10 @@
 """Train the reference model of the dependency-attention benchmark from scratch, with ordinary
-attention over written-out paths, or tune a copy of it for dependency attention.
+attention over written-out paths, and tune copies of it for dependency attention.
 
-    python scripts/train_graph_model.py --out benchmarks/graph_model --phase base
-    python scripts/train_graph_model.py --out benchmarks/graph_model --phase depth
-    python scripts/train_graph_model.py --out benchmarks/graph_model --phase preorder
+    python scripts/train_graph_model.py --out benchmarks/graph_model
 
-Seeded. Writes DIR/PHASE (fp16) and appends to DIR/training_log.jsonl. The tasks are those of
-`ragboost.chunk_cache.eval.graph_tasks`.
+Seeded. Writes DIR/base, DIR/depth, DIR/preorder (fp16) and appends to DIR/training_log.jsonl. The
+tasks are those of `ragboost.chunk_cache.eval.graph_tasks`.
 """
 
 import argparse
@@ -22,8 +20,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ragboost.chunk_cache.dependency.tuning import answer_loss, collate
 from ragboost.chunk_cache.eval import graph_tasks
 
-CURRICULUM = ((0.10, 1, 2, 1), (0.25, 2, 2, 2), (1.01, 3, 3, 2))
-"""(share of the steps up to here, roots, relations of each, relations of their targets)"""
+HINT_WEIGHT = 0.5
+STEPS = {"base": 700, "depth": 100, "preorder": 100}
+ROUNDS = 8
+"""Questions of each task that a graph is asked in training."""
 
 
 def build_model(seed: int, *, width: int = 128, layers: int = 4) -> LlamaForCausalLM:
@@ -113,30 +113,25 @@ def base_loss(model, batch):
     early = model.model.norm(out.hidden_states[2])
     root, before = hints(batch)
     answers = loss(out.last_hidden_state, batch.labels)
-    return answers, answers + 0.15 * (loss(early, root) + loss(early, before))
+    return answers, answers + HINT_WEIGHT * (loss(early, root) + loss(early, before))
 
 
-def train(model, *, steps, prompts, seed, scale, is_tree, positions, log, phase):
-    """Train in place; tuning uses the last stage of the curriculum only."""
+def train(model, *, phase, steps, prompts, seed, log):
+    """Train in place: the base with ordinary attention, other phases on trees."""
+    is_tree = phase != "base"
+    positions = phase if is_tree else "depth"
     rng = np.random.default_rng(seed)
-    optimizers = make_optimizers(model, scale=scale)
+    optimizers = make_optimizers(model, scale=0.2 if is_tree else 1.0)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     base = [group["lr"] for group in groups]
     begin, seen = time.process_time(), 0
     for step in range(steps):
         progress = step / steps
-        shape = next(s for s in CURRICULUM if is_tree or progress < s[0])
-        _, roots, first, second = CURRICULUM[-1] if is_tree else shape
         warm = min(1.0, progress / 0.02) * min(1.0, max(0.02, (1 - progress) / 0.4))
         for group, rate in zip(groups, base, strict=True):
             group["lr"] = rate * warm
-        examples = [
-            graph_tasks.draw_case(rng, roots=roots, first=first, second=second, rounds=4).example(
-                is_tree=is_tree
-            )
-            for _ in range(prompts)
-        ]
-        batch = collate(examples, positions=positions)
+        cases = [graph_tasks.draw_case(rng, rounds=ROUNDS) for _ in range(prompts)]
+        batch = collate([case.example(is_tree=is_tree) for case in cases], positions=positions)
         if is_tree:
             loss = whole = answer_loss(model, batch)
         else:
@@ -155,7 +150,7 @@ def train(model, *, steps, prompts, seed, scale, is_tree, positions, log, phase)
                 "cpu_s": round(time.process_time() - begin),
                 "loss": round(loss.item(), 4),
             }
-            if step % 200 == 199 or step == steps - 1:
+            if step % 100 == 99 or step == steps - 1:
                 row["accuracy"] = accuracy(model, is_tree=is_tree, positions=positions)
             log.write(json.dumps(row) + "\n")
             log.flush()
@@ -165,33 +160,31 @@ def train(model, *, steps, prompts, seed, scale, is_tree, positions, log, phase)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--phase", choices=("base", "depth", "preorder"), required=True)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--prompts", type=int, default=24, help="graphs per step")
+    parser.add_argument("--phase", choices=tuple(STEPS), default="base", help="where to begin")
+    parser.add_argument("--steps", type=int, help="of each phase")
+    parser.add_argument("--prompts", type=int, default=12, help="graphs per step")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    is_tree = args.phase != "base"
-    model = (
-        LlamaForCausalLM.from_pretrained(args.out / "base", dtype=torch.float32)
-        if is_tree
-        else build_model(args.seed)
-    )
     args.out.mkdir(parents=True, exist_ok=True)
+    phases = list(STEPS)[list(STEPS).index(args.phase) :]
     with (args.out / "training_log.jsonl").open("a", encoding="utf-8") as log:
-        train(
-            model,
-            steps=args.steps or (150 if is_tree else 1500),
-            prompts=args.prompts,
-            seed=args.seed + is_tree,
-            scale=0.2 if is_tree else 1.0,
-            is_tree=is_tree,
-            positions="depth" if args.phase == "base" else args.phase,
-            log=log,
-            phase=args.phase,
-        )
-    if is_tree:
-        model.config.ragboost_dependency = args.phase
-    model.half().save_pretrained(args.out / args.phase)
+        for phase in phases:
+            model = (
+                build_model(args.seed)
+                if phase == "base"
+                else LlamaForCausalLM.from_pretrained(args.out / "base", dtype=torch.float32)
+            )
+            train(
+                model,
+                phase=phase,
+                steps=args.steps or STEPS[phase],
+                prompts=args.prompts,
+                seed=args.seed + list(STEPS).index(phase),
+                log=log,
+            )
+            if phase != "base":
+                model.config.ragboost_dependency = phase
+            model.half().save_pretrained(args.out / phase)
 
 
 if __name__ == "__main__":
