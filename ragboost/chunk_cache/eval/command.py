@@ -18,7 +18,7 @@ from ragboost.chunk_cache.selftest import self_test
 from ragboost.chunk_cache.store import ChunkStore
 from ragboost.errors import ChunkCacheError, ConfigError, import_extra
 
-OFFLINE = frozenset({"hybrid-offline", "cachecraft"})
+OFFLINE = frozenset({"hybrid-offline", "cachecraft", "cachecraft-peak"})
 """Policies that look at what was measured when a chunk was stored."""
 NEIGHBOURS = 4
 """Chunks of the case before that a chunk is computed after to measure its sensitivity."""
