@@ -127,7 +127,7 @@ def measure_offline_stage(args: argparse.Namespace) -> None:
     seeds = SPLITS[args.split]
     result: dict[str, Any]
     if args.craft:
-        result = craft_quality.run(args.model, seeds=seeds, asked=args.articles)
+        result = craft_quality.run(args.model, seeds=seeds, asked=args.articles, parts=args.parts)
         result["split"] = args.split
         show_it = craft_quality.show
     else:
@@ -139,6 +139,7 @@ def measure_offline_stage(args: argparse.Namespace) -> None:
             top_n=[int(number) for number in args.top_n.split(",")],
             policies=args.policies.split(",") if args.policies else prepared_quality.POLICIES,
             ratios=prepared_quality.RATIOS,
+            parts=args.parts,
         )
         show_it = prepared_quality.show
     if args.json:
@@ -157,6 +158,7 @@ def main() -> None:
     parser.add_argument("--neighbours", choices=SOURCES, help="measure preprocessing instead")
     parser.add_argument("--top-n", default="0,2,5,10,15", help="with --neighbours")
     parser.add_argument("--articles", type=int, default=30, help="asked per seed")
+    parser.add_argument("--parts", type=Path, help="keep finished parts here, and go on with them")
     parser.add_argument("--craft", action="store_true", help="measure Cache-Craft instead")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -13,7 +13,8 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.articles import DOCUMENTS, Articles, make_articles
+from benchmarks.parts import part
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.craft.reuse import CraftReuse
 from ragboost.chunk_cache.craft.variants import Variants
@@ -136,11 +138,22 @@ def measure_seed(model: Path, *, seed: int, asked: int) -> dict[tuple[str, str],
     return found
 
 
-def run(model: Path, *, seeds: Sequence[int], asked: int) -> dict[str, Any]:
-    """Evaluate all seeds: means and standard errors between them, by task and way."""
+def _rows(model: Path, seed: int, asked: int) -> list[Any]:
+    found = measure_seed(model, seed=seed, asked=asked)
+    return [[*key, [asdict(outcome) for outcome in outcomes]] for key, outcomes in found.items()]
+
+
+def run(
+    model: Path, *, seeds: Sequence[int], asked: int, parts: Path | None = None
+) -> dict[str, Any]:
+    """Evaluate all seeds: means and standard errors between them, by task and way. See `parts.part`
+    for `parts`."""
     begin = time.process_time()
-    runs = [measure_seed(model, seed=seed, asked=asked) for seed in seeds]
-    rows: dict[str, Any] = {}
+    runs = []
+    for seed in seeds:
+        rows = part(parts, f"craft-{seed}-{asked}", partial(_rows, model, seed, asked))
+        runs.append({(task, way): [Outcome(**o) for o in found] for task, way, found in rows})
+    result: dict[str, Any] = {}
     for task, way in runs[0]:
         cell: dict[str, float | None] = {}
         for field in ("score", "ratio", "work", "stopped"):
@@ -151,9 +164,9 @@ def run(model: Path, *, seeds: Sequence[int], asked: int) -> dict[str, Any]:
             cell[field] = round(found.mean, 4)
             if field == "score":
                 cell["error"] = None if math.isnan(found.error) else round(found.error, 4)
-        rows.setdefault(task, {})[way] = cell
+        result.setdefault(task, {})[way] = cell
     return {
-        "craft": rows,
+        "craft": result,
         "seeds": list(seeds),
         "articles": asked,
         "cpu_s": round(time.process_time() - begin),

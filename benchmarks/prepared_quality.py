@@ -10,6 +10,8 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.articles import DOCUMENTS, SOURCES, Articles, make_articles
+from benchmarks.parts import part
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.eval.runner import Row, evaluate
@@ -54,16 +57,23 @@ def measure_seed(
     top_n: Sequence[int],
     policies: Sequence[str],
     ratios: Sequence[float],
+    parts: Path | None,
 ) -> dict[Key, Row]:
     """Evaluate one corpus, and return a row per task, policy, number of neighbours and ratio."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     adapter = ModelAdapter(causal_lm)
     articles = make_articles(seed=seed, asked=asked)
     rows: dict[Key, Row] = {}
-    for number in top_n:
+
+    def make(number: int) -> list[dict[str, Any]]:
         reuse = _prepare(adapter, articles, source=source, top_n=number)
         found = evaluate(reuse, articles.cases, policies=policies, ratios=ratios)
-        for row in found:
+        return [asdict(row) for row in found]
+
+    for number in top_n:
+        name = f"{source}-{seed}-{number}-{asked}-{'+'.join(policies)}"
+        for fields in part(parts, name, partial(make, number)):
+            row = Row(**fields)
             rows[row.task, row.policy, number, f"{row.ratio:g}"] = row
         print(f"seed {seed}: {source}, top-n {number} done", file=sys.stderr)
     return rows
@@ -125,8 +135,9 @@ def run(
     top_n: Sequence[int],
     policies: Sequence[str],
     ratios: Sequence[float],
+    parts: Path | None = None,
 ) -> dict[str, Any]:
-    """Evaluate all seeds."""
+    """Evaluate all seeds; see `parts.part` for `parts`."""
     begin = time.process_time()
     runs = [
         measure_seed(
@@ -137,6 +148,7 @@ def run(
             top_n=top_n,
             policies=policies,
             ratios=ratios,
+            parts=parts,
         )
         for seed in seeds
     ]

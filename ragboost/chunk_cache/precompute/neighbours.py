@@ -32,12 +32,14 @@ def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: 
     """
     first = {document.key: number for number, document in reversed(list(enumerate(documents)))}
     queries = [searchable_text(document) for document in documents]
-    found = retriever.retrieve_batch(queries, top_n + 1) if queries and top_n else []
+    # Copies of a document crowd its answer; there is room for all of them beside the others.
+    copies = max(Counter(document.key for document in documents).values(), default=0)
+    found = retriever.retrieve_batch(queries, (top_n + 1) * copies) if queries and top_n else []
     result: Neighbours = []
     for number, answer in enumerate(found):
         own = documents[number].key
-        others = [first[document.key] for document in answer if document.key != own]
-        result.append(tuple(reversed(others[:top_n])))
+        keys = dict.fromkeys(document.key for document in answer if document.key != own)
+        result.append(tuple(first[key] for key in reversed(list(keys)[:top_n])))
     return result or [()] * len(documents)
 
 
