@@ -58,9 +58,7 @@ def _quantise(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
     return scaled.to(dtype), scale
 
 
-def _restore(
-    packed: Mapping[str, torch.Tensor], name: str, dtype: torch.dtype
-) -> torch.Tensor:
+def _restore(packed: Mapping[str, torch.Tensor], name: str, dtype: torch.dtype) -> torch.Tensor:
     scale = packed.get(f"{name}_scale")
     if scale is None:
         return packed[name]

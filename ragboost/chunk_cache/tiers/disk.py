@@ -72,8 +72,8 @@ class DiskTier:
         self._tau_s, self._clock = tau_s, clock
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            with self._locked():
-                self._set_total(sum(found.size_bytes for found in self._scan()))
+            with self._locked() as books:
+                books.total = sum(found.size_bytes for found in self._scan())
         except OSError as error:
             raise ChunkCacheError(f"{directory} cannot hold chunk files: {error}") from error
 
@@ -127,18 +127,22 @@ class DiskTier:
         except OSError as error:  # a directory that is read-only now: the file is refused again
             logger.warning("chunk file %s cannot be removed: %s", key, error)
 
-    def save(self, key: str, chunk: ChunkKV, *, compute_s: float) -> bool:
+    def save(self, key: str, chunk: ChunkKV) -> bool:
         """Store a chunk in the place of what is there under its key, evicting what is worth least.
 
         Returns:
             False: it is larger than the tier, or the system refused to write it (a full disk, a
             quota); nothing has changed then.
         """
-        data = encode(key, chunk, codec=self._codec, compute_s=compute_s)
+        data = encode(key, chunk, codec=self._codec)
         if len(data) > self.capacity_bytes:
             return False
         try:
-            self._write(key, data, rank=self._rank(1.0, compute_s / len(data)))
+            self._write(
+                key,
+                data,
+                rank=self._rank(1.0, _worth(chunk.compute_s, len(chunk.tokens), len(data))),
+            )
         except OSError as error:
             self.num_failed += 1
             logger.warning("chunk %s is not kept on disk: %s", key, error)
@@ -147,34 +151,43 @@ class DiskTier:
 
     def clear(self) -> None:
         """Drop everything."""
-        with self._locked():
+        with self._locked() as books:
             for found in self._scan():
                 found.path.unlink(missing_ok=True)
-            self._set_total(0)
+            books.total = 0
 
     def _write(self, key: str, data: bytes, *, rank: float) -> None:
         path = self.directory / f"{uuid.uuid4().hex}{_UNFINISHED}"
-        with self._locked():
-            self._make_room(len(data))
+        with self._locked() as books:
+            self._make_room(books, len(data))
             file = path.open("xb", buffering=0)
-            # Held until the file is renamed or its writer dies: see _is_abandoned.
+            # Held until the file is renamed or its writer dies: see _is_abandoned. It has its full
+            # size from the beginning, so that others count it, and a full disk shows at once.
             fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                os.posix_fallocate(file.fileno(), 0, len(data))
+            except OSError:
+                file.close()
+                path.unlink()
+                raise
         try:
             with file:
-                os.posix_fallocate(file.fileno(), 0, len(data))
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) or 0 :]
                 os.utime(file.fileno(), (self._clock(), rank))
                 os.fsync(file.fileno())
-                path.rename(self._path(key))
+                with self._locked():  # so that nobody who counts meets the file twice
+                    path.rename(self._path(key))
         except BaseException:
             path.unlink(missing_ok=True)
             raise
         self._sync_directory()
 
-    def _make_room(self, size: int) -> None:
-        total = self._total()
+    def _make_room(self, books: "_Books", size: int) -> None:
+        total = books.total
+        if total is None:  # unreadable: count again
+            total = self.capacity_bytes
         if total + size > self.capacity_bytes:
             kept = sorted(self._scan())
             total = sum(found.size_bytes for found in kept)
@@ -187,7 +200,7 @@ class DiskTier:
             if total + size > self.capacity_bytes:
                 raise OSError("other processes are writing as much as fits")
         # Reserved now: until the next scan the books never say less than there is.
-        self._set_total(total + size)
+        books.total = total + size
 
     def _scan(self) -> Iterator[_Found]:
         """All files; those that are being written rank last. Abandoned ones are removed. Call it
@@ -208,7 +221,7 @@ class DiskTier:
                     continue
 
     def _touch(self, file: ChunkFile) -> None:
-        worth = file.compute_s / file.size_bytes
+        worth = _worth(file.compute_s, file.num_tokens, file.size_bytes)
         now = self._clock()
         old = os.fstat(file.fileno()).st_mtime
         heat = math.exp2(min(64.0, (old - self._rank(1.0, worth)) / self._tau_s))
@@ -232,21 +245,37 @@ class DiskTier:
             os.close(descriptor)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Iterator["_Books"]:
         """One process and thread at a time; the system lets go of the lock when a process dies."""
-        with (self.directory / "lock").open("a+b") as self_lock:
-            fcntl.flock(self_lock, fcntl.LOCK_EX)
-            self._books = self_lock
-            yield
+        descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield _Books(descriptor)
+        finally:
+            os.close(descriptor)
 
-    def _total(self) -> int:
-        os.lseek(self._books.fileno(), 0, os.SEEK_SET)
-        text = os.pread(self._books.fileno(), 32, 0)
-        return int(text) if text.strip().isdigit() else self.capacity_bytes
 
-    def _set_total(self, total: int) -> None:
-        os.ftruncate(self._books.fileno(), 0)
-        os.write(self._books.fileno(), str(total).encode())
+class _Books:
+    """The bytes that all processes have reserved, kept in the lock file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def total(self) -> int | None:
+        """Bytes; None where the file says something else."""
+        text = os.pread(self._descriptor, 32, 0)
+        return int(text) if text.isdigit() else None
+
+    @total.setter
+    def total(self, value: int) -> None:
+        # One write of fixed length, so that a crash leaves the old number or the new one.
+        os.pwrite(self._descriptor, f"{value:020d}".encode(), 0)
+
+
+def _worth(compute_s: float | None, num_tokens: int, size_bytes: int) -> float:
+    """Seconds of computing per byte; where they were not measured, 1 ms a token is assumed."""
+    return (num_tokens * 1e-3 if compute_s is None else compute_s) / size_bytes
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -10,12 +10,15 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import save
 
+from ragboost.chunk_cache.craft.influence import Influence
 from ragboost.chunk_cache.store import LAYOUT_VERSION, ChunkKV
 from ragboost.chunk_cache.tiers.codec import CODECS, KV, pack, unpack
 from ragboost.errors import ChunkCacheError
@@ -25,14 +28,13 @@ FILE_VERSION = 1
 _MAX_HEADER_BYTES = 64 << 20
 
 
-def encode(key: str, chunk: ChunkKV, *, codec: str, compute_s: float) -> bytes:
+def encode(key: str, chunk: ChunkKV, *, codec: str) -> bytes:
     """Return the bytes of a file.
 
     Args:
         key: what the chunk is stored under; a file that is found under another one is refused.
         chunk: its KV.
         codec: name in `CODECS`.
-        compute_s: seconds that computing it takes.
     """
     tensors: dict[str, torch.Tensor] = {}
     checksums = []
@@ -53,7 +55,9 @@ def encode(key: str, chunk: ChunkKV, *, codec: str, compute_s: float) -> bytes:
         "regime": chunk.regime,
         "length": chunk.length,
         "sensitivity": None if sensitivity is None else sensitivity.cpu().tolist(),
-        "compute_s": compute_s,
+        "influence": None if chunk.influence is None else asdict(chunk.influence),
+        "exact_after": chunk.exact_after,
+        "compute_s": chunk.compute_s,
         "layers": checksums,
     }
     fields["tensors"] = {
@@ -66,7 +70,7 @@ def encode(key: str, chunk: ChunkKV, *, codec: str, compute_s: float) -> bytes:
         "fields": text,
         "checksum": str(zlib.crc32(text.encode())),
     }
-    return save(tensors, metadata=metadata)
+    return bytes(save(tensors, metadata=metadata))
 
 
 class ChunkFile:
@@ -75,7 +79,8 @@ class ChunkFile:
     Attributes:
         num_layers: in it.
         size_bytes: of the file.
-        compute_s: seconds that computing the chunk takes.
+        num_tokens: of the chunk.
+        compute_s: seconds that computing it took; None: not measured.
 
     Raises:
         ChunkCacheError: the file is not what `encode` makes for this key; the message says why.
@@ -106,10 +111,10 @@ class ChunkFile:
         """The file's descriptor."""
         return self._file.fileno()
 
-    def chunk(self, layers: Any) -> ChunkKV:
+    def chunk(self, layers: Sequence[KV]) -> ChunkKV:
         """Return the chunk with these layers."""
         fields = self._fields
-        sensitivity = fields["sensitivity"]
+        sensitivity, influence = fields["sensitivity"], fields["influence"]
         return ChunkKV(
             tokens=tuple(fields["tokens"]),
             base=fields["base"],
@@ -117,6 +122,9 @@ class ChunkFile:
             regime=fields["regime"],
             length=fields["length"],
             sensitivity=None if sensitivity is None else torch.tensor(sensitivity),
+            influence=None if influence is None else _influence(influence),
+            exact_after=fields["exact_after"],
+            compute_s=fields["compute_s"],
         )
 
     def read_layer(self, number: int) -> KV:
@@ -167,7 +175,8 @@ class ChunkFile:
             raise self._refusal(f"it holds chunk {self._fields['key']}, not {key}")
         self._check_ranges()
         self.num_layers = len(self._fields["layers"])
-        self.compute_s = float(self._fields["compute_s"])
+        self.num_tokens = len(self._fields["tokens"])
+        self.compute_s: float | None = self._fields["compute_s"]
 
     def _parse(self) -> tuple[dict[str, Any], int]:
         (length,) = struct.unpack("<Q", os.pread(self._file.fileno(), 8, 0))
@@ -202,6 +211,11 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ChunkCacheError(f"{name} is no dtype of this torch")
     return dtype
+
+
+def _influence(fields: dict[str, Any]) -> Influence:
+    lists = {name: tuple(fields[name]) for name in ("context", "inter", "order")}
+    return Influence(a=fields["a"], b=fields["b"], **lists)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
