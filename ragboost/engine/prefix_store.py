@@ -45,11 +45,11 @@ class PrefixStore:
     def load(self, sequence: Sequence) -> None:
         """Extend what is computed of a prompt by what is cached, and hold the blocks.
 
-        Does nothing unless all that is computed is held too. At least the last prompt token stays
-        to be computed: its logits are needed.
+        Does nothing unless all that is computed is held too, and exact. At least the last prompt
+        token stays to be computed: its logits are needed.
         """
         start = len(sequence.held)
-        if sequence.num_computed != start * self.block_size:
+        if sequence.num_computed != start * self.block_size or sequence.exact_until is not None:
             return
         most = (sequence.num_prompt_tokens - 1) // self.block_size
         keys = sequence.block_keys(most, self.block_size)
@@ -69,8 +69,11 @@ class PrefixStore:
 
     def save(self, sequence: Sequence) -> None:
         """Put all full blocks computed since the last call into the cache, while there is room."""
-        start, full = len(sequence.held), sequence.num_computed // self.block_size
-        if start == full or not sequence.is_exact:
+        start, end = len(sequence.held), sequence.num_computed
+        if sequence.exact_until is not None:
+            end = min(end, sequence.exact_until)
+        full = end // self.block_size
+        if start >= full or sequence.rows is not None:
             return
         assert sequence.kv is not None, "save after the sequence has ended"
         inserted = self.cache.insert(

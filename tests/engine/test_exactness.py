@@ -201,7 +201,7 @@ def test_a_sequence_that_is_not_exact_never_reaches_the_prefix_cache() -> None:
     _, runner = build("llama-gqa")
     store = PrefixStore(runner.layout, capacity_tokens=96, block_size=8)
     sequence = new_sequence(random_ids(30, 1))
-    sequence.is_exact = False
+    sequence.exact_until = 0
     compute(runner, store, sequence, chunk=16)
     assert len(store.cache) == 0
 
