@@ -54,7 +54,7 @@ class Influence:
 
     def tokens(self, order: Order) -> tuple[int, ...]:
         """Return the tokens, those most in need of their context first."""
-        return self.peak_order if order == "peak" else self.order
+        return self.peak_order or self.order if order == "peak" else self.order
 
     def impact(self, *, literal: bool = False) -> float:
         """CCI, see `context_impact`."""
