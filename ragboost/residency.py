@@ -15,10 +15,12 @@ from ragboost.index.record import Recorded
 from ragboost.index.residency import drop_unconfirmed, drop_unused, set_resident
 
 _MAX_UNANSWERED = 1024
-# Lengths are estimates, the prompt holds more than documents, and engines count whole blocks: a
-# smaller shortfall says nothing. At a tenth the demo lost 5 points of hit rate to false alarms.
+# The prompt holds more than documents, and engines count whole blocks: a smaller shortfall says
+# nothing. Where lengths are estimates it must be larger still: at a tenth the demo lost 5 points of
+# hit rate to false alarms.
 _MIN_SHORTFALL_TOKENS = 64
-_MIN_SHORTFALL = 0.5
+_MIN_SHORTFALL_ESTIMATED = 0.5
+_MIN_SHORTFALL_MEASURED = 0.1
 
 
 class Residency:
@@ -111,7 +113,9 @@ class Residency:
                     tick=recorded.tick,
                 )
 
-    def answered(self, recorded: Recorded, *, cached_tokens: int | None) -> None:
+    def answered(
+        self, recorded: Recorded, *, cached_tokens: int | None, is_measured: bool = False
+    ) -> None:
         """The engine has computed a sequence, and found some of it cached.
 
         A node that was expected and not found has been evicted. An engine evicts what was not used
@@ -122,7 +126,9 @@ class Residency:
         Args:
             recorded: the sequence.
             cached_tokens: what was found, in the index's tokens; None: not reported.
+            is_measured: the lengths were counted, so that a smaller shortfall is evidence.
         """
+        share = _MIN_SHORTFALL_MEASURED if is_measured else _MIN_SHORTFALL_ESTIMATED
         with self._lock:
             settled_before = self._settled_before.get(recorded.tick)
             self._forget(recorded)
@@ -130,7 +136,7 @@ class Residency:
                 return
             for reached, last_used in recorded.path:
                 shortfall = reached - cached_tokens
-                if shortfall > max(_MIN_SHORTFALL_TOKENS, _MIN_SHORTFALL * reached):
+                if shortfall > max(_MIN_SHORTFALL_TOKENS, share * reached):
                     if last_used < settled_before:
                         self._index.evict_unused(last_used)
                     return

@@ -26,6 +26,24 @@ class IndexSettings(Section):
     max_visits: int = Field(32, ge=1, description="Nodes that one search may go on from.")
 
 
+class TokenSettings(Section):
+    """Lengths of documents; no request waits for them."""
+
+    tokenizer: Path | None = Field(
+        None,
+        description="A tokenizer.json, or a model's directory that has one, to count documents "
+        "with in the background; needs the extra tokens. None: ask the backend.",
+    )
+    ask_backend: bool = Field(
+        True,
+        description="Ask a backend that tells of its prefix cache for the tokens of each document "
+        "(POST /tokenize), once and in the background; off: lengths are estimates.",
+    )
+    max_documents: int = Field(
+        200_000, ge=1, description="Lengths kept per model; the least recently used go first."
+    )
+
+
 class OrderingSettings(Section):
     """The order of documents inside a request (paper section 5.1)."""
 

@@ -15,7 +15,7 @@ from ragboost.engine_hooks.usage import Usage
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.proxy.conversation import Conversation, Conversations, Learned, Past
 from ragboost.proxy.follower import Follower
-from ragboost.proxy.following import SESSION_FIELD, Followed, Tag, front_of
+from ragboost.proxy.following import SESSION_FIELD, Followed, Tag, ends_told, front_of
 from ragboost.proxy.headers import RawHeaders
 from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.offload import Stopwatch, call, is_large
@@ -145,11 +145,17 @@ class Boosting:
             prompt_tokens=usage.prompt_tokens,
         )
         self._metrics.observe_prediction(error, self._sync.fidelity.read())
+        front = followed.front
+        cached_tokens = min(max(cached_tokens, 0), usage.prompt_tokens)
+        if front is not None:
+            prepared.tenant.tokens.correct(front.prompt_tokens, usage.prompt_tokens)
+            front = front.corrected(usage.prompt_tokens)
         async with prepared.tenant.lock:
             prepared.tenant.booster(name).report_usage(
                 context,
                 prompt_tokens=usage.prompt_tokens,
-                cached_tokens=min(max(cached_tokens, 0), usage.prompt_tokens),
+                cached_tokens=cached_tokens,
+                found_tokens=front.cached_documents(cached_tokens) if front else None,
             )
 
     def answered(self, prepared: Prepared, usage: Usage | None, *, is_computed: bool) -> None:
@@ -167,8 +173,12 @@ class Boosting:
         if context.recorded is not None and not is_computed:
             followed.follower.failed(followed.name, followed.front, context.recorded)
             return
-        prompt_tokens = usage and usage.prompt_tokens
-        followed.follower.answered(followed.name, followed.front, prompt_tokens=prompt_tokens)
+        followed.follower.answered(
+            followed.name,
+            followed.front,
+            prompt_tokens=usage and usage.prompt_tokens,
+            ends=ends_told(usage, context, prepared.tenant.tokens) if prepared.tenant else None,
+        )
 
     def _parse(self, raw: bytes) -> tuple[Payload, Detected]:
         payload = Payload.parse(raw)
@@ -334,6 +344,8 @@ def _follow(
             tenant.key,
             bytes_before=rewritten.bytes_before,
             bytes_behind=rewritten.bytes_behind,
+            is_measured=tenant.booster(follower.name).is_measured(context),
+            tokens=tenant.tokens,
         )
         cached = context.predicted_cached_tokens
         front = follower.sent(tag.name if follower.streams else None, front, cached_tokens=cached)
