@@ -14,11 +14,10 @@ from ragboost.dedup import distinct_elements, split_carried, unique_documents
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
 from ragboost.index.record import Recorded, record_front, record_turn
-from ragboost.ordering import RecentContexts, order_documents, plan_batch
-from ragboost.ordering.batch import with_last
+from ragboost.ordering import RecentContexts, order_documents
 from ragboost.ordering.turns import group_turns
 from ragboost.past_turns import add_turn, read_history
-from ragboost.planning import Planned, Window, plan_alone, plan_together
+from ragboost.planning import Planned, Window, plan_alone, plan_offline, plan_together
 from ragboost.residency import Residency
 from ragboost.session import MemorySessions, Session, SessionState, SessionStore, Turn
 from ragboost.tokens import TokenCounter, make_counter
@@ -73,7 +72,7 @@ class Booster:
         self._recent_windows = self._recent if self._recent is not None else RecentContexts()
         self.usage = Usage()
         self._lock = RLock()  # guards index, sessions and usage
-        self.residency = Residency(self.index, self._lock)
+        self.residency = Residency(self.index, self._lock, ttl_s=self.settings.index.ttl_s)
 
     def __repr__(self) -> str:
         return f"Booster({self.settings!r})"
@@ -171,7 +170,8 @@ class Booster:
         with self._lock:
             going_on = {s for s in set(sessions) if s is not None and self.turns(s)}
         turns = group_turns(sessions, going_on)
-        permutations, release = self._plan([retrieved[i] for i in turns.leading])
+        leading = [retrieved[i] for i in turns.leading]
+        permutations, release = plan_offline(leading, settings=self.settings.ordering)
         planned = {i: permutations[at] for at, i in enumerate(turns.leading)}
         order = turns.release_order(release)
         contexts = []
@@ -271,6 +271,7 @@ class Booster:
         )
 
     def _retrieve(self, request: Request) -> Retrieved:
+        self.residency.expire()
         documents, preamble = request.documents, request.preamble
         if self.settings.dedup.enabled:
             unique, slots = unique_documents(documents)
@@ -285,24 +286,6 @@ class Booster:
     def _plan_alone(self, retrieved: Retrieved) -> Planned:
         ordering = self.settings.ordering
         return plan_alone(self.index, retrieved, settings=ordering, recent=self._recent)
-
-    def _plan(
-        self, leading: Sequence[Retrieved]
-    ) -> tuple[Sequence[tuple[int, ...]], Sequence[int]]:
-        """Prompt order of each context, and the release order of them all."""
-        ordering = self.settings.ordering
-        if not ordering.enabled or not leading:
-            return [tuple(range(len(r.elements))) for r in leading], range(len(leading))
-        plan = plan_batch(
-            [r.elements[ordering.keep_last :] for r in leading],
-            {e: length for r in leading for e, length in zip(r.elements, r.tokens, strict=True)},
-            linkage=ordering.linkage,
-            alpha=ordering.alpha,
-        )
-        return [
-            with_last(permutation, min(ordering.keep_last, len(r.elements)))
-            for permutation, r in zip(plan.permutations, leading, strict=True)
-        ], plan.release_order
 
     def _boost(
         self,
@@ -393,13 +376,15 @@ class Booster:
         self, state: SessionState | None, retrieved: Retrieved, tokens: Sequence[int]
     ) -> Recorded:
         front = state.front() if state else ()
-        return record_turn(
+        recorded = record_turn(
             self.index,
             _behind(retrieved.preamble, distinct_elements([sent.key for sent in front])),
             [sent.num_tokens for sent in front],
             history_tokens=state.tail_tokens() if state else 0,
             turn_tokens=sum(tokens) + self.tokens.count(retrieved.query),
         )
+        self.residency.used()
+        return recorded
 
 
 def _request(documents: Sequence[DocumentLike], *, preamble: str) -> Request:

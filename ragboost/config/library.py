@@ -20,6 +20,12 @@ class IndexSettings(Section):
     capacity_tokens: int | None = Field(
         None, ge=1, description="Tokens that the engine's prefix cache holds; None: unbounded."
     )
+    ttl_s: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after its last use that a prefix stays cached, such as 300 for hosted "
+        "APIs; None: as long as there is room. Does not count while cache events are exact.",
+    )
     max_nodes: int = Field(
         200_000, ge=1, description="Nodes kept; the least recently used go first."
     )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ragboost.config import Settings
 from ragboost.engine_hooks.usage import Usage
 from ragboost.formats.ragboost_object import FIELD
+from ragboost.proxy.cache_marks import mark_shared
 from ragboost.proxy.conversation import Conversation, Conversations, Learned, Past
 from ragboost.proxy.follower import Follower
 from ragboost.proxy.following import SESSION_FIELD, Followed, Tag, ends_told, front_of
@@ -208,6 +209,7 @@ class Boosting:
                     rewritten = self._shadow(job, tenant, ticket, conversation, tried)
                 else:
                     rewritten = self._boost(job, tenant, ticket, conversation)
+                rewritten = self._marked(rewritten)
                 body, is_usage_added = rewritten.body, False
                 if job.can_ask_usage:
                     body, is_usage_added = self._with_usage(rewritten)
@@ -289,6 +291,13 @@ class Boosting:
             return rewritten
         self._metrics.count_passages(shared.saved_bytes)
         return rewritten._replace(body={**rewritten.body, "messages": shared.messages})
+
+    def _marked(self, rewritten: Rewritten) -> Rewritten:
+        """Mark what is shared, for a hosted API that wants to be told."""
+        context, style = rewritten.context, self._settings.backend.cache_marks
+        if context is None or style == "none":
+            return rewritten
+        return rewritten._replace(body=mark_shared(rewritten.body, context, style=style))
 
     def _with_usage(self, rewritten: Rewritten) -> tuple[Mapping[str, Any], bool]:
         """Ask for the usage of a boosted stream where the caller did not."""
