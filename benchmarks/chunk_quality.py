@@ -26,6 +26,7 @@ from ragboost.chunk_cache.eval.cases import from_prompt
 from ragboost.chunk_cache.eval.metrics import estimate, normalised
 from ragboost.chunk_cache.eval.runner import Row, evaluate
 from ragboost.chunk_cache.eval.tasks import TASKS, make_prompts
+from ragboost.chunk_cache.precompute.prime import measure as measure_offline
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
 from ragboost.chunk_cache.store import ChunkStore
@@ -53,7 +54,7 @@ def measure(
             for case in drawn:
                 for number, chunk in enumerate(case.chunks):
                     neighbours = strangers[number % 4].chunks[:4]
-                    reuse.measure_sensitivity(case.system, chunk, neighbours=neighbours)
+                    measure_offline(reuse, case.system, chunk, neighbours=neighbours)
         rows += evaluate(reuse, drawn, policies=policies, ratios=RATIOS, granularity=granularity)
         print(f"seed {seed}: {task} done", file=sys.stderr)
     return rows

@@ -27,7 +27,7 @@ from ragboost.engine_hooks.sources import Source
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts" / "engines"
 MODEL = ROOT / "build" / "tiny-llama"
-READY_S = 240
+READY_S = 400
 
 Kind = Literal["vllm", "sglang", "embedded"]
 

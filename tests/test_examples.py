@@ -1,8 +1,18 @@
-"""Every example runs as a user would run it, and says what it promises."""
+"""Every example runs as a user would run it, and says what it promises.
 
+Those that need a proxy are given `ragboost serve --embedded`, as their first lines say.
+"""
+
+import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -13,21 +23,79 @@ SAYS = {
     "openai_client.py": "cached",
     "batch.py": "q0",
 }
+THROUGH_PROXY = {  # the packages it needs, and what it says
+    "langchain_rag.py": ({"langchain_openai"}, "928 cached"),
+}
+ENV = {
+    "PYTHONPATH": str(ROOT),
+    "PATH": "",
+    "OMP_NUM_THREADS": "1",
+    "RAGBOOST_ENGINE__BUILTIN_SIZE": "tiny",
+    "RAGBOOST_ENGINE__SERVED_MODEL_NAME": "ragboost-small",
+}
+# In an environment without torch, the Makefile says which Python has it.
+ENGINE_PYTHON = os.environ.get("RAGBOOST_ENGINE_PYTHON", sys.executable)
 
 
-def test_every_example_is_run_here() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SAYS)
+@pytest.fixture(scope="module")
+def proxy_url() -> Iterator[str]:
+    """The proxy and the embedded engine, started from the command line."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [ENGINE_PYTHON, "-m", "ragboost", "serve", "--embedded", "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, env=ENV, stderr=subprocess.DEVNULL) as server:
+        try:
+            _wait_until_ready(url, server)
+            yield url
+        finally:
+            server.terminate()
 
 
-@pytest.mark.parametrize("name", SAYS)
-def test_the_example_runs(name: str) -> None:
+def _wait_until_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 100
+    while True:
+        assert server.poll() is None, "ragboost serve --embedded ended"
+        assert time.monotonic() < deadline, "ragboost serve --embedded does not get ready"
+        try:
+            with urlopen(f"{url}/ready"):
+                return
+        except URLError:
+            time.sleep(0.2)
+
+
+def run_example(name: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, f"examples/{name}"],
+        [sys.executable, f"examples/{name}", *arguments],
         cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"},
+        env=ENV,
         capture_output=True,
         text=True,
         timeout=110,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert SAYS[name] in done.stdout
+    return done.stdout
+
+
+def test_every_example_is_run_here() -> None:
+    examples = {path.name for path in (ROOT / "examples").glob("*.py")}
+
+    assert examples == {*SAYS, *THROUGH_PROXY}
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="some start the embedded engine themselves")
+@pytest.mark.parametrize("name", SAYS)
+def test_the_example_runs(name: str) -> None:
+    assert SAYS[name] in run_example(name)
+
+
+@pytest.mark.parametrize("name", THROUGH_PROXY)
+def test_the_example_runs_through_the_proxy(name: str, proxy_url: str) -> None:
+    needs, says = THROUGH_PROXY[name]
+    for package in needs:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed here; make test-integrations has it")
+
+    assert says in run_example(name, f"{proxy_url}/v1")

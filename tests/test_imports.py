@@ -14,9 +14,11 @@ TORCH = {"torch", "transformers", "tokenizers", "safetensors"}
 NUMPY = {"numpy", "scipy"}
 RETRIEVAL = {"faiss", "rank_bm25"}
 SETTINGS = {"pydantic", "pydantic_settings"}
-HEAVY = WEB | EVENTS | TORCH | NUMPY | RETRIEVAL | SETTINGS
+LANGCHAIN = {"langchain", "langchain_core", "langgraph"}
+FRAMEWORKS = LANGCHAIN | {"llama_index", "litellm", "ray"}
+HEAVY = WEB | EVENTS | TORCH | NUMPY | RETRIEVAL | SETTINGS | FRAMEWORKS
 
-# What may be loaded by importing a module; everything else of HEAVY may not.
+# What may be loaded by importing a module; the rest of HEAVY may not. The longest name counts.
 RULES: dict[str, set[str]] = {
     "ragboost": set(),
     "ragboost.types": set(),
@@ -35,12 +37,15 @@ RULES: dict[str, set[str]] = {
     "ragboost.batch": NUMPY | SETTINGS,
     "ragboost.engine_hooks": EVENTS | NUMPY | SETTINGS,
     "ragboost.retrieval": NUMPY | SETTINGS | RETRIEVAL,
+    "ragboost.graph": NUMPY,
     "ragboost.sessions": SETTINGS,
     "ragboost.cli": NUMPY | SETTINGS,
     "ragboost.demo": NUMPY | SETTINGS | RETRIEVAL | WEB,
     "ragboost.proxy": NUMPY | SETTINGS | EVENTS | WEB,
     "ragboost.chunk_cache": NUMPY | SETTINGS | TORCH,
     "ragboost.engine": NUMPY | SETTINGS | TORCH | WEB | EVENTS,
+    "ragboost.integrations": NUMPY | SETTINGS,
+    "ragboost.integrations.langchain": NUMPY | SETTINGS | LANGCHAIN,
 }
 
 
@@ -48,8 +53,10 @@ def _modules(package: str) -> list[str]:
     """The package's modules that exist, the package itself first."""
     path = ROOT.joinpath(*package.split("."))
     if package != "ragboost" and path.is_dir():
-        names = [f.relative_to(ROOT).with_suffix("") for f in sorted(path.rglob("*.py"))]
-        return [".".join(name.parts).removesuffix(".__init__") for name in names]
+        files = [f.relative_to(ROOT).with_suffix("") for f in sorted(path.rglob("*.py"))]
+        names = [".".join(file.parts).removesuffix(".__init__") for file in files]
+        inner = tuple(rule for rule in RULES if rule.startswith(f"{package}."))
+        return [name for name in names if not name.startswith(inner)]
     return [package] if path.is_dir() or path.with_suffix(".py").is_file() else []
 
 

@@ -30,6 +30,10 @@ class KVStore(Protocol):
         """Put other KV in the place of what is there; a key that is not there stays absent."""
         ...
 
+    def discard(self, key: str) -> None:
+        """Drop KV that is not wanted any more; a key that is not there does nothing."""
+        ...
+
     def prefetch(self, keys: Sequence[str]) -> None:
         """Learn that a request which waits for its turn will `get` these keys soon. Returns at
         once; a store whose `get` is fast does nothing."""

@@ -3,7 +3,8 @@
 Knows a model and a store. Does not know prompts: how chunks are put together is `reuse`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,7 @@ from ragboost.chunk_cache.attention.base import AttentionBackend
 from ragboost.chunk_cache.base import KVStore
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.recompute import recompute
-from ragboost.chunk_cache.store import ChunkKV, Identity, chunk_key
+from ragboost.chunk_cache.store import ChunkKV, Identity, chunk_key, tokens_digest
 
 
 class Chunks:
@@ -24,6 +25,8 @@ class Chunks:
         store: where KV is kept.
         identity: what KV depends on besides the tokens.
         backend: computes attention; None: the model's own.
+        recipes: how chunks were prepared that are not kept as plain ones, by their plain key; what
+            is prepared is preferred. Read at every look-up, so it may grow.
     """
 
     def __init__(
@@ -33,19 +36,44 @@ class Chunks:
         *,
         identity: Identity,
         backend: AttentionBackend | None,
+        recipes: Mapping[str, str] | None = None,
     ) -> None:
         self.store = store
+        self._recipes: Mapping[str, str] = {} if recipes is None else recipes
         self._adapter, self._identity, self._backend = adapter, identity, backend
 
-    def key(self, system: Sequence[int], tokens: Sequence[int]) -> str:
+    def key(self, system: Sequence[int], tokens: Sequence[int], *, recipe: str = "") -> str:
         """Return the key of a chunk after a system prompt; of the system prompt itself after an
-        empty one."""
+        empty one.
+
+        Args:
+            system, tokens: ids.
+            recipe: how the chunk was prepared; empty: plain.
+        """
         regime = self._adapter.regime(len(system) + len(tokens))
-        return chunk_key(self._identity, regime=regime, system=system, tokens=tokens)
+        identity = replace(self._identity, recipe=recipe) if recipe else self._identity
+        return chunk_key(identity, regime=regime, system=system, tokens=tokens)
 
     def find(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV | None:
-        """Return a chunk's KV; None where it is not stored, or there are no tokens."""
-        return self.store.get(self.key(system, tokens)) if tokens else None
+        """Return a chunk's KV, prepared or else plain; None where it is not stored, or there are
+        no tokens."""
+        if not tokens:
+            return None
+        plain = self.key(system, tokens)
+        recipe = self._recipes.get(plain)
+        if recipe is not None:
+            prepared = self.store.get(self.key(system, tokens, recipe=recipe))
+            if prepared is not None:
+                return prepared
+        return self.store.get(plain)
+
+    def plain(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV:
+        """Return a chunk's plain KV; computed and stored where it is not there."""
+        stored = self.store.get(self.key(system, tokens))
+        if stored is not None:
+            return stored
+        before = self.plain((), system) if system else None
+        return self._compute(tuple(system), tuple(tokens), before=before, pace=AT_ONCE)
 
     def precompute(
         self, system: Sequence[int], chunks: Sequence[Sequence[int]], *, pace: Pace = AT_ONCE
@@ -91,6 +119,7 @@ class Chunks:
             (layer.keys[:, :, base:].clone(), layer.values[:, :, base:].clone())
             for layer in cache.layers
         )
-        kv = ChunkKV(tokens, base, layers, regime, length)
+        after = tokens_digest(system)
+        kv = ChunkKV(tokens, base, layers, regime, length, exact_after=after)
         self.store.put(self.key(system, tokens), kv)
         return kv

@@ -63,6 +63,18 @@ class Plan:
         return self.memo[key]
 
 
+def both(first: Observer | None, second: Observer | None) -> Observer | None:
+    """Return an observer that shows a pass to two; the rows that the second one keeps go on."""
+    if first is None or second is None:
+        return first or second
+
+    def observe(layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
+        first(layer, inputs)
+        return second(layer, inputs)
+
+    return observe
+
+
 def install(model: Any) -> None:
     """Replace the model's attention by one that does the same, bit for bit, without a plan.
 

@@ -6,7 +6,7 @@ tokenised apart and joined by ids: tokenising the joined text would merge across
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 import torch
@@ -19,14 +19,15 @@ from ragboost.chunk_cache.attention.base import AttentionBackend
 from ragboost.chunk_cache.base import KVStore
 from ragboost.chunk_cache.chunks import Chunks
 from ragboost.chunk_cache.evict import QuestionWindow, evict
+from ragboost.chunk_cache.hook import Observer, both
 from ragboost.chunk_cache.kv_cache import RequestCache
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.prefill import Counts, Prefill, Timing
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
-from ragboost.chunk_cache.selection.base import Policy, budget, choose
+from ragboost.chunk_cache.selection.base import Policy, choose
 from ragboost.chunk_cache.selection.view import SelectionView
-from ragboost.chunk_cache.store import ChunkKV, Identity
+from ragboost.chunk_cache.store import ChunkKV, Identity, tokens_digest
 from ragboost.errors import ChunkCacheError
 
 
@@ -41,9 +42,11 @@ class ChunkReuse:
         identity: what the KV depends on besides the tokens; None: the adapter's weights and dtype.
         backend: name of the attention back end, see `attention.BACKENDS`; None: the model's own
             attention under a dense mask, bit for bit what the model computes.
+        recipes: of chunks that were prepared, see `Chunks`.
 
     Attributes:
         chunks: the stored chunks.
+        backend: the attention back end.
     """
 
     def __init__(
@@ -53,14 +56,17 @@ class ChunkReuse:
         *,
         identity: Identity | None = None,
         backend: str | None = "tiled",
+        recipes: Mapping[str, str] | None = None,
     ) -> None:
         self.adapter = adapter
         self.store = store
         self.identity = identity or Identity(
             model=adapter.fingerprint(), dtype=str(adapter.dtype).removeprefix("torch.")
         )
-        self._backend: AttentionBackend | None = make_backend(backend) if backend else None
-        self.chunks = Chunks(adapter, store, identity=self.identity, backend=self._backend)
+        self.backend: AttentionBackend | None = make_backend(backend) if backend else None
+        self.chunks = Chunks(
+            adapter, store, identity=self.identity, backend=self.backend, recipes=recipes
+        )
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
         """Compute and store chunks, see `Chunks.precompute`; returns how many were not stored."""
@@ -77,6 +83,8 @@ class ChunkReuse:
         granularity: int = 1,
         prefix: ChunkKV | None = None,
         keep_tokens: int | None = None,
+        stored: Sequence[ChunkKV | None] | None = None,
+        observe: Observer | None = None,
     ) -> Prefill:
         """Fill the KV of a prompt and return the logits of its last token.
 
@@ -89,19 +97,25 @@ class ChunkReuse:
                 tokens are taken as they are and never computed again.
             keep_tokens: shrink the cache to so many tokens per layer and head for decoding, see
                 `evict`; None: keep all.
+            stored: KV to use for each chunk, None for one to compute; None: look all of them up.
+            observe: sees the pass that computes the prompt, see `Plan.observe`.
 
         Raises:
             ChunkCacheError: no question, a prefix of other tokens, a ratio out of range.
         """
         begin = time.perf_counter()
         chosen_policy = make_policy(policy) if isinstance(policy, str) else policy
-        assembly = self.assemble(system, chunks, question, prefix=prefix)
+        assembly = self.assemble(system, chunks, question, prefix=prefix, stored=stored)
         assembled = time.perf_counter()
         selected = self.select(assembly, policy=chosen_policy, ratio=ratio, granularity=granularity)
         chosen = time.perf_counter()
         watched = QuestionWindow(len(question)) if keep_tokens is not None else None
         logits = recompute(
-            self.adapter, assembly, selected=selected, backend=self._backend, observe=watched
+            self.adapter,
+            assembly,
+            selected=selected,
+            backend=self.backend,
+            observe=both(watched, observe),
         )
         cache: DynamicCache = assembly.cache
         if watched is not None and keep_tokens is not None:
@@ -125,11 +139,12 @@ class ChunkReuse:
         prefix: ChunkKV | None = None,
         into: RequestCache | None = None,
         num_held: int = 0,
+        stored: Sequence[ChunkKV | None] | None = None,
     ) -> Assembly:
         """Collect the KV that is known of a prompt; see `prefill` for the arguments.
 
         Args:
-            system, chunks, question, prefix: as for `prefill`.
+            system, chunks, question, prefix, stored: as for `prefill`.
             into: a cache of the caller's, with a slot for each token, to fill; None: a new one.
             num_held: leading slots of `into` that hold exact KV and are left as they are.
         """
@@ -139,6 +154,9 @@ class ChunkReuse:
         regime = self.adapter.regime(len(tokens))
         covered = max(num_held, self._check_prefix(prefix, tokens, regime))
         spans = [Span(0, covered, Source.EXACT, prefix)] if covered else []
+        if stored is None:
+            stored = [self.chunks.find(system, chunk) for chunk in chunks]
+        known = [self.chunks.find((), system), *stored]
         borders = []
         start = 0
         for number, part in enumerate([system, *chunks]):
@@ -146,9 +164,9 @@ class ChunkReuse:
             if number > 0:
                 borders.append((start, stop))
             if stop > covered:
-                kv = self.chunks.find(system if number else (), part)
-                is_exact = start == (len(system) if number else 0)
-                spans.append(_span(start, stop, covered, kv, is_exact=is_exact, regime=regime))
+                kv = known[number]
+                exact = is_exact(kv, tokens[:start])
+                spans.append(_span(start, stop, covered, kv, is_exact=exact, regime=regime))
             start = stop
         source = torch.zeros(len(tokens), dtype=torch.int8)
         sensitivity = torch.zeros(len(tokens))
@@ -158,7 +176,9 @@ class ChunkReuse:
                 sensitivity[span.start : span.stop] = span.kv.sensitivity
         device = self.adapter.device
         cache = assemble(self.adapter, spans, length=len(tokens), into=into, num_held=num_held)
-        return Assembly(tokens, cache, source.to(device), borders, start, sensitivity.to(device))
+        return Assembly(
+            tokens, cache, source.to(device), borders, start, sensitivity.to(device), known[1:]
+        )
 
     def select(
         self,
@@ -171,39 +191,14 @@ class ChunkReuse:
     ) -> torch.Tensor:
         """Return the positions of the tokens to compute again, ascending."""
         candidates = assembly.candidates
-        num_tokens = budget(policy.ratio(ratio), len(candidates))
+        num_tokens = policy.num_tokens(assembly, ratio)
         if num_tokens in (0, len(candidates)):
             return candidates[:num_tokens]
         view = SelectionView(
-            self.adapter, assembly, budget=num_tokens, backend=self._backend, pace=pace
+            self.adapter, assembly, budget=num_tokens, backend=self.backend, pace=pace
         )
         scores = policy.score(view)
         return choose(assembly, scores, num_tokens=num_tokens, granularity=granularity)
-
-    def measure_sensitivity(
-        self, system: Sequence[int], chunk: Sequence[int], *, neighbours: Sequence[Sequence[int]]
-    ) -> None:
-        """Measure offline how much a stored chunk's keys change after other chunks, for policies
-        that would otherwise look at a fresh layer of every request.
-
-        The chunk is computed after its neighbours' stored KV (the cross-attention of FusionRAG
-        eq. 10) and compared with its own. The stored KV stays; only the measure is added. A chunk
-        or neighbour that is not stored is computed first.
-        """
-        self.precompute(system, [chunk, *neighbours])
-        assembly = self.assemble(system, [*neighbours, chunk], [chunk[-1]])
-        start, stop = assembly.chunks[-1]
-        plain = assembly.cache.clone()
-        recompute(self.adapter, assembly, selected=torch.arange(start, stop), backend=self._backend)
-        score = torch.zeros(stop - start, device=self.adapter.device)
-        for old, new in zip(plain.layers, assembly.cache.layers, strict=True):
-            before, after = old.keys[:, :, start:stop].float(), new.keys[:, :, start:stop].float()
-            change = (after - before).square().sum((0, 1, 3))
-            score += change / before.square().sum((0, 1, 3)).mean().clamp_min(1e-12)
-        stored = self.chunks.find(system, chunk)
-        if stored is not None:
-            key = self.chunks.key(system, chunk)
-            self.store.replace(key, replace(stored, sensitivity=score))
 
     def _check_prefix(self, prefix: ChunkKV | None, tokens: list[int], regime: str) -> int:
         if prefix is None:
@@ -215,6 +210,13 @@ class ChunkReuse:
             )
         # The question is always computed: its last token's logits are wanted.
         return min(length, len(tokens) - 1) if prefix.regime == regime else 0
+
+
+def is_exact(kv: ChunkKV | None, before: Sequence[int]) -> bool:
+    """Whether KV is what an ordinary forward gives after these tokens."""
+    if kv is None or kv.exact_after is None or kv.base != len(before):
+        return False
+    return kv.exact_after == tokens_digest(before)
 
 
 def _span(

@@ -159,6 +159,13 @@ class ChunkStore:
                 self._chunks[key] = chunk
                 self.size_bytes += chunk.size_bytes - old.size_bytes
 
+    def discard(self, key: str) -> None:
+        """Drop KV that is not wanted any more; a key that is not there does nothing."""
+        with self._lock:
+            chunk = self._chunks.pop(key, None)
+            if chunk is not None:
+                self.size_bytes -= chunk.size_bytes
+
     def prefetch(self, keys: Sequence[str]) -> None:
         """Nothing to do: everything is in memory."""
 

@@ -25,6 +25,11 @@ class BackendSettings(Section):
         "prompt_cache_key that requests with the same first document share, anthropic a "
         "cache_control breakpoint at the end of the documents that were sent before.",
     )
+    reuse_chunks: bool | None = Field(
+        None,
+        description="Tell the backend where documents stand, so that it can reuse their KV; None: "
+        "where it is the embedded engine.",
+    )
 
 
 class ReplicaSettings(Section):

@@ -59,14 +59,30 @@ class ModelRunner:
         return SequenceKV(self.layout, capacity)
 
     def segment(
-        self, token_ids: Sequence[int], kv: SequenceKV, *, start: int, wants_logits: bool = True
+        self,
+        token_ids: Sequence[int],
+        kv: SequenceKV,
+        *,
+        start: int = 0,
+        positions: Tensor | None = None,
+        wants_logits: bool = True,
     ) -> Segment:
-        """Rows for consecutive tokens of a sequence whose positions before `start` are in `kv`."""
-        end = start + len(token_ids)
+        """Rows for tokens of a sequence whose other positions, up to the last one, are in `kv`.
+
+        Args:
+            token_ids: of the rows.
+            kv: of the sequence.
+            start: position of the first row, where they are consecutive.
+            positions: of the rows, (rows,), ascending; None: from `start` on.
+            wants_logits: of the last row.
+        """
+        if positions is None:
+            positions = torch.arange(start, start + len(token_ids), device=self.device)
+        end = int(positions[-1]) + 1
         kv.reserve(end)
         return Segment(
             token_ids=token_ids,
-            positions=torch.arange(start, end, device=self.device),
+            positions=positions,
             num_keys=end,
             kv=kv,
             wants_logits=wants_logits,

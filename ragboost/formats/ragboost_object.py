@@ -1,7 +1,8 @@
 """The `ragboost` object of a body: `{"documents": [...], "session_id": "...", "options": {...}}`.
 
 Its documents are rendered into the last user message, or the `prompt`; the object itself is taken
-out of the body. It is ours, so that whatever is wrong with it is the caller's error.
+out of the body. It is ours, so that whatever is wrong with it is the caller's error. Its `reuse` is
+for an engine that reuses chunks, and checked there.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from ragboost.formats.question import find_question, replace_question
 from ragboost.types import Context, as_documents
 
 FIELD = "ragboost"
-_KNOWN = ("documents", "session_id", "options")
+_KNOWN = ("documents", "session_id", "options", "reuse")
 _MAX_SESSION_ID = 256
 
 

@@ -72,12 +72,14 @@ class Metrics:
         )
 
     def _declare_tokens(self, registry: CollectorRegistry) -> None:
-        self._documents = Counter(
+        documents = Counter(
             "ragboost_documents_total",
             "Documents of boosted requests: sent, or dropped because the payload has them already.",
             ("result",),
             registry=registry,
         )
+        self._sent_documents = documents.labels("sent")
+        self._dropped_documents = documents.labels("dropped")
         self._prompt_tokens = Counter(
             "ragboost_prompt_tokens_total",
             "Prompt tokens that the backend reported.",
@@ -190,8 +192,8 @@ class Metrics:
     def count_context(self, context: Context) -> None:
         """Count a boosted request's documents."""
         sent = len(context.documents)
-        self._documents.labels("sent").inc(sent)
-        self._documents.labels("dropped").inc(len(context.retrieved) - sent)
+        self._sent_documents.inc(sent)
+        self._dropped_documents.inc(len(context.retrieved) - sent)
         self._predicted_tokens.inc(context.predicted_cached_tokens)
 
     def count_passages(self, saved_bytes: int) -> None:

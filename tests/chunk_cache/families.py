@@ -69,12 +69,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def build_model(family: str) -> Any:
+def build_model(family: str, **changes: Any) -> Any:
     """Return a model of a family, always the same; queries and keys are large, so that attention
     is far from uniform."""
     options = dict(FAMILIES[family])
     torch.manual_seed(0)
-    config = AutoConfig.for_model(options.pop("model_type"), **{**_COMMON, **options})
+    config = AutoConfig.for_model(options.pop("model_type"), **{**_COMMON, **options, **changes})
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -83,8 +83,8 @@ def build_model(family: str) -> Any:
     return model
 
 
-def build_adapter(family: str = "llama") -> ModelAdapter:
-    return ModelAdapter(build_model(family))
+def build_adapter(family: str = "llama", **changes: Any) -> ModelAdapter:
+    return ModelAdapter(build_model(family, **changes))
 
 
 def make_prompt(

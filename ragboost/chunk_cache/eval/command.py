@@ -11,12 +11,15 @@ from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import Case, read_cases
 from ragboost.chunk_cache.eval.runner import evaluate
+from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selftest import self_test
 from ragboost.chunk_cache.store import ChunkStore
 from ragboost.errors import ChunkCacheError, ConfigError, import_extra
 
+OFFLINE = frozenset({"hybrid-offline", "cachecraft"})
+"""Policies that look at what was measured when a chunk was stored."""
 NEIGHBOURS = 4
 """Chunks of the case before that a chunk is computed after to measure its sensitivity."""
 
@@ -62,8 +65,8 @@ def run(
     adapter = ModelAdapter(causal_lm)
     checked = self_test(adapter)
     reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=4 << 30))
-    if "hybrid-offline" in policies:
-        _measure_sensitivities(reuse, cases)
+    if OFFLINE & set(policies):
+        _measure(reuse, cases)
     rows = evaluate(
         reuse,
         cases,
@@ -82,8 +85,8 @@ def run(
     return report.table(rows)
 
 
-def _measure_sensitivities(reuse: ChunkReuse, cases: Sequence[Case]) -> None:
+def _measure(reuse: ChunkReuse, cases: Sequence[Case]) -> None:
     for before, case in zip([cases[-1], *cases], cases, strict=False):
         for chunk in case.chunks:
             others = [other for other in before.chunks if other != chunk][:NEIGHBOURS]
-            reuse.measure_sensitivity(case.system, chunk, neighbours=others)
+            measure(reuse, case.system, chunk, neighbours=others)

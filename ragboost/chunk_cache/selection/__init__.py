@@ -16,6 +16,7 @@ POLICIES = {
     "epic": "epic:ChunkHeads",
     "cacheblend": "cacheblend:KeyDeviation",
     "cacheblend-v": "cacheblend:ValueDeviation",
+    "cachecraft": "cachecraft:CacheCraft",
     "a3": "a3:ShallowAttention",
     "fusionrag": "fusionrag:LastLayerAttention",
     "fusionrag-literal": "fusionrag:QuestionAlone",

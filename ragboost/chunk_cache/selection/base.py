@@ -24,6 +24,11 @@ class Policy(ABC):
         """Return the recompute ratio to use where the caller asks for this one."""
         return asked
 
+    def num_tokens(self, assembly: Assembly, asked: float) -> int:
+        """Return how many candidates of a prompt to compute again where the caller asks for this
+        ratio of them."""
+        return budget(self.ratio(asked), len(assembly.candidates))
+
 
 def budget(ratio: float, num_candidates: int) -> int:
     """Return how many of the candidates may be computed again.

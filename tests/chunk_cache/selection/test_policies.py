@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Assembly
 from ragboost.chunk_cache.eval.tasks import make_prompts
+from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES, make_policy
 from ragboost.chunk_cache.selection.base import budget, choose
@@ -138,7 +139,7 @@ def test_two_stages_keep_the_first_half(reuse: ChunkReuse) -> None:
 
 def test_sensitivity_is_the_change_by_other_chunks_and_serves_the_offline_hybrid() -> None:
     reuse = ChunkReuse(build_adapter(), ChunkStore())
-    reuse.measure_sensitivity(SYSTEM, CHUNKS[2], neighbours=[CHUNKS[0], CHUNKS[1]])
+    measure(reuse, SYSTEM, CHUNKS[2], neighbours=[CHUNKS[0], CHUNKS[1]])
     reuse.precompute(SYSTEM, CHUNKS)
     assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
     assert assembly.sensitivity[46:66].gt(0).all()

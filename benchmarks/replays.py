@@ -1,0 +1,248 @@
+"""What the end-to-end benchmark sends: requests alone in three ways, conversations in two.
+
+Knows workloads and bodies. Does not know engines.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from benchmarks.served import Sample, Served
+from ragboost.booster import Booster
+from ragboost.types import Request
+
+ALONE = ("plain", "boosted", "online")
+TURNS = ("plain", "boosted")
+STRETCHES = 20
+ANSWER_TOKENS = 8
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+_CHARACTERS_PER_TOKEN = 2  # fewer than the tiny models' 2.5, so that no prompt is too long
+
+Body = dict[str, Any]
+
+
+class Round(NamedTuple):
+    """Requests sent at once; before them one that only brings the cache into its state."""
+
+    bodies: Sequence[Body]
+    before: Body | None = None
+
+
+class Turn(NamedTuple):
+    """One turn of a conversation, as it was answered in each way."""
+
+    number: int
+    samples: Mapping[str, Sample]
+
+
+def replay_alone(
+    served: Mapping[str, Served],
+    requests: Sequence[Request],
+    *,
+    count: int,
+    sample: str,
+    at_once: int,
+) -> dict[str, Any]:
+    """Send requests that stand alone: plain, planned as a batch, and boosted one by one.
+
+    Args:
+        served: an engine for each of ALONE.
+        requests: the whole set.
+        count: how many are measured.
+        sample: `first`: the first ones, planned by themselves. `stretches`: STRETCHES runs of
+            neighbours in the plan of the whole set, each sent behind the request that the plan puts
+            before it; the other ways get the same requests in the order of the set.
+        at_once: requests sent together to one way before it is the next one's turn.
+    """
+    if sample == "first":
+        requests = requests[:count]
+    plan = Booster().boost_batch(requests)
+    planned: list[Round] = []
+    positions: list[int] = []
+    for start, end in stretches(len(requests), min(count, len(requests))):
+        bodies: list[Body] = [{"prompt": plan.contexts[i].render()} for i in range(start, end)]
+        before: Body | None = {"prompt": plan.contexts[start - 1].render()} if start else None
+        first, *others = rounds(bodies, at_once)
+        planned += [first._replace(before=before), *others]
+        positions += plan.order[start:end]
+    positions.sort()
+    by_way = {
+        "plain": rounds([completion(requests[i], boost=False) for i in positions], at_once),
+        "boosted": planned,
+        "online": rounds([completion(requests[i], boost=True) for i in positions], at_once),
+    }
+    send_in_turns(served, by_way)
+    figures: dict[str, Any] = {way: served[way].summary() for way in ALONE}
+    return {
+        "requests": len(positions),
+        "of": len(requests),
+        "sample": sample,
+        **figures,
+        **ratios(figures["plain"], figures["boosted"]),
+        **{f"online_{name}": x for name, x in ratios(figures["plain"], figures["online"]).items()},
+    }
+
+
+def stretches(total: int, count: int) -> list[tuple[int, int]]:
+    """Cut `count` of `total` positions out as equal runs that lie evenly; all as one run."""
+    if count == total:
+        return [(0, total)]
+    num = min(STRETCHES, count)
+    skipped = total - count
+    starts = [count * i // num + skipped * (2 * i + 1) // (2 * num) for i in range(num)]
+    lengths = [count * (i + 1) // num - count * i // num for i in range(num)]
+    return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+
+
+def rounds(bodies: Sequence[Body], at_once: int) -> list[Round]:
+    """Cut requests into rounds."""
+    return [Round(bodies[i : i + at_once]) for i in range(0, len(bodies), at_once)]
+
+
+def send_in_turns(served: Mapping[str, Served], by_way: Mapping[str, Sequence[Round]]) -> None:
+    """Send a round of each way after another."""
+    started = time.monotonic()
+    for number, row in enumerate(zip_longest(*by_way.values()), 1):
+        for way, group in zip(by_way, row, strict=True):
+            if group is None:
+                continue
+            if group.before:
+                served[way].prepare(COMPLETIONS, group.before)
+            served[way].measure(COMPLETIONS, group.bodies)
+        _progress(f"round {number} of {max(map(len, by_way.values()))}", started)
+
+
+def replay_turns(
+    served: Mapping[str, Served],
+    conversations: Sequence[Sequence[Request]],
+    *,
+    count: int,
+    at_once: int,
+    max_prompt_tokens: int,
+) -> dict[str, Any]:
+    """Send conversations turn by turn; both ways resend the history as it was sent.
+
+    Args:
+        served: an engine for each of TURNS.
+        conversations: their turns.
+        count: how many requests are sent.
+        at_once: conversations that go on at the same time, a turn of each in a round.
+        max_prompt_tokens: a conversation ends before a turn that would outgrow this.
+    """
+    waiting = [
+        Conversation(f"conversation-{number}", requests, max_prompt_tokens=max_prompt_tokens)
+        for number, requests in enumerate(conversations)
+    ]
+    turns: list[Turn] = []
+    started = time.monotonic()
+    while len(turns) < count:
+        waiting = [conversation for conversation in waiting if conversation.goes_on]
+        running = waiting[: min(at_once, count - len(turns))]
+        if not running:
+            break
+        answers: list[dict[str, Sample]] = [{} for _ in running]
+        for way in TURNS:
+            bodies = [conversation.body(way) for conversation in running]
+            for samples, sample in zip(answers, served[way].measure(CHAT, bodies), strict=True):
+                samples[way] = sample
+        turns += [
+            conversation.answered(samples)
+            for conversation, samples in zip(running, answers, strict=True)
+        ]
+        _progress(f"{len(turns)} of {count}", started)
+    figures: dict[str, Any] = {way: served[way].summary() for way in TURNS}
+    later = turn_figures(turn for turn in turns if turn.number > 1)
+    return {
+        "requests": len(turns),
+        **figures,
+        **ratios(figures["plain"], figures["boosted"]),
+        **{f"later_turns_{name}": value for name, value in later.items()},
+        "turns": [
+            {"turn": number, **turn_figures(turn for turn in turns if turn.number == number)}
+            for number in sorted({turn.number for turn in turns})
+        ],
+    }
+
+
+class Conversation:
+    """A conversation that each way has a history of."""
+
+    def __init__(self, name: str, requests: Sequence[Request], *, max_prompt_tokens: int) -> None:
+        self._name = name
+        self._requests = requests
+        self._max_prompt_tokens = max_prompt_tokens
+        self._histories: dict[str, list[Body]] = {way: [] for way in TURNS}
+        self._turns = 0
+        self._longest = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another turn, and a prompt for it that the engine takes."""
+        if self._turns == len(self._requests):
+            return False
+        documents = self._requests[self._turns].documents
+        new_tokens = sum(len(document.text) for document in documents) // _CHARACTERS_PER_TOKEN
+        return self._longest + new_tokens <= self._max_prompt_tokens
+
+    def body(self, way: str) -> Body:
+        """The next turn."""
+        body = completion(self._requests[self._turns], boost=way == "boosted")
+        self._histories[way].append({"role": "user", "content": body.pop("prompt")})
+        body["ragboost"]["session_id"] = self._name
+        return {**body, "messages": self._histories[way], "max_tokens": ANSWER_TOKENS}
+
+    def answered(self, samples: Mapping[str, Sample]) -> Turn:
+        """Take the answers to it."""
+        for way, sample in samples.items():
+            self._histories[way].append({"role": "assistant", "content": sample.answer})
+            self._longest = max(self._longest, sample.prompt_tokens)
+        self._turns += 1
+        return Turn(self._turns, samples)
+
+
+def turn_figures(turns: Iterable[Turn]) -> dict[str, Any]:
+    """Median TTFT and prompt tokens computed, of each way, and their ratios."""
+    samples = [turn.samples for turn in turns]
+    figures: dict[str, Any] = {"requests": len(samples)}
+    if not samples:
+        return figures
+    for way in TURNS:
+        of_way = [sample[way] for sample in samples]
+        computed = sum(sample.prompt_tokens - sample.cached_tokens for sample in of_way)
+        figures[f"{way}_ttft_p50_ms"] = round(statistics.median(s.ttft_ms for s in of_way), 1)
+        figures[f"{way}_prefill_tokens"] = computed
+    for name, figure in (("ttft_ratio", "ttft_p50_ms"), ("prefill_ratio", "prefill_tokens")):
+        ratio = figures[f"plain_{figure}"] / max(figures[f"boosted_{figure}"], 1)
+        figures[name] = round(ratio, 2)
+    return figures
+
+
+def ratios(plain: Mapping[str, Any], boosted: Mapping[str, Any]) -> dict[str, Any]:
+    """How many times less the boosted way took."""
+    quartiles = zip(plain["ttft_quartiles_ms"], boosted["ttft_quartiles_ms"], strict=True)
+    return {
+        "ttft_ratio": round(plain["ttft_p50_ms"] / boosted["ttft_p50_ms"], 2),
+        "mean_ttft_ratio": round(plain["ttft_mean_ms"] / boosted["ttft_mean_ms"], 2),
+        "quartile_ttft_ratios": [round(a / b, 2) for a, b in quartiles],
+        "prefill_ratio": round(plain["prefill_tokens"] / max(boosted["prefill_tokens"], 1), 2),
+    }
+
+
+def completion(request: Request, *, boost: bool) -> Body:
+    """A body with the documents beside the question."""
+    documents = [
+        {"id": document.id, "title": document.title, "text": document.text}
+        for document in request.documents
+    ]
+    return {
+        "prompt": request.query,
+        "ragboost": {"documents": documents, "options": {"boost": boost}},
+    }
+
+
+def _progress(text: str, started: float) -> None:
+    print(f"{text} after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)

@@ -1,0 +1,189 @@
+"""Engines behind proxies, one for each way of sending, and what their answers took.
+
+The engines run side by side and are sent a few requests in turns: whatever else the machine does
+slows all ways alike. Knows requests as bodies; does not know workloads.
+"""
+
+import json
+import re
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import httpx
+
+from benchmarks.engine_servers import EngineServer, Kind
+from ragboost.config import Settings
+from ragboost.proxy.app import create_app
+from ragboost.serving import serve_in_thread
+
+COUNTERS = re.compile(
+    r"^(?:vllm|ragboost_engine|sglang)[:_](prefix_cache_hits|prefix_cache_queries|"
+    r"cached_tokens|prompt_tokens)(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$",
+    re.MULTILINE,
+)
+_SETTLE_S = 0.5  # engines update their metrics after a step
+Body = Mapping[str, Any]
+
+
+class Sample(NamedTuple):
+    """One answered request."""
+
+    ttft_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    answer: str
+
+
+class Counted(NamedTuple):
+    """Prompt tokens by the engine's own metrics."""
+
+    cached: float
+    prompt: float
+
+    def since(self, earlier: "Counted") -> "Counted":
+        return Counted(self.cached - earlier.cached, self.prompt - earlier.prompt)
+
+
+class Served:
+    """An engine behind a proxy of its own, and what it was sent.
+
+    Attributes:
+        samples: what `measure` got.
+    """
+
+    def __init__(self, server: EngineServer, client: httpx.Client) -> None:
+        self.samples: list[Sample] = []
+        self._server = server
+        self._client = client
+        self._apart: list[Counted] = []
+        self._start = Counted(0, 0)
+
+    def empty(self) -> None:
+        """Empty the engine's cache, and count from here."""
+        self.samples.clear()
+        self._apart.clear()
+        self._server.clear_cache()
+        self.send("/v1/completions", {"prompt": "vLLM tells of it with the next step."})
+        self._start = self.counters()
+
+    def measure(self, path: str, bodies: Sequence[Body]) -> list[Sample]:
+        """Send requests that count, all at once, in this order."""
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            answers = [pool.submit(self.send, path, body) for body in bodies]
+            samples = [answer.result() for answer in answers]
+        self.samples += samples
+        return samples
+
+    def prepare(self, path: str, body: Body) -> None:
+        """Send a request that only brings the cache into its state."""
+        before = self.counters()
+        self.send(path, body)
+        self._apart.append(self.counters().since(before))
+
+    def send(self, path: str, body: Body) -> Sample:
+        """Send one streamed request; the first event with text is the first token."""
+        body = {
+            "model": "tiny",
+            "max_tokens": 1,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **body,
+        }
+        started, first, usage, answer = time.perf_counter(), 0.0, {}, ""
+        with self._client.stream("POST", path, json=body) as response:
+            if response.status_code != 200:
+                raise RuntimeError(f"{response.status_code}: {response.read()!r}")
+            for event in _events(response):
+                choice = (event.get("choices") or [{}])[0]
+                piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                if not first and (piece or choice.get("finish_reason")):
+                    first = time.perf_counter()
+                answer += piece
+                usage = event.get("usage") or usage
+        details = usage.get("prompt_tokens_details") or {}
+        return Sample(
+            (first - started) * 1000,
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=details.get("cached_tokens") or 0,
+            answer=answer or "-",
+        )
+
+    def counters(self) -> Counted:
+        """What the engine has counted since it started."""
+        time.sleep(_SETTLE_S)
+        found: dict[str, float] = {}
+        for name, value in COUNTERS.findall(self._server.get("/metrics")):
+            found[name] = found.get(name, 0.0) + float(value)
+        if "prefix_cache_queries" in found:
+            return Counted(found.get("prefix_cache_hits", 0.0), found["prefix_cache_queries"])
+        return Counted(found.get("cached_tokens", 0.0), found.get("prompt_tokens", 0.0))
+
+    def summary(self) -> dict[str, Any]:
+        """The figures over what `measure` sent; the hit rate by the engine's own metrics."""
+        counted = self.counters().since(self._start)
+        for apart in self._apart:
+            counted = counted.since(apart)
+        ttft = [sample.ttft_ms for sample in self.samples]
+        quantiles = statistics.quantiles(ttft, n=20, method="inclusive")
+        prompt = sum(sample.prompt_tokens for sample in self.samples)
+        cached = sum(sample.cached_tokens for sample in self.samples)
+        return {
+            "hit_rate": round(counted.cached / max(counted.prompt, 1), 4),
+            "ttft_p50_ms": round(statistics.median(ttft), 1),
+            "ttft_p95_ms": round(quantiles[-1], 1),
+            "ttft_mean_ms": round(statistics.fmean(ttft), 1),
+            "ttft_quartiles_ms": [round(quantiles[i], 1) for i in (4, 9, 14)],
+            "prompt_tokens": prompt,
+            "prefill_tokens": prompt - cached,
+        }
+
+
+@contextmanager
+def serve(
+    ways: Sequence[str], *, engine: Kind, cache_tokens: int, max_model_len: int
+) -> Iterator[dict[str, Served]]:
+    """Start an engine with an empty cache behind a proxy for each way; stop them on exit."""
+    with ExitStack() as stack:
+        servers = [
+            EngineServer(engine, cache_tokens=cache_tokens, max_model_len=max_model_len)
+            for _ in ways
+        ]
+        for server in servers:
+            stack.push(server)  # stopped on exit, also one that did not start
+        with ThreadPoolExecutor(len(servers)) as pool:
+            list(pool.map(EngineServer.start, servers))
+        yield {
+            way: stack.enter_context(_behind_proxy(server))
+            for way, server in zip(ways, servers, strict=True)
+        }
+
+
+@contextmanager
+def _behind_proxy(server: EngineServer) -> Iterator[Served]:
+    app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
+    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=600) as client:
+        served = Served(server, client)
+        for prompt in ("Warm up the path of a long request. " * 100, "And of a short one."):
+            served.send("/v1/completions", {"prompt": prompt})
+        served.empty()
+        _wait_until_followed(app)
+        yield served
+
+
+def _wait_until_followed(app: Any) -> None:
+    end = time.monotonic() + 30
+    while not all(follower.is_exact for follower in app.state.cache_sync.followers.values()):
+        if time.monotonic() > end:
+            raise RuntimeError("the engine's events are not followed")
+        time.sleep(0.05)
+
+
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))

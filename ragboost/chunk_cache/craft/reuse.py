@@ -1,0 +1,199 @@
+"""Cache-Craft on top of chunk reuse: pick a version of each chunk, fix it by what its context did,
+stop early where the question does not look, keep new versions.
+
+Knows the parts and their order. What is computed and how is `ChunkReuse`'s business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ragboost.chunk_cache.craft.formulas import num_to_fix
+from ragboost.chunk_cache.craft.gather import Gather
+from ragboost.chunk_cache.craft.influence import chunk_name
+from ragboost.chunk_cache.craft.plan import InferencePlan, PlannedChunk
+from ragboost.chunk_cache.craft.variants import Pick, Variant, Variants
+from ragboost.chunk_cache.craft.watch import FocusWatch
+from ragboost.chunk_cache.hook import both
+from ragboost.chunk_cache.keep import kv_of
+from ragboost.chunk_cache.narrow import install_narrowing
+from ragboost.chunk_cache.prefill import Prefill
+from ragboost.chunk_cache.reuse import ChunkReuse, is_exact
+from ragboost.chunk_cache.selection.cachecraft import CacheCraft
+from ragboost.chunk_cache.store import ChunkKV
+
+
+@dataclass(frozen=True, slots=True)
+class CraftPrefill:
+    """A prompt that is ready to be decoded, and how it came to be.
+
+    Attributes:
+        plan: what was to be done.
+        prefill: what was done; its counts are of tokens that were computed in the first layer.
+        focused: numbers of the chunks that the question looks at; None: not settled, or not asked.
+        stopped_after: the layer after which the other chunks were left as they were, counted from
+            1; None: they were not.
+        num_saved: tokens x layers that this saved.
+        num_new: versions of chunks that were kept.
+    """
+
+    plan: InferencePlan
+    prefill: Prefill
+    focused: frozenset[int] | None
+    stopped_after: int | None
+    num_saved: int
+    num_new: int
+
+
+class CraftReuse:
+    """Chunk reuse in the versions that earlier requests left behind. Safe to use from several
+    threads.
+
+    Args:
+        reuse: the model and the store of the KV.
+        variants: what is known of the KV; None: N x M of the paper, whose KV leaves the store with
+            them.
+        alpha: scale of what is computed again (eq. 12); see `alpha.tune`.
+        literal: the printed forms of CCI and Alg. 1.
+        early_stop: leave out later layers of chunks that the question does not look at.
+    """
+
+    def __init__(
+        self,
+        reuse: ChunkReuse,
+        *,
+        variants: Variants | None = None,
+        alpha: float = 1.0,
+        literal: bool = False,
+        early_stop: bool = True,
+    ) -> None:
+        self.reuse = reuse
+        self.variants = Variants(on_drop=reuse.store.discard) if variants is None else variants
+        self.alpha, self.literal, self.early_stop = alpha, literal, early_stop
+        if early_stop:
+            install_narrowing(reuse.adapter.model, num_layers=reuse.adapter.num_layers)
+
+    def plan(
+        self, system: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int]
+    ) -> InferencePlan:
+        """Say what a request would take and compute. Uses nothing up, counts nothing."""
+        return self._plan(system, chunks, question)[0]
+
+    def prefill(
+        self,
+        system: Sequence[int],
+        chunks: Sequence[Sequence[int]],
+        question: Sequence[int],
+        *,
+        learn: bool = True,
+    ) -> CraftPrefill:
+        """Fill the KV of a prompt and return the logits of its last token.
+
+        Args:
+            system, chunks, question: token ids; the question has at least one.
+            learn: count the use of versions, and keep new ones.
+
+        Raises:
+            ChunkCacheError: no question.
+        """
+        self.reuse.precompute(system, [])
+        plan, stored = self._plan(system, chunks, question)
+        tokens = [*system, *(token for chunk in chunks for token in chunk), *question]
+        spans = [(chunk.start, chunk.stop) for chunk in plan.chunks]
+        whole = [n for n, chunk in enumerate(plan.chunks) if chunk.is_whole and not chunk.is_exact]
+        gather = Gather(tokens, spans, watched=whole) if learn else None
+        watch = self._watch(plan, spans, whole) if self.early_stop else None
+        result = self.reuse.prefill(
+            system,
+            chunks,
+            question,
+            policy=CacheCraft(alpha=self.alpha, literal=self.literal),
+            stored=stored,
+            observe=both(gather, watch),
+        )
+        if watch is not None and watch.layer is not None:
+            limit = min(spans[number][0] for number in watch.dropped)
+            result = replace(result, num_publishable=min(result.num_publishable, limit))
+        num_new = 0
+        if gather is not None:
+            self._use(plan)
+            num_new = self._keep(system, tokens, plan, result, gather)
+        return CraftPrefill(
+            plan=plan,
+            prefill=result,
+            focused=watch.focused if watch else None,
+            stopped_after=watch.layer if watch else None,
+            num_saved=watch.num_saved if watch else 0,
+            num_new=num_new,
+        )
+
+    def _plan(
+        self, system: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int]
+    ) -> tuple[InferencePlan, list[ChunkKV | None]]:
+        planned, stored = [], []
+        before, prefix = list(system), list[str]()
+        for chunk in chunks:
+            name = chunk_name(chunk)
+            pick, kv = self._pick(name, prefix)
+            exact = is_exact(kv, before)
+            fix = len(chunk) if pick is None else num_to_fix(pick.overhead, len(chunk))
+            start = len(before)
+            stop = start + len(chunk)
+            planned.append(PlannedChunk(name, start, stop, pick, exact, 0 if exact else fix))
+            stored.append(kv)
+            before += chunk
+            prefix += [name] if chunk else []
+        return InferencePlan(tuple(planned), len(system), len(question)), stored
+
+    def _pick(self, name: str, prefix: Sequence[str]) -> tuple[Pick | None, ChunkKV | None]:
+        """Return the best version whose KV is still there."""
+        while True:
+            pick = self.variants.pick(name, prefix, alpha=self.alpha, literal=self.literal)
+            if pick is None:
+                return None, None
+            kv = self.reuse.store.get(pick.variant.key)
+            if kv is not None:
+                return pick, kv
+            self.variants.forget(pick.variant.key)
+
+    def _watch(
+        self, plan: InferencePlan, spans: Sequence[tuple[int, int]], whole: Sequence[int]
+    ) -> FocusWatch:
+        partly = [
+            number
+            for number, chunk in enumerate(plan.chunks)
+            if chunk.pick is not None and chunk.num_to_fix > 0 and number not in whole
+        ]
+        return FocusWatch(
+            spans,
+            reused=partly,
+            num_question=plan.num_question,
+            num_layers=self.reuse.adapter.num_layers,
+            literal=self.literal,
+        )
+
+    def _use(self, plan: InferencePlan) -> None:
+        for chunk in plan.hits:
+            if chunk.pick is not None:
+                self.variants.use(chunk.pick)
+
+    def _keep(
+        self,
+        system: Sequence[int],
+        tokens: Sequence[int],
+        plan: InferencePlan,
+        result: Prefill,
+        gather: Gather,
+    ) -> int:
+        """Keep each chunk that was computed whole as a version of this context."""
+        num_new = 0
+        for number, influence in gather.influences().items():
+            chunk = plan.chunks[number]
+            span = (chunk.start, chunk.stop)
+            recipe = f"context {' '.join(influence.context)}"
+            key = self.reuse.chunks.key(system, tokens[chunk.start : chunk.stop], recipe=recipe)
+            kv = kv_of(
+                self.reuse.adapter, tokens, result, span=span, num_exact=result.num_publishable
+            )
+            if self.reuse.store.put(key, replace(kv, influence=influence)):
+                num_new += self.variants.add(Variant(chunk.name, key, influence))
+        return num_new

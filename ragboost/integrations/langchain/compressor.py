@@ -1,0 +1,44 @@
+"""A document compressor: behind any retriever, in LangChain's own compression retriever."""
+
+from collections.abc import Sequence
+
+from langchain_core.callbacks import Callbacks
+from langchain_core.documents import BaseDocumentCompressor
+from langchain_core.documents import Document as LangChainDocument
+from pydantic import ConfigDict, Field
+
+from ragboost.booster import Booster
+from ragboost.integrations.langchain.documents import boosted_documents
+
+
+class BoostCompressor(BaseDocumentCompressor):
+    """Put documents into the order that reuses the prefix cache, each once.
+
+    It has to run last: whatever reorders its documents again undoes it. `format_documents` and
+    `DocumentPrompt` write them with their labels and the order hint.
+
+    Attributes:
+        booster: one per backend and model, shared by all chains that use them.
+    """
+
+    booster: Booster = Field(default_factory=Booster)
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    def compress_documents(
+        self,
+        documents: Sequence[LangChainDocument],
+        query: str,
+        callbacks: Callbacks | None = None,
+    ) -> Sequence[LangChainDocument]:
+        """Order and de-duplicate documents that are given most relevant first."""
+        return boosted_documents(self.booster, query, documents)
+
+    async def acompress_documents(
+        self,
+        documents: Sequence[LangChainDocument],
+        query: str,
+        callbacks: Callbacks | None = None,
+    ) -> Sequence[LangChainDocument]:
+        """As `compress_documents`: there is nothing to wait for."""
+        return boosted_documents(self.booster, query, documents)

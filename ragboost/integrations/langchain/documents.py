@@ -1,0 +1,49 @@
+"""LangChain documents in a Booster's order.
+
+The text and the metadata stay; what RAGBoost has to say about a document stands under
+`metadata["ragboost"]`, see `boosted_documents`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.documents import Document as LangChainDocument
+
+from ragboost.booster import Booster
+from ragboost.integrations.placing import Placed, named_document, place
+from ragboost.types import Document
+
+KEY = "ragboost"
+
+
+def as_document(document: LangChainDocument) -> Document | None:
+    """What the model reads of a document; None for a blank one."""
+    if not document.page_content.strip():
+        return None
+    return named_document(document.page_content, name=document.id)
+
+
+def boosted_documents(
+    booster: Booster, query: str, documents: Sequence[LangChainDocument]
+) -> list[LangChainDocument]:
+    """Order and de-duplicate documents; the given ones stay as they are.
+
+    Returns:
+        Copies with `metadata["ragboost"]`: `label` and `rank` (from 0) of each; `duplicates`, the
+        metadata of the documents with the same text that it stands for; and on the last one `hint`,
+        the sentence that tells the model the relevance order, if the order changed. Blank documents
+        come last.
+    """
+    placement = place(booster, query, documents, as_document=as_document)
+    copies = [_copy(placed) for placed in placement.placed]
+    if copies and placement.hint:
+        copies[-1].metadata[KEY]["hint"] = placement.hint
+    return [*copies, *placement.blank]
+
+
+def _copy(placed: Placed[LangChainDocument]) -> LangChainDocument:
+    said: dict[str, Any] = {"label": placed.label, "rank": placed.rank}
+    if placed.duplicates:
+        said["duplicates"] = [dict(document.metadata) for document in placed.duplicates]
+    document = placed.value
+    return document.model_copy(update={"metadata": {**document.metadata, KEY: said}})

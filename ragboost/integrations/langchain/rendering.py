@@ -1,0 +1,46 @@
+"""Write boosted documents into a prompt, with their labels and the order hint.
+
+Nothing but a document's own label and text stands in its block, so that equal leading documents are
+equal bytes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.documents import Document as LangChainDocument
+from langchain_core.prompts import StringPromptTemplate
+
+from ragboost.integrations.langchain.documents import KEY
+
+
+class DocumentPrompt(StringPromptTemplate):
+    """A `document_prompt` for chains and tools that write documents themselves.
+
+    For `create_stuff_documents_chain` and `create_retriever_tool`, behind a `BoostRetriever` or a
+    `BoostCompressor`: the label, the text, and behind the last document the order hint.
+    """
+
+    input_variables: list[str] = ["page_content", KEY]  # noqa: RUF012
+
+    def format(self, **kwargs: Any) -> str:
+        """Write one document."""
+        return _block(kwargs["page_content"], kwargs[KEY])
+
+    @property
+    def _prompt_type(self) -> str:
+        return "ragboost-document"
+
+
+def format_documents(documents: Sequence[LangChainDocument]) -> str:
+    """Write boosted documents for a `{context}` variable: `retriever | format_documents`.
+
+    Documents that were not boosted are written without a label.
+    """
+    return "\n\n".join(
+        _block(document.page_content, document.metadata.get(KEY, {})) for document in documents
+    )
+
+
+def _block(text: str, said: dict[str, Any]) -> str:
+    lines = [said["label"], text] if "label" in said else [text]
+    return "\n".join(lines) + (f"\n\n{said['hint']}" if "hint" in said else "")

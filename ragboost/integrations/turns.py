@@ -1,0 +1,74 @@
+"""Boost a turn of a conversation whose earlier turns the caller keeps.
+
+What a turn was sent travels as plain JSON beside its message, in whatever keeps the history: a
+document may be referred to as long as the message that carries it is there. Keeps no state.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ragboost.booster import Booster
+from ragboost.session import SentDocument, SessionState, Turn
+from ragboost.types import Context, Document
+
+Record = Mapping[str, Any]
+"""`{"question", "documents": [[key, label, num_tokens], ...], "num_tokens"}`, JSON."""
+
+
+class BoostedTurn(NamedTuple):
+    """A turn and what to keep beside its message."""
+
+    context: Context
+    record: dict[str, Any]
+
+
+def boost_turn(
+    booster: Booster,
+    question: str,
+    documents: Sequence[Document],
+    *,
+    past: Sequence[Record],
+    before: Sequence[str] = (),
+) -> BoostedTurn:
+    """Boost the next turn.
+
+    Args:
+        booster: mirrors the engine's prefix cache.
+        question: of this turn.
+        documents: most relevant first.
+        past: the records of the earlier turns that stand in this payload, oldest first.
+        before: the texts that stand before the first document of the payload, the same ones in
+            every turn of a conversation.
+
+    Raises:
+        ContextIndexError: an invariant does not hold.
+    """
+    turns = [_turn(number, record) for number, record in enumerate(past, 1)]
+    state = SessionState("caller", turns=turns, next_turn=len(turns) + 1)
+    context = booster.boost(
+        question,
+        documents,
+        session=state,
+        history=[sent.key for turn in turns for sent in turn.documents],
+        preamble=_digest(before),
+    )
+    last = state.turns[-1]
+    record = {
+        "question": question,
+        "documents": [list(sent) for sent in last.documents],
+        "num_tokens": last.num_tokens,
+    }
+    return BoostedTurn(context, record)
+
+
+def _turn(number: int, record: Record) -> Turn:
+    sent = tuple(SentDocument(*document) for document in record["documents"])
+    return Turn(number, is_leading=number == 1, documents=sent, num_tokens=record["num_tokens"])
+
+
+def _digest(texts: Sequence[str]) -> str:
+    if not any(texts):
+        return ""
+    joined = "".join(f"{len(text)}:{text}" for text in texts)
+    return hashlib.sha256(joined.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,0 +1,128 @@
+"""A chunk computed after its neighbours has seen them, keeps its place, and is turned at use."""
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicCache
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.assemble import Source
+from ragboost.chunk_cache.craft.influence import chunk_name
+from ragboost.chunk_cache.precompute.prime import measure, prime
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store import ChunkStore
+from tests.chunk_cache.families import build_adapter, make_prompt
+
+SYSTEM, CHUNKS, QUESTION = make_prompt()
+A, B, C, D = CHUNKS
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    return build_adapter("llama")
+
+
+@pytest.fixture
+def reuse(adapter: ModelAdapter) -> ChunkReuse:
+    return ChunkReuse(adapter, ChunkStore())
+
+
+def after(reuse: ChunkReuse, parts: list[list[int]], chunk: list[int]) -> DynamicCache:
+    """An ordinary forward of the chunk over the assembled plain KV of what stands before it."""
+    tokens = [*SYSTEM, *(token for part in parts for token in part)]
+    assembly = reuse.assemble(
+        SYSTEM, parts, [0], stored=[reuse.chunks.plain(SYSTEM, part) for part in parts]
+    )
+    cache = DynamicCache()
+    for index, layer in enumerate(assembly.cache.layers):
+        size = len(tokens)
+        cache.update(layer.keys[:, :, :size].clone(), layer.values[:, :, :size].clone(), index)
+    positions = torch.arange(len(tokens), len(tokens) + len(chunk))[None]
+    with torch.no_grad():
+        reuse.adapter.model(
+            torch.tensor([chunk]), position_ids=positions, past_key_values=cache, use_cache=True
+        )
+    return cache
+
+
+def test_a_primed_chunk_is_what_a_forward_over_its_neighbours_plain_kv_gives(
+    reuse: ChunkReuse,
+) -> None:
+    kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
+    want = after(reuse, [C, B], A)
+    assert (kv.base, kv.tokens) == (len(SYSTEM) + 40, tuple(A))
+    for (keys, values), layer in zip(kv.layers, want.layers, strict=True):
+        torch.testing.assert_close(keys, layer.keys[:, :, 46:66], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(values, layer.values[:, :, 46:66], atol=1e-5, rtol=1e-5)
+    assert kv.exact_after is None  # B had not seen C
+    assert kv.influence is not None
+    assert kv.influence.context == (chunk_name(C), chunk_name(B))
+
+
+def test_one_neighbour_makes_kv_that_is_exact_behind_it(reuse: ChunkReuse) -> None:
+    reuse.precompute(SYSTEM, [B])
+    kv = prime(reuse, SYSTEM, A, neighbours=[B])
+    behind = reuse.assemble(SYSTEM, [B, A], QUESTION, stored=[reuse.chunks.find(SYSTEM, B), kv])
+    elsewhere = reuse.assemble(SYSTEM, [C, A], QUESTION, stored=[None, kv])
+    assert behind.source[:46].eq(Source.EXACT).all()
+    assert elsewhere.source[26:46].eq(Source.APPROXIMATE).all()
+
+
+def test_a_primed_chunk_is_not_exact_where_its_plain_kv_would_be(reuse: ChunkReuse) -> None:
+    kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
+    reuse.precompute(SYSTEM, [])
+    assembly = reuse.assemble(SYSTEM, [A], QUESTION, stored=[kv])
+    assert assembly.source[6:26].eq(Source.APPROXIMATE).all()
+    # Turned back to its place behind the system prompt: the values stay.
+    got = assembly.cache.layers[1].values[:, :, 6:26]
+    assert torch.equal(got, kv.layers[1][1])
+
+
+def test_no_neighbours_is_plain_kv(reuse: ChunkReuse) -> None:
+    kv = prime(reuse, SYSTEM, A, neighbours=[[]])
+    assert kv is reuse.chunks.find(SYSTEM, A)
+    assert kv.exact_after is not None
+
+
+def test_sensitivity_is_the_change_of_keys_at_the_same_place(reuse: ChunkReuse) -> None:
+    kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
+    plain = reuse.assemble(SYSTEM, [C, B, A], QUESTION).cache
+    want = torch.zeros(20)
+    for (keys, _), layer in zip(kv.layers, plain.layers, strict=True):
+        old = layer.keys[:, :, 46:66]
+        size = old.square().sum((0, 1, 3)).mean()
+        want += (keys - old).square().sum((0, 1, 3)) / size
+    assert kv.sensitivity is not None
+    torch.testing.assert_close(kv.sensitivity, want, atol=1e-5, rtol=1e-4)
+    assert kv.sensitivity.max() > 1e-3
+
+
+def test_measuring_leaves_the_kv_plain(reuse: ChunkReuse) -> None:
+    reuse.precompute(SYSTEM, CHUNKS)
+    before = reuse.chunks.find(SYSTEM, A)
+    measure(reuse, SYSTEM, A, neighbours=[C, B])
+    now = reuse.chunks.find(SYSTEM, A)
+    assert before is not None
+    assert now is not None
+    assert now.layers is before.layers
+    assert now.exact_after == before.exact_after
+    assert now.influence is not None
+    assert now.influence.context == ()
+    assert now.influence.a > 0
+    assert now.sensitivity is not None
+
+
+def test_prepared_kv_is_preferred_and_plain_kv_serves_where_it_is_gone(
+    adapter: ModelAdapter,
+) -> None:
+    recipes: dict[str, str] = {}
+    reuse = ChunkReuse(adapter, ChunkStore(), recipes=recipes)
+    kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
+    key = reuse.chunks.key(SYSTEM, A, recipe="neighbours")
+    assert reuse.store.put(key, kv)
+    plain = reuse.chunks.find(SYSTEM, A)
+
+    recipes[reuse.chunks.key(SYSTEM, A)] = "neighbours"
+
+    assert reuse.chunks.find(SYSTEM, A) is kv
+    reuse.store.discard(key)
+    assert reuse.chunks.find(SYSTEM, A) is plain

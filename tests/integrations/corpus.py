@@ -1,0 +1,22 @@
+"""Documents that tests of all frameworks retrieve."""
+
+_BODY = {
+    name: f"Sentence about {name}. " * 30 for name in ("lease", "rent", "pets", "parking", "garden")
+}
+TEXTS = {name: f"{name.capitalize()} is described here. {body}" for name, body in _BODY.items()}
+FIRST = ("lease", "rent", "pets")
+SECOND = ("pets", "parking", "lease")
+"""Shares two documents with FIRST; in the order found, it shares no prefix."""
+
+
+def words(texts: object) -> list[str]:
+    """Names of the documents that stand in a text, in order."""
+    text = str(texts)
+    places = {name: text.find(body.strip()) for name, body in _BODY.items()}
+    return sorted((name for name, at in places.items() if at >= 0), key=places.__getitem__)
+
+
+def num_copies(text: str) -> dict[str, int]:
+    """How often each document stands in a text in full."""
+    counts = {name: text.count(body.strip()) for name, body in _BODY.items()}
+    return {name: count for name, count in counts.items() if count}
