@@ -6,9 +6,12 @@ Knows a counter and an encoder of texts. Loads a tokenizer only where the settin
 import threading
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ragboost.config import TokenSettings
 from ragboost.tokens.counter import TokenCounter
+
+if TYPE_CHECKING:
+    from ragboost.config import TokenSettings
 
 _BATCH = 16
 _LOOK_S = 1.0
@@ -17,7 +20,7 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def make_counter(
-    settings: TokenSettings, count_tokens: Callable[[str], int] | None = None
+    settings: "TokenSettings", count_tokens: Callable[[str], int] | None = None
 ) -> TokenCounter:
     """A counter whose estimates the tokenizer of the settings makes exact, where they name one.
 
