@@ -12,9 +12,9 @@ from tests.proxy.conftest import ProxyServer
 
 pytest.importorskip("langchain_openai", reason="needs the extra dev")
 
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage  # noqa: E402
-from langchain_core.tools import tool  # noqa: E402
-from langchain_openai import ChatOpenAI  # noqa: E402
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 
 DOCUMENTS = [f"<document>Paper {i} tells of {i}. {'And more. ' * 20}</document>" for i in range(3)]
 
