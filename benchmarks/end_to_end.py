@@ -17,6 +17,8 @@ docs/end-to-end.md for what the defaults stand for.
 
 import argparse
 import json
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,7 @@ def main() -> None:
     reason = missing(options.engine)
     if reason:
         parser.error(reason)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that the engines are stopped
     result = measure(options)
     if options.json:
         print(json.dumps(result))
