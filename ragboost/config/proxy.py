@@ -19,6 +19,11 @@ class BackendSettings(Section):
     max_concurrency: int | None = Field(
         None, ge=1, description="Completions running on a backend at a time; None: unbounded."
     )
+    reuse_chunks: bool | None = Field(
+        None,
+        description="Tell the backend where documents stand, so that it can reuse their KV; None: "
+        "where it is the embedded engine.",
+    )
 
 
 class ReplicaSettings(Section):

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ragboost.chunk_cache.selection import POLICIES
 from ragboost.engine import protocol, replies, sse
 from ragboost.engine.core import Engine
 from ragboost.engine.extension import ReuseDefaults
@@ -45,7 +46,13 @@ class Api:
         self._loaded = loaded
         self._publisher = publisher
         self._max_body_bytes = max_body_bytes
-        self._prompts = Prompts(loaded.tokenizer, vocab_size=loaded.runner.vocab_size, reuse=reuse)
+        self._reuse = reuse
+        self._prompts = Prompts(
+            loaded.tokenizer,
+            vocab_size=loaded.runner.vocab_size,
+            reuse=reuse,
+            graphs=loaded.graphs,
+        )
         self._metrics = EngineMetrics(engine)
         self._generator = Generator(
             engine, loaded, self._metrics, default_max_tokens=default_max_tokens
@@ -64,6 +71,7 @@ class Api:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/kv_event_sources", self.kv_event_sources),
+            Route("/chunk_reuse", self.chunk_reuse),
             Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
         ]
 
@@ -93,7 +101,6 @@ class Api:
             "created": 0,
             "owned_by": "ragboost",
             "max_model_len": self._loaded.runner.max_length,
-            "ragboost": {"reuse": self._loaded.reuse_refusal is None},
         }
         return _json({"object": "list", "data": [model]})
 
@@ -150,6 +157,20 @@ class Api:
             "topic": publisher.topic,
         }
         return _json({"0": source})
+
+    async def chunk_reuse(self, _request: Request) -> Response:
+        """GET /chunk_reuse: whether requests may ask for it, and what they get by default."""
+        defaults = self._reuse
+        return _json(
+            {
+                "is_possible": defaults.refusal is None,
+                "refusal": defaults.refusal,
+                "default": "approx" if defaults.is_approx else "exact",
+                "policy": defaults.approx.policy,
+                "ratio": defaults.approx.ratio,
+                "policies": list(POLICIES),
+            }
+        )
 
     async def reset_prefix_cache(self, _request: Request) -> Response:
         """POST /reset_prefix_cache"""

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from ragboost.config import Settings
 from ragboost.engine_hooks.usage import Usage
-from ragboost.formats.ragboost_object import FIELD
+from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.proxy.chunk_spans import ChunkSpans
 from ragboost.proxy.conversation import Conversation, Conversations, Learned, Past
 from ragboost.proxy.follower import Follower
 from ragboost.proxy.following import SESSION_FIELD, Followed, Tag, front_of
@@ -21,6 +22,7 @@ from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.offload import Stopwatch, call, is_large
 from ragboost.proxy.payload import MalformedBodyError, Payload
 from ragboost.proxy.prepared import Draft, Place, Prepared
+from ragboost.proxy.recent import RecentRequests
 from ragboost.proxy.recognition import Known, Recognition
 from ragboost.proxy.rewrite import Detected, Rewriter, Rewritten
 from ragboost.proxy.session_names import session_name
@@ -59,9 +61,16 @@ class Boosting:
     """Everything about boosting that outlives a request."""
 
     def __init__(
-        self, settings: Settings, metrics: Metrics, *, tenants: Tenants, sync: CacheSync
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        tenants: Tenants,
+        sync: CacheSync,
+        chunks: ChunkSpans,
     ) -> None:
         self._sync = sync
+        self._chunks = chunks
         self._settings = settings
         self._metrics = metrics
         self._rewriter = Rewriter(settings)
@@ -73,6 +82,7 @@ class Boosting:
             ttl_s=settings.session.ttl_s,
         )
         self._recognition = Recognition(settings)
+        self.recent = RecentRequests()
 
     async def prepare(
         self,
@@ -201,6 +211,7 @@ class Boosting:
                 body, is_usage_added = rewritten.body, False
                 if job.can_ask_usage:
                     body, is_usage_added = self._with_usage(rewritten)
+                    body = self._with_chunks(body, job, rewritten)
                     if follower.streams and job.tag.is_ours and rewritten.context is not None:
                         body = {**body, SESSION_FIELD: job.tag.name}
                 return Prepared(
@@ -293,6 +304,13 @@ class Boosting:
         ):
             return body, False
         return {**body, "stream_options": {**options, "include_usage": True}}, True
+
+    def _with_chunks(
+        self, body: Mapping[str, Any], job: _Job, rewritten: Rewritten
+    ) -> Mapping[str, Any]:
+        found, asked = job.detected.found, ragboost_fields(job.payload.body).get("reuse")
+        message = found.message if found is not None else None
+        return self._chunks.add(body, rewritten.context, message=message, asked=asked)
 
     def _finish(self, prepared: Prepared, clock: Stopwatch) -> Prepared:
         seconds = clock.seconds

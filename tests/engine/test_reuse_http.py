@@ -196,9 +196,10 @@ def test_log_probabilities_of_the_prompt_are_refused(served: Served, field: str)
     assert caught.value.param == field
 
 
-def test_models_and_metrics_tell_of_reuse(empty: Served) -> None:
-    card = httpx.get(f"{empty.url}/v1/models").json()["data"][0]
-    assert card["ragboost"] == {"reuse": True}
+def test_a_route_and_metrics_tell_of_reuse(empty: Served) -> None:
+    told = httpx.get(f"{empty.url}/chunk_reuse").json()
+    assert told["is_possible"] is True
+    assert (told["default"], told["policy"], told["ratio"]) == ("exact", "gradual", 0.15)
     ask(empty, [0, 1], ragboost=APPROX)
     wait_until_stored(empty)
     text = httpx.get(f"{empty.url}/metrics").text
@@ -247,8 +248,9 @@ def test_a_model_without_reuse_serves_and_says_why(
         answer = httpx.post(f"{url}/v1/completions", json={**body, "ragboost": APPROX})
         assert answer.status_code == 400
         assert "GPT2LMHeadModel has 0 rotary embeddings" in answer.json()["error"]["message"]
-        card = httpx.get(f"{url}/v1/models").json()["data"][0]
-        assert card["ragboost"] == {"reuse": False}
+        told = httpx.get(f"{url}/chunk_reuse").json()
+        assert told["is_possible"] is False
+        assert told["refusal"] in answer.json()["error"]["message"]
 
 
 def test_a_failed_self_test_turns_reuse_off(

@@ -185,7 +185,7 @@ class FakeEngine:
         await asyncio.sleep(0.01)  # what was cut closes its sockets a step later
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path in ("/kv_event_sources", "/server_info", "/metrics"):
+        if request.path in ("/kv_event_sources", "/server_info", "/metrics", "/chunk_reuse"):
             return self._describe(request.path)
         body = await request.read()
         assert request.transport is not None
