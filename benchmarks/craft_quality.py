@@ -30,6 +30,8 @@ from ragboost.chunk_cache.craft.variants import Variants
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.selection.base import Policy
 from ragboost.chunk_cache.store import ChunkStore
 
 TARGETS = (0.2, 0.3)
@@ -40,7 +42,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "peak": {"order": "peak"},
     "cautious peak": {"cautious": True, "order": "peak"},
 }
-RIVALS = ("random", "gradual")
 WARM_UP, OWN, STRANGERS = 3, 5, 3
 """Earlier requests per article, documents of the article in each, and of others."""
 
@@ -92,7 +93,7 @@ def answer(craft: CraftReuse, case: Case) -> Outcome:
     )
 
 
-def rival(craft: CraftReuse, case: Case, *, policy: str, ratio: float) -> Outcome:
+def rival(craft: CraftReuse, case: Case, *, policy: Policy, ratio: float) -> Outcome:
     """Choose this share of the same versions' tokens in another way."""
     _, stored = craft.take(case.system, case.chunks, case.question)
     done = craft.reuse.prefill(
@@ -127,14 +128,14 @@ def measure_seed(model: Path, *, seed: int, asked: int) -> dict[tuple[str, str],
                 note(f"{name}, {target:.0%}, early stop", case, answer(early, case))
             print(f"seed {seed}: {name} at {target}: alpha {alpha:.2f}", file=sys.stderr)
     craft = CraftReuse(reuse, variants=variants, alpha=0.0, early_stop=False)
-    for case in articles.cases:
+    for number, case in enumerate(articles.cases):
         note("nothing computed again", case, answer(craft, case))
-        note("full", case, rival(craft, case, policy="full", ratio=1.0))
-        for policy in RIVALS:
+        note("full", case, rival(craft, case, policy=make_policy("full"), ratio=1.0))
+        rivals = {"random": make_policy("random", seed=number), "gradual": make_policy("gradual")}
+        for name, policy in rivals.items():
             for target in TARGETS:
-                note(
-                    f"{policy}, {target:.0%}", case, rival(craft, case, policy=policy, ratio=target)
-                )
+                outcome = rival(craft, case, policy=policy, ratio=target)
+                note(f"{name}, {target:.0%}", case, outcome)
     return found
 
 
