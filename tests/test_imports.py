@@ -45,6 +45,9 @@ RULES: dict[str, set[str]] = {
     "ragboost.engine": NUMPY | SETTINGS | TORCH | WEB | EVENTS,
     "ragboost.integrations": NUMPY | SETTINGS,
     "ragboost.integrations.langchain": NUMPY | SETTINGS | LANGCHAIN,
+    "ragboost.integrations.litellm": NUMPY | SETTINGS,
+    "ragboost.integrations.llama_index": NUMPY | SETTINGS | {"llama_index", "aiohttp"},
+    "ragboost.integrations.ray": NUMPY | SETTINGS,
 }
 
 

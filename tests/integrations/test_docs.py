@@ -11,7 +11,7 @@ from tests.fakes import FakeEngine
 from tests.proxy.conftest import ProxyServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
-NEEDS = {"LangChain": "langchain_openai"}
+NEEDS = {"LangChain": "langchain_openai", "LlamaIndex": "llama_index.llms.openai_like"}
 
 
 def sections() -> dict[str, list[str]]:
