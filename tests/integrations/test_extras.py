@@ -13,7 +13,7 @@ EXTRAS = [  # import line, the package that is missing, the extra that brings it
     ("from ragboost.integrations.langchain import BoostMiddleware", "langchain", "langchain"),
     ("import ragboost.integrations.langchain.retriever", "langchain_core", "langchain"),
     ("import ragboost.integrations.llama_index.nodes", "llama_index", "llama-index"),
-    (LITELLM, "litellm", "litellm"),
+    ("from ragboost.integrations.litellm import BoostHook", "litellm", "litellm"),
     ("from ragboost.integrations.ray import boosted; boosted(None)", "ray", "ray"),
     ("from ragboost.integrations.ray import deploy; deploy()", "ray", "ray"),
 ]
