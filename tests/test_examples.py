@@ -27,11 +27,13 @@ THROUGH_PROXY = {  # the packages it needs, and what it says
     "hosted_usage.py": ({"openai"}, "Usage(requests=3"),
     "langchain_rag.py": ({"langchain_openai"}, "928 cached"),
     "llama_index_chat.py": ({"llama_index.core", "llama_index.llms.openai_like"}, "sent []"),
+    "ray_batch.py": ({"ray", "openai"}, "row 5:"),
+    "ray_serve.py": ({"ray", "openai"}, "What is the rent?"),
     "session_api.py": ({"openai"}, "3 retrieved, 1 sent"),
 }
 ENV = {
     "PYTHONPATH": str(ROOT),
-    "PATH": "",
+    "PATH": os.environ.get("PATH", ""),
     "OMP_NUM_THREADS": "1",
     "RAGBOOST_ENGINE__BUILTIN_SIZE": "tiny",
     "RAGBOOST_ENGINE__SERVED_MODEL_NAME": "ragboost-small",

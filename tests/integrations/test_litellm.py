@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+# Without it, importing litellm asks the network for prices.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 pytest.importorskip(
     "litellm", reason="litellm needs huggingface-hub below 2: make test-integrations"
 )
@@ -24,6 +26,8 @@ from tests.fakes import FakeEngine
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies, words
 
 ROOT = Path(__file__).parents[2]
+KEY = "sk-0123456789abcdef0123456789abcdef"
+HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 def documents(names: tuple[str, ...]) -> list[dict[str, str]]:
@@ -102,7 +106,7 @@ def litellm_url(engine: FakeEngine, tmp_path: Path) -> Iterator[str]:
     command = [sys.executable, "-c", code, "--config", str(tmp_path / "config.yaml")]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    env |= {"LITELLM_TELEMETRY": "False", "NO_PROXY": "*"}
+    env |= {"LITELLM_TELEMETRY": "False", "NO_PROXY": "*", "LITELLM_MASTER_KEY": KEY}
     with (
         (tmp_path / "log").open("wb") as log,
         subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log) as server,
@@ -129,12 +133,16 @@ def _wait_until_ready(url: str, server: "subprocess.Popen[bytes]", log: Path) ->
 def test_the_litellm_proxy_boosts_its_requests(engine: FakeEngine, litellm_url: str) -> None:
     for question, names in (("Who?", FIRST), ("When?", SECOND)):
         answer = httpx.post(
-            f"{litellm_url}/v1/chat/completions", json=request(question, names), timeout=60
+            f"{litellm_url}/v1/chat/completions",
+            json=request(question, names),
+            headers=HEADERS,
+            timeout=60,
         )
         assert answer.status_code == 200, answer.text
     bad = httpx.post(
         f"{litellm_url}/v1/chat/completions",
         json=request("Who?", FIRST, ragboost={"documents": "no"}),
+        headers=HEADERS,
         timeout=60,
     )
 
