@@ -1,10 +1,11 @@
 """Hit rate and time to first token of a real engine behind a plain proxy and behind RAGBoost.
 
 usage: python -m benchmarks.end_to_end --engine vllm|sglang|embedded --data PATH
-           [--corpus padded|extracts] [--requests 200] [--sample stretches|first] [--json]
+           [--corpus padded|extracts] [--requests 200] [--sample stretches|first]
+           [--at-once 10] [--json]
 
-Each way has an engine and a proxy of its own, both with default settings; the ways are sent the
-same requests in turns, one at a time, so that TTFT is a request's own prefill:
+Each way has an engine and a proxy of its own, with default settings; the ways are sent the same
+requests in turns, `--at-once` of them together, so that TTFT holds the wait for those before:
 
 - `plain`: the documents in the order of the retriever;
 - `boosted`: the whole batch planned before (requests alone), or turn by turn (conversations);
@@ -30,7 +31,7 @@ from benchmarks.workloads import load_data, read_rows
 from ragboost.types import Document, Request
 
 MAX_MODEL_LEN = 32_768
-PADDED_CHARACTERS = 640  # of a document: about 250 tokens of the tiny models
+PADDED_CHARACTERS = 960  # of a document: about 380 tokens of the tiny models
 
 
 def main() -> None:
@@ -43,6 +44,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--sample", choices=["stretches", "first"], default="stretches")
     parser.add_argument("--k", type=int, help="documents of a request; default: 10, or 5 a turn")
+    parser.add_argument(
+        "--at-once", type=int, default=10, help="requests, or conversations, sent together"
+    )
     parser.add_argument("--cache-tokens", type=int, default=400_000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -78,6 +82,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 served,
                 [[requests[i] for i in turns] for turns in workload.conversations],
                 count=options.requests,
+                at_once=options.at_once,
                 max_prompt_tokens=MAX_MODEL_LEN - 512,
             )
         else:
@@ -88,17 +93,21 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "corpus": options.corpus,
         "k": k,
         "cache_tokens": options.cache_tokens,
+        "at_once": options.at_once,
         **figures,
     }
 
 
 def load_documents(folder: Path, *, corpus: str) -> dict[Any, Document]:
-    """The texts by id; padded ones are cut to PADDED_CHARACTERS."""
+    """The texts by id; padded ones are cut to PADDED_CHARACTERS.
+
+    Documents are named by number, as in the papers: their names stand in prompts and hints.
+    """
     pattern = "corpus_padded*.jsonl*" if corpus == "padded" else "corpus.jsonl*"
     end = PADDED_CHARACTERS if corpus == "padded" else None
     return {
-        row["id"]: Document(row["text"][:end], id=row["id"], title=row.get("title") or None)
-        for row in read_rows(folder, pattern)
+        row["id"]: Document(row["text"][:end], id=str(number), title=row.get("title") or None)
+        for number, row in enumerate(read_rows(folder, pattern), 1)
     }
 
 

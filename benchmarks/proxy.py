@@ -1,41 +1,34 @@
-"""What a request costs on its way: processor time, latency and throughput, beside a direct
-connection to the same mock backend.
+"""What a request costs on its way: processor time, latency and throughput, beside other proxies and
+a direct connection to the same mock backend.
 
-All targets are processes; rounds are interleaved and medians taken, so that ratios can be trusted
-where microseconds cannot. Runs `python -m benchmarks.proxy --json`.
+All targets are processes that get the same bytes; rounds are interleaved and medians taken, so that
+ratios can be trusted where microseconds cannot. `ragboost-object` is our proxy once more, with the
+documents in a `ragboost` object. Runs `python -m benchmarks.proxy --json`.
 """
 
 import argparse
 import asyncio
-import contextlib
 import json
+import os
 import random
-import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.proxy_targets import KEY, Target, known_peers, last_cpu, running
+
 NUM_DOCUMENTS = 15
 CLIENTS = (1, 64)
 BODIES = {"1k": 1_000, "45k": 45_000, "400k": 400_000, "45k-stream": 45_000}
-
-
-@dataclass(frozen=True)
-class Target:
-    """A server to measure: its process and its port."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    port: int
+_MIN_REQUESTS = 24
+_WARM_UP = 12
 
 
 @dataclass
@@ -52,60 +45,38 @@ class Round:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=300, help="requests per round")
+    parser.add_argument("--requests", type=int, default=300, help="requests per round, at most")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per round, about")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", action="append", choices=tuple(known_peers()), help="leave out")
+    parser.add_argument("--body", action="append", choices=tuple(BODIES))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    with _targets() as targets:
-        result = {"targets": _measure(targets, args.requests, args.rounds)}
+    os.sched_setaffinity(0, {last_cpu()} if len(os.sched_getaffinity(0)) > 1 else {0})
+    names = args.only or list(known_peers())
+    with running(names, say=_say) as targets:
+        measured = _measure(targets, args)
+    result = {"targets": measured, "left_out": [name for name in names if name not in measured]}
     if args.json:
         print(json.dumps(result))
     else:
-        _print_table(result["targets"])
+        _print_table(measured)
 
 
-@contextlib.contextmanager
-def _targets() -> Iterator[list[Target]]:
-    """Start the backend and what stands in front of it."""
-    with contextlib.ExitStack() as stack:
-        backend_port, our_port = _free_port(), _free_port()
-        backend = _start(stack, "benchmarks.mock_backend", str(backend_port), port=backend_port)
-        url = f"http://127.0.0.1:{backend_port}"
-        serve = ("ragboost", "serve", "--backend", url, "--port", str(our_port))
-        ours = _start(stack, *serve, port=our_port)
-        yield [Target("direct", backend, backend_port), Target("ragboost", ours, our_port)]
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
-def _start(
-    stack: contextlib.ExitStack, module: str, *arguments: str, port: int
-) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments], stderr=subprocess.DEVNULL
-    )
-    stack.callback(process.wait)
-    stack.callback(process.terminate)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return process
-        time.sleep(0.05)
-    raise SystemExit(f"{module} does not listen on port {port}")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def _measure(targets: list[Target], num_requests: int, num_rounds: int) -> dict[str, Any]:
+def _measure(targets: Sequence[Target], args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {target.name: {} for target in targets}
-    for body in BODIES:
+    for body in args.body or BODIES:
         for clients in CLIENTS:
+            _say(f"{body}, {clients} clients")
             rounds: dict[str, list[Round]] = {target.name: [] for target in targets}
-            for number in range(num_rounds):
-                requests = _requests(body, num_requests, seed=number)
+            sizes = {t.name: _num_requests(t, body, clients, args) for t in targets}
+            for number in range(args.rounds):
                 for target in targets:
+                    requests = _requests(target, body, sizes[target.name], seed=number)
                     rounds[target.name].append(uvloop.run(_run(target, requests, clients)))
             for name, measured in rounds.items():
                 per_client = result[name].setdefault(body, {})
@@ -116,39 +87,57 @@ def _measure(targets: list[Target], num_requests: int, num_rounds: int) -> dict[
     return result
 
 
-def _requests(body: str, num_requests: int, *, seed: int) -> list[bytes]:
-    """Requests with documents of a shared pool, in random order, as a retriever would send them."""
+def _num_requests(target: Target, body: str, clients: int, args: argparse.Namespace) -> int:
+    """As many as fit into a round; found by a few that warm up the target, too."""
+    requests = _requests(target, body, _WARM_UP, seed=-1)
+    uvloop.run(_run(target, requests, clients=1))
+    warm = uvloop.run(_run(target, requests, clients=min(clients, _WARM_UP)))
+    return max(_MIN_REQUESTS, clients, min(args.requests, round(args.seconds * warm.rps)))
+
+
+def _requests(target: Target, body: str, num_requests: int, *, seed: int) -> list[bytes]:
+    """Requests with documents of a shared pool, in random order and one of them twice, as a
+    retriever would send them."""
     rng = random.Random(seed)
     size = BODIES[body] // NUM_DOCUMENTS
-    pool = [{"id": i, "text": f"Document {i}. " + "some words " * (size // 11)} for i in range(60)]
+    pool = [f"Document {i}. " + "some words " * (size // 11) for i in range(60)]
     requests = []
     for i in range(num_requests):
+        documents = rng.sample(pool, NUM_DOCUMENTS - 1)
+        documents.append(rng.choice(documents))
         fields: dict[str, Any] = {
             "model": "m",
             "stream": "stream" in body,
-            "messages": [{"role": "user", "content": f"What about {i}?"}],
-            "ragboost": {"documents": rng.sample(pool, NUM_DOCUMENTS)},
+            **_prompt(documents, f"What about {i} of {seed}?", in_object=target.in_object),
         }
         data = json.dumps(fields).encode()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
-        requests.append(head % len(data) + data)
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"authorization: Bearer {KEY}\r\ncontent-length: {len(data)}\r\n\r\n"
+        )
+        requests.append(head.encode() + data)
     return requests
 
 
+def _prompt(documents: Sequence[str], question: str, *, in_object: bool) -> dict[str, Any]:
+    asked = {"role": "user", "content": question}
+    if in_object:
+        return {"messages": [asked], "ragboost": {"documents": documents}}
+    blocks = "\n".join(f"<document>{text}</document>" for text in documents)
+    text = f"Answer from these documents.\n<documents>\n{blocks}\n</documents>"
+    return {"messages": [{"role": "system", "content": text}, asked]}
+
+
 async def _run(target: Target, requests: list[bytes], clients: int) -> Round:
-    process = psutil.Process(target.process.pid)
     queue = list(reversed(requests))
     totals: list[float] = []
     first_bytes: list[float] = []
-    before, started = process.cpu_times(), time.perf_counter()
-    await asyncio.gather(
-        *(_client(target.port, queue, totals, first_bytes) for _ in range(clients))
-    )
-    wall, after = time.perf_counter() - started, process.cpu_times()
-    cpu = after.user + after.system - before.user - before.system
+    before, started = target.cpu_ns(), time.perf_counter()
+    await asyncio.gather(*(_client(target, queue, totals, first_bytes) for _ in range(clients)))
+    wall, after = time.perf_counter() - started, target.cpu_ns()
     totals.sort()
     return Round(
-        cpu_us=cpu / len(requests) * 1e6,
+        cpu_us=(after - before) / len(requests) / 1e3,
         p50_us=totals[len(totals) // 2] * 1e6,
         p99_us=totals[int(len(totals) * 0.99)] * 1e6,
         first_byte_us=statistics.median(first_bytes) * 1e6,
@@ -157,20 +146,28 @@ async def _run(target: Target, requests: list[bytes], clients: int) -> Round:
 
 
 async def _client(
-    port: int, queue: list[bytes], totals: list[float], first_bytes: list[float]
+    target: Target, queue: list[bytes], totals: list[float], first_bytes: list[float]
 ) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    if not queue:
+        return
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
     while queue:
         request = queue.pop()
         started = time.perf_counter()
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise SystemExit(f"port {port} answered {head[:60]!r}")
+        _check(target, head)
         first_bytes.append(await _read_body(reader, head.lower()) - started)
         totals.append(time.perf_counter() - started)
     writer.close()
     await writer.wait_closed()
+
+
+def _check(target: Target, head: bytes) -> None:
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise SystemExit(f"{target.name} answered {head[:60]!r}")
+    if target.name.startswith("ragboost") and b"x-ragboost-documents: 14" not in head:
+        raise SystemExit(f"{target.name} did not boost: {head!r}")
 
 
 async def _read_body(reader: asyncio.StreamReader, head: bytes) -> float:
@@ -189,11 +186,15 @@ async def _read_body(reader: asyncio.StreamReader, head: bytes) -> float:
 
 
 def _print_table(targets: dict[str, Any]) -> None:
-    table = Table("target", "body", "clients", "CPU us", "p50 us", "p99 us", "first byte us", "rps")
+    columns = ("target", "body", "clients", "CPU us", "÷ nginx", "p50 us", "p99 us")
+    table = Table(*columns, "first byte us", "rps")
     for name, bodies in targets.items():
         for body, loads in bodies.items():
             for clients, row in loads.items():
-                table.add_row(name, body, clients, *(f"{value:,.0f}" for value in row.values()))
+                nginx = targets.get("nginx", {}).get(body, {}).get(clients)
+                ratio = f"{row['cpu_us'] / nginx['cpu_us']:.1f}" if nginx else ""
+                cells = [f"{value:,.0f}" for value in row.values()]
+                table.add_row(name, body, clients, cells[0], ratio, *cells[1:])
     Console().print(table)
 
 

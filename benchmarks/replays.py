@@ -6,7 +6,8 @@ Knows workloads and bodies. Does not know engines.
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from benchmarks.served import Sample, Served
@@ -16,17 +17,19 @@ from ragboost.types import Request
 ALONE = ("plain", "boosted", "online")
 TURNS = ("plain", "boosted")
 STRETCHES = 20
-AT_ONCE = 8  # conversations that go on at the same time
 ANSWER_TOKENS = 8
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+_CHARACTERS_PER_TOKEN = 2  # fewer than the tiny models' 2.5, so that no prompt is too long
 
 Body = dict[str, Any]
 
 
-class Step(NamedTuple):
-    """A request to send; one that does not count only brings the cache into its state."""
+class Round(NamedTuple):
+    """Requests sent at once; before them one that only brings the cache into its state."""
 
-    body: Body
-    counts: bool = True
+    bodies: Sequence[Body]
+    before: Body | None = None
 
 
 class Turn(NamedTuple):
@@ -37,7 +40,12 @@ class Turn(NamedTuple):
 
 
 def replay_alone(
-    served: Mapping[str, Served], requests: Sequence[Request], *, count: int, sample: str
+    served: Mapping[str, Served],
+    requests: Sequence[Request],
+    *,
+    count: int,
+    sample: str,
+    at_once: int,
 ) -> dict[str, Any]:
     """Send requests that stand alone: plain, planned as a batch, and boosted one by one.
 
@@ -48,25 +56,26 @@ def replay_alone(
         sample: `first`: the first ones, planned by themselves. `stretches`: STRETCHES runs of
             neighbours in the plan of the whole set, each sent behind the request that the plan puts
             before it; the other ways get the same requests in the order of the set.
+        at_once: requests sent together to one way before it is the next one's turn.
     """
     if sample == "first":
         requests = requests[:count]
     plan = Booster().boost_batch(requests)
-    planned, positions = [], []
+    planned: list[Round] = []
+    positions: list[int] = []
     for start, end in stretches(len(requests), min(count, len(requests))):
-        if start:
-            planned.append(Step({"prompt": plan.contexts[start - 1].render()}, counts=False))
-        planned += [Step({"prompt": plan.contexts[i].render()}) for i in range(start, end)]
+        bodies: list[Body] = [{"prompt": plan.contexts[i].render()} for i in range(start, end)]
+        before: Body | None = {"prompt": plan.contexts[start - 1].render()} if start else None
+        first, *others = rounds(bodies, at_once)
+        planned += [first._replace(before=before), *others]
         positions += plan.order[start:end]
     positions.sort()
-    steps = {
-        "plain": [Step(completion(requests[i], boost=False)) for i in positions],
+    by_way = {
+        "plain": rounds([completion(requests[i], boost=False) for i in positions], at_once),
         "boosted": planned,
-        "online": [Step(completion(requests[i], boost=True)) for i in positions],
+        "online": rounds([completion(requests[i], boost=True) for i in positions], at_once),
     }
-    for way, step in in_turns(steps):
-        send = served[way].measure if step.counts else served[way].prepare
-        send("/v1/completions", step.body)
+    send_in_turns(served, by_way)
     figures: dict[str, Any] = {way: served[way].summary() for way in ALONE}
     return {
         "requests": len(positions),
@@ -89,19 +98,22 @@ def stretches(total: int, count: int) -> list[tuple[int, int]]:
     return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
 
 
-def in_turns(steps: Mapping[str, Sequence[Step]]) -> Iterator[tuple[str, Step]]:
-    """One request of each way after another; what does not count comes with the next that does."""
+def rounds(bodies: Sequence[Body], at_once: int) -> list[Round]:
+    """Cut requests into rounds."""
+    return [Round(bodies[i : i + at_once]) for i in range(0, len(bodies), at_once)]
+
+
+def send_in_turns(served: Mapping[str, Served], by_way: Mapping[str, Sequence[Round]]) -> None:
+    """Send a round of each way after another."""
     started = time.monotonic()
-    left = {way: iter(rows) for way, rows in steps.items()}
-    total = max(sum(step.counts for step in rows) for rows in steps.values())
-    for i in range(total):
-        for way, rows in left.items():
-            for step in rows:
-                yield way, step
-                if step.counts:
-                    break
-        if i % 20 == 19:
-            _progress(f"{i + 1} of {total}", started)
+    for number, row in enumerate(zip_longest(*by_way.values()), 1):
+        for way, group in zip(by_way, row, strict=True):
+            if group is None:
+                continue
+            if group.before:
+                served[way].prepare(COMPLETIONS, group.before)
+            served[way].measure(COMPLETIONS, group.bodies)
+        _progress(f"round {number} of {max(map(len, by_way.values()))}", started)
 
 
 def replay_turns(
@@ -109,37 +121,43 @@ def replay_turns(
     conversations: Sequence[Sequence[Request]],
     *,
     count: int,
+    at_once: int,
     max_prompt_tokens: int,
 ) -> dict[str, Any]:
-    """Send conversations turn by turn, some at a time; both ways resend the history as it was sent.
+    """Send conversations turn by turn; both ways resend the history as it was sent.
 
     Args:
         served: an engine for each of TURNS.
         conversations: their turns.
         count: how many requests are sent.
+        at_once: conversations that go on at the same time, a turn of each in a round.
         max_prompt_tokens: a conversation ends before a turn that would outgrow this.
     """
-    waiting = iter(enumerate(conversations))
-    running: list[Iterator[Turn]] = []
+    waiting = [
+        Conversation(f"conversation-{number}", requests, max_prompt_tokens=max_prompt_tokens)
+        for number, requests in enumerate(conversations)
+    ]
     turns: list[Turn] = []
     started = time.monotonic()
     while len(turns) < count:
-        while len(running) < AT_ONCE and (new := next(waiting, None)):
-            running.append(converse(served, *new, max_prompt_tokens=max_prompt_tokens))
+        waiting = [conversation for conversation in waiting if conversation.goes_on]
+        running = waiting[: min(at_once, count - len(turns))]
         if not running:
             break
-        conversation = running.pop(0)
-        turn = next(conversation, None)
-        if turn is not None:
-            turns.append(turn)
-            running.append(conversation)
-            if len(turns) % 20 == 0:
-                _progress(f"{len(turns)} of {count}", started)
+        answers: list[dict[str, Sample]] = [{} for _ in running]
+        for way in TURNS:
+            bodies = [conversation.body(way) for conversation in running]
+            for samples, sample in zip(answers, served[way].measure(CHAT, bodies), strict=True):
+                samples[way] = sample
+        turns += [
+            conversation.answered(samples)
+            for conversation, samples in zip(running, answers, strict=True)
+        ]
+        _progress(f"{len(turns)} of {count}", started)
     figures: dict[str, Any] = {way: served[way].summary() for way in TURNS}
     later = turn_figures(turn for turn in turns if turn.number > 1)
     return {
         "requests": len(turns),
-        "at_once": AT_ONCE,
         **figures,
         **ratios(figures["plain"], figures["boosted"]),
         **{f"later_turns_{name}": value for name, value in later.items()},
@@ -150,30 +168,40 @@ def replay_turns(
     }
 
 
-def converse(
-    served: Mapping[str, Served],
-    number: int,
-    requests: Iterable[Request],
-    *,
-    max_prompt_tokens: int,
-) -> Iterator[Turn]:
-    """Send a conversation's turns, each in every way, one per step."""
-    histories: dict[str, list[Body]] = {way: [] for way in TURNS}
-    longest = 0
-    for at, request in enumerate(requests, 1):
-        new_tokens = sum(len(document.text) for document in request.documents) // 2
-        if longest + new_tokens > max_prompt_tokens:
-            return
-        samples = {}
-        for way, history in histories.items():
-            body = completion(request, boost=way == "boosted")
-            history.append({"role": "user", "content": body.pop("prompt")})
-            body["ragboost"]["session_id"] = f"conversation-{number}"
-            body |= {"messages": history, "max_tokens": ANSWER_TOKENS}
-            sample = samples[way] = served[way].measure("/v1/chat/completions", body)
-            history.append({"role": "assistant", "content": sample.answer})
-            longest = max(longest, sample.prompt_tokens)
-        yield Turn(at, samples)
+class Conversation:
+    """A conversation that each way has a history of."""
+
+    def __init__(self, name: str, requests: Sequence[Request], *, max_prompt_tokens: int) -> None:
+        self._name = name
+        self._requests = requests
+        self._max_prompt_tokens = max_prompt_tokens
+        self._histories: dict[str, list[Body]] = {way: [] for way in TURNS}
+        self._turns = 0
+        self._longest = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another turn, and a prompt for it that the engine takes."""
+        if self._turns == len(self._requests):
+            return False
+        documents = self._requests[self._turns].documents
+        new_tokens = sum(len(document.text) for document in documents) // _CHARACTERS_PER_TOKEN
+        return self._longest + new_tokens <= self._max_prompt_tokens
+
+    def body(self, way: str) -> Body:
+        """The next turn."""
+        body = completion(self._requests[self._turns], boost=way == "boosted")
+        self._histories[way].append({"role": "user", "content": body.pop("prompt")})
+        body["ragboost"]["session_id"] = self._name
+        return {**body, "messages": self._histories[way], "max_tokens": ANSWER_TOKENS}
+
+    def answered(self, samples: Mapping[str, Sample]) -> Turn:
+        """Take the answers to it."""
+        for way, sample in samples.items():
+            self._histories[way].append({"role": "assistant", "content": sample.answer})
+            self._longest = max(self._longest, sample.prompt_tokens)
+        self._turns += 1
+        return Turn(self._turns, samples)
 
 
 def turn_figures(turns: Iterable[Turn]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Engines behind proxies, one for each way of sending, and what their answers took.
 
-The engines run side by side and are sent requests one at a time, in turns: whatever else the
-machine does slows all ways alike. Knows requests as bodies; does not know workloads.
+The engines run side by side and are sent a few requests in turns: whatever else the machine does
+slows all ways alike. Knows requests as bodies; does not know workloads.
 """
 
 import json
@@ -70,10 +70,13 @@ class Served:
         self.send("/v1/completions", {"prompt": "vLLM tells of it with the next step."})
         self._start = self.counters()
 
-    def measure(self, path: str, body: Body) -> Sample:
-        """Send a request that counts."""
-        self.samples.append(self.send(path, body))
-        return self.samples[-1]
+    def measure(self, path: str, bodies: Sequence[Body]) -> list[Sample]:
+        """Send requests that count, all at once, in this order."""
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            answers = [pool.submit(self.send, path, body) for body in bodies]
+            samples = [answer.result() for answer in answers]
+        self.samples += samples
+        return samples
 
     def prepare(self, path: str, body: Body) -> None:
         """Send a request that only brings the cache into its state."""

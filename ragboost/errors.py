@@ -2,21 +2,21 @@
 
 Grouped by who can fix it::
 
-RagBoostError
-    ConfigError                 the operator: a setting is wrong
-    MissingExtraError           the operator: an optional package is not installed
-    RequestError                the caller: bad input, HTTP 4xx
-        InvalidDocumentError
-        SessionNotFoundError
-        SessionConflictError
-    BackendError                the upstream server
-        BackendConnectionError
-        BackendTimeoutError
-        BackendStatusError
-    ContextIndexError           we: a broken invariant of the context index
-    EventStreamError            a gap that could not be filled, an unknown event
-    ChunkCacheError             chunk KV that cannot be used
-        UnsupportedModelError   the model's attention cannot be reused
+    RagBoostError
+        ConfigError                 the operator: a setting is wrong
+        MissingExtraError           the operator: an optional package is not installed
+        RequestError                the caller: bad input, HTTP 4xx
+            InvalidDocumentError
+            SessionNotFoundError
+            SessionConflictError
+        BackendError                the upstream server
+            BackendConnectionError
+            BackendTimeoutError
+            BackendStatusError
+        ContextIndexError           we: a broken invariant of the context index
+        EventStreamError            a gap that could not be filled, an unknown event
+        ChunkCacheError             chunk KV that cannot be used
+            UnsupportedModelError   the model's attention cannot be reused
 """
 
 from importlib import import_module

@@ -50,7 +50,8 @@ class Document:
     key: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.text, str) or not self.text.strip():
+        text = self.text
+        if not isinstance(text, str) or not text or text.isspace():
             raise _invalid("text", "must be a non-empty string", self.text)
         if self.title is not None and not isinstance(self.title, str):
             raise _invalid("title", "must be a string", self.title)
@@ -58,9 +59,10 @@ class Document:
             raise _invalid("id", "must be a JSON scalar, finite and not huge", self.id)
         if self.score is not None and not _is_finite(self.score, Real):
             raise _invalid("score", "must be a finite number", self.score)
-        if not isinstance(self.metadata, Mapping):
+        # A dict is one, and the test for it is much faster.
+        if type(self.metadata) is not dict and not isinstance(self.metadata, Mapping):
             raise _invalid("metadata", "must be an object", self.metadata)
-        object.__setattr__(self, "key", document_key(self.text, id=self.id, title=self.title))
+        object.__setattr__(self, "key", document_key(text, id=self.id, title=self.title))
 
     @property
     def label(self) -> str:
@@ -80,8 +82,12 @@ def document_key(text: str, *, id: DocumentId = None, title: str | None = None) 
     The parts are length-delimited, so no two triples collide by concatenation; lone surrogates,
     which engines accept, are hashed as they are.
     """
-    kind = f"s{len(id)}" if isinstance(id, str) else "j"
-    name = id if isinstance(id, str) else json.dumps(id)
+    if id is None:
+        kind, name = "j", "null"
+    elif isinstance(id, str):
+        kind, name = f"s{len(id)}", id
+    else:
+        kind, name = "j", json.dumps(id)
     head = f"{kind}:{name}:{-1 if title is None else len(title)}:{title or ''}:{len(text)}:"
     return hashlib.sha256((head + text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

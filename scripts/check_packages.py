@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     as_json = parser.parse_args().json
     result: dict[str, object] = {}
+    os.environ["UV_PYTHON_DOWNLOADS"] = "never"
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -38,6 +38,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.batch": NUMPY | SETTINGS,
     "ragboost.engine_hooks": EVENTS | NUMPY | SETTINGS,
     "ragboost.retrieval": NUMPY | SETTINGS | RETRIEVAL,
+    "ragboost.graph": NUMPY,
     "ragboost.sessions": SETTINGS,
     "ragboost.cli": NUMPY | SETTINGS,
     "ragboost.demo": NUMPY | SETTINGS | RETRIEVAL | WEB,

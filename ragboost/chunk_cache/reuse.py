@@ -5,6 +5,7 @@ Knows token ids, stored KV and policies. Does not know texts, tokenizers or HTTP
 tokenised apart and joined by ids: tokenising the joined text would merge across borders and miss.
 """
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -63,10 +64,26 @@ class ChunkReuse:
         self.identity = identity or Identity(
             model=adapter.fingerprint(), dtype=str(adapter.dtype).removeprefix("torch.")
         )
+        self._recipes = recipes
         self.backend: AttentionBackend | None = make_backend(backend) if backend else None
         self.chunks = Chunks(
             adapter, store, identity=self.identity, backend=self.backend, recipes=recipes
         )
+
+    def for_tenant(self, salt: str | None) -> "ChunkReuse":
+        """Return reuse of chunks that only requests with this salt share; None: this very one."""
+        if not salt:
+            return self
+        own = copy.copy(self)
+        own.identity = replace(self.identity, salt=salt)
+        own.chunks = Chunks(
+            self.adapter,
+            self.store,
+            identity=own.identity,
+            backend=self.backend,
+            recipes=self._recipes,
+        )
+        return own
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
         """Compute and store chunks, see `Chunks.precompute`; returns how many were not stored."""

@@ -31,6 +31,7 @@ class Identity:
         dtype: of the KV.
         lora: the LoRA adapter in use; empty for none.
         recipe: how chunks were prepared, such as the neighbours they attended to; empty: plain.
+        salt: of a tenant who shares nothing with others; empty: none.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Identity:
     dtype: str = ""
     lora: str = ""
     recipe: str = ""
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def chunk_key(
         identity.dtype,
         identity.lora,
         identity.recipe,
+        identity.salt,
         regime,
         [int(token) for token in system],
         [int(token) for token in tokens],

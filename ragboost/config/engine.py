@@ -20,6 +20,11 @@ class EngineSettings(Section):
         65_536, ge=16, description="Tokens of KV that the prefix cache holds."
     )
     block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
+    eviction: Literal["lru", "lfu", "lacr", "next-use", "next-use-lfu"] = Field(
+        "lru",
+        description="Which blocks of the prefix cache go first: by last use, by number of uses, or "
+        "(lacr, next-use) by what waiting requests will use, too.",
+    )
     served_model_name: str | None = Field(
         None, description="Name of the model in the API; None: its directory's."
     )
@@ -51,6 +56,36 @@ class EngineSettings(Section):
     )
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="Larger request bodies get a 413."
+    )
+    reuse: Literal["off", "exact", "approx"] = Field(
+        "exact",
+        description="Reuse of chunks that are no prefix. off: not possible; exact: only for "
+        "requests that ask for it; approx: for all that do not ask for exact.",
+    )
+    reuse_policy: str = Field(
+        "gradual", description="Which reused tokens to compute again, where a request does not say."
+    )
+    reuse_ratio: float = Field(
+        0.15, ge=0, le=1, description="Share of reused tokens to compute again, likewise."
+    )
+    reuse_capacity_bytes: int = Field(
+        1 << 30, ge=1, description="Memory for the KV of stored chunks."
+    )
+    graph_attention: Literal["auto", "dependency", "self"] = Field(
+        "auto",
+        description="How relation paths of a request are attended to. auto: with dependency "
+        "attention if the model was tuned for it, else written out; dependency: tuned or not, "
+        "which costs accuracy; self: written out.",
+    )
+    graph_recompute_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the paths' tokens to compute again with everything before them in "
+        "sight, for a model that was not tuned.",
+    )
+    graph_capacity_tokens: int = Field(
+        65_536, ge=0, description="Tokens of relation paths whose KV is kept."
     )
     kv_events_endpoint: str | None = Field(
         None,

@@ -14,12 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ragboost.chunk_cache.selection import POLICIES
 from ragboost.engine import protocol, replies, sse
 from ragboost.engine.core import Engine
-from ragboost.engine.generation import Generator
+from ragboost.engine.extension import ReuseDefaults
+from ragboost.engine.generation import Generator, Piece, Prompt
 from ragboost.engine.kv_events import EventPublisher
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.metrics import CONTENT_TYPE, EngineMetrics
+from ragboost.engine.prompts import Prompts
 from ragboost.engine.protocol import ApiError, GenerationRequest
 from ragboost.errors import RequestError
 
@@ -37,11 +40,19 @@ class Api:
         publisher: EventPublisher | None,
         default_max_tokens: int,
         max_body_bytes: int,
+        reuse: ReuseDefaults,
     ) -> None:
         self._engine = engine
         self._loaded = loaded
         self._publisher = publisher
         self._max_body_bytes = max_body_bytes
+        self._reuse = reuse
+        self._prompts = Prompts(
+            loaded.tokenizer,
+            vocab_size=loaded.runner.vocab_size,
+            reuse=reuse,
+            graphs=loaded.graphs,
+        )
         self._metrics = EngineMetrics(engine)
         self._generator = Generator(
             engine, loaded, self._metrics, default_max_tokens=default_max_tokens
@@ -60,6 +71,7 @@ class Api:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/kv_event_sources", self.kv_event_sources),
+            Route("/chunk_reuse", self.chunk_reuse),
             Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
         ]
 
@@ -71,16 +83,14 @@ class Api:
         """POST /v1/chat/completions"""
         body = await self._body(request)
         wanted = protocol.parse_generation(body, session_header=_session(request))
-        return await self._answer(request, "chat", await self._chat_ids(body), wanted)
+        prompt = await self._in_thread(lambda: self._prompts.chat(body))
+        return await self._answer(request, "chat", prompt, wanted)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         body = {"max_tokens": 16, **await self._body(request)}
         wanted = protocol.parse_generation(body, session_header=_session(request))
-        prompt = protocol.parse_prompt(body, vocab_size=self._loaded.runner.vocab_size)
-        if isinstance(prompt, str):
-            text = prompt
-            prompt = await self._in_thread(lambda: self._loaded.tokenizer.encode(text))
+        prompt = await self._in_thread(lambda: self._prompts.text(body))
         return await self._answer(request, "text", prompt, wanted)
 
     async def models(self, _request: Request) -> Response:
@@ -98,7 +108,7 @@ class Api:
         """POST /tokenize: of a `prompt`, or of `messages` as a chat request would have them."""
         body = await self._body(request)
         if "messages" in body:
-            ids = await self._chat_ids(body)
+            ids = await self._in_thread(lambda: self._prompts.chat_ids(body))
         else:
             text = body.get("prompt")
             if not isinstance(text, str):
@@ -148,37 +158,48 @@ class Api:
         }
         return _json({"0": source})
 
+    async def chunk_reuse(self, _request: Request) -> Response:
+        """GET /chunk_reuse: whether requests may ask for it, and what they get by default."""
+        defaults = self._reuse
+        return _json(
+            {
+                "is_possible": defaults.refusal is None,
+                "refusal": defaults.refusal,
+                "default": "approx" if defaults.is_approx else "exact",
+                "policy": defaults.approx.policy,
+                "ratio": defaults.approx.ratio,
+                "policies": list(POLICIES),
+            }
+        )
+
     async def reset_prefix_cache(self, _request: Request) -> Response:
         """POST /reset_prefix_cache"""
         await asyncio.wrap_future(self._engine.reset_prefix_cache())
         return Response(status_code=200)
 
     async def _answer(
-        self, request: Request, kind: Any, prompt: list[int], wanted: GenerationRequest
+        self, request: Request, kind: Any, prompt: Prompt, wanted: GenerationRequest
     ) -> Response:
-        self._generator.max_tokens(wanted, len(prompt))  # refuse before the stream begins
+        # Refuse before the stream begins.
+        self._generator.max_tokens(wanted, len(prompt.token_ids))
         shape = replies.Shape(kind, self._loaded.name)
         if wanted.is_stream:
             return sse.EventStream(self._events(prompt, wanted, shape))
         return _json(await sse.unless_disconnected(request, self._whole(prompt, wanted, shape)))
 
     async def _whole(
-        self, prompt: list[int], wanted: GenerationRequest, shape: replies.Shape
+        self, prompt: Prompt, wanted: GenerationRequest, shape: replies.Shape
     ) -> dict[str, Any]:
         pieces = [piece async for piece in self._generator.generate(prompt, wanted)]
         last = pieces[-1]
         return shape.whole(
             "".join(piece.text for piece in pieces),
             finish_reason=last.finish_reason or "stop",
-            usage=replies.usage(
-                prompt_tokens=len(prompt),
-                completion_tokens=last.completion_tokens,
-                cached_tokens=last.cached_tokens,
-            ),
+            usage=_usage(prompt, last),
         )
 
     async def _events(
-        self, prompt: list[int], wanted: GenerationRequest, shape: replies.Shape
+        self, prompt: Prompt, wanted: GenerationRequest, shape: replies.Shape
     ) -> AsyncGenerator[bytes, None]:
         piece = None
         pieces = self._generator.generate(prompt, wanted)
@@ -201,25 +222,8 @@ class Api:
             await pieces.aclose()
         assert piece is not None, "a generation without a token"
         if wanted.include_usage:
-            used = replies.usage(
-                prompt_tokens=len(prompt),
-                completion_tokens=piece.completion_tokens,
-                cached_tokens=piece.cached_tokens,
-            )
-            yield sse.event(shape.usage_chunk(used))
+            yield sse.event(shape.usage_chunk(_usage(prompt, piece)))
         yield sse.DONE
-
-    async def _chat_ids(self, body: protocol.Body) -> list[int]:
-        messages = protocol.parse_messages(body)
-        documents = protocol.parse_documents(body)
-        names = protocol.parse_template_kwargs(body)
-        tokenizer = self._loaded.tokenizer
-
-        def encode() -> list[int]:
-            text = tokenizer.render_chat(messages, documents=documents, template_kwargs=names)
-            return tokenizer.encode(text, add_special_tokens=False)
-
-        return await self._in_thread(encode)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
@@ -246,6 +250,15 @@ class Api:
                 param="model",
             )
         return body
+
+
+def _usage(prompt: Prompt, last: Piece) -> dict[str, Any]:
+    return replies.usage(
+        prompt_tokens=len(prompt.token_ids),
+        completion_tokens=last.completion_tokens,
+        cached_tokens=last.cached_tokens,
+        reused=last.reused,
+    )
 
 
 def _load_json(data: bytes) -> Any:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from ragboost.config import EngineSettings
 from ragboost.engine import replies
 from ragboost.engine.api import Api
+from ragboost.engine.extension import Approx, ReuseDefaults
 from ragboost.engine.kv_events import EventPublisher
 from ragboost.engine.loading import load_model, make_engine
 from ragboost.engine.sse import ClientLeft
@@ -37,6 +38,11 @@ def create_engine_app(settings: EngineSettings | None = None) -> Starlette:
         publisher=publisher,
         default_max_tokens=settings.default_max_tokens,
         max_body_bytes=settings.max_body_bytes,
+        reuse=ReuseDefaults(
+            is_approx=settings.reuse == "approx",
+            approx=Approx(settings.reuse_policy, settings.reuse_ratio),
+            refusal=loaded.reuse_refusal,
+        ),
     )
 
     @asynccontextmanager

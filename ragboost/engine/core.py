@@ -3,7 +3,6 @@
 Knows token ids. Does not know text or HTTP.
 """
 
-import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -11,13 +10,13 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from ragboost.engine.graph import Graphs
 from ragboost.engine.model_runner import ModelRunner
 from ragboost.engine.prefix_cache import Event
 from ragboost.engine.prefix_store import PrefixStore
+from ragboost.engine.reuse import Reuser
 from ragboost.engine.scheduler import Scheduler
 from ragboost.engine.sequence import Sequence
-
-logger = logging.getLogger(__name__)
 
 
 class Add(NamedTuple):
@@ -55,6 +54,8 @@ class Engine:
         max_step_tokens: tokens computed in one step.
         max_waiting: requests that may wait; more are refused.
         publish: called in the engine thread with the cache events of each step.
+        reuser: reuses chunks; None: requests must not ask for it.
+        graphs: computes prompts with graphs; None: there must be none.
     """
 
     def __init__(
@@ -66,11 +67,19 @@ class Engine:
         max_step_tokens: int,
         max_waiting: int,
         publish: Callable[[SequenceOf[Event]], None] | None = None,
+        reuser: Reuser | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.runner = runner
         self.store = store
+        self.reuser = reuser
         self.scheduler = Scheduler(
-            runner, store, max_running=max_running, max_step_tokens=max_step_tokens
+            runner,
+            store,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            reuser=reuser,
+            graphs=graphs,
         )
         self._max_pending = max_running + max_waiting
         self._publish = publish
@@ -117,7 +126,7 @@ class Engine:
             if self._num_pending >= self._max_pending or not self.is_healthy:
                 return False
             self._num_pending += 1
-        self._inbox.put(Add(sequence))
+            self._inbox.put(Add(sequence))
         return True
 
     def abort(self, sequence: Sequence) -> None:
@@ -127,21 +136,22 @@ class Engine:
     def reset_prefix_cache(self) -> "Future[None]":
         """Drop all cached blocks between two steps. Running requests go on with their own KV."""
         done: Future[None] = Future()
-        self._inbox.put(Reset(done))
+        with self._pending_lock:
+            if not self._failed:
+                self._inbox.put(Reset(done))
+                return done
+        done.set_result(None)  # there is nothing left to drop it for
         return done
 
     def _run(self) -> None:
-        while self._take_commands():
-            if not self.scheduler.has_work:
-                continue
-            try:
-                self._forget(len(self.scheduler.step()))
-            except Exception:
-                logger.exception("the engine failed and takes no more requests")
-                self._failed = True
-                self._fail_all()
-            self._publish_events()
-        self._close()
+        """Step until told to stop. A failing step ends the thread, too: its hook logs the error."""
+        try:
+            while self._take_commands():
+                if self.scheduler.has_work:
+                    self._forget(len(self.scheduler.step()))
+                    self._publish_events()
+        finally:
+            self._close()
 
     def _take_commands(self) -> bool:
         """Obey what has come in, waiting for it where there is nothing to compute; False: stop."""
@@ -154,20 +164,13 @@ class Engine:
                 case Stop():
                     return False
                 case Add(sequence):
-                    self._add(sequence)
+                    self.scheduler.add(sequence)
                 case Abort(sequence):
                     self._abort(sequence)
                 case Reset(done):
                     self.store.cache.clear()
                     self._publish_events()
                     done.set_result(None)
-
-    def _add(self, sequence: Sequence) -> None:
-        if self._failed:
-            self._forget(1)
-            sequence.fail()
-        else:
-            self.scheduler.add(sequence)
 
     def _abort(self, sequence: Sequence) -> None:
         before = len(self.scheduler.running) + len(self.scheduler.waiting)
@@ -178,10 +181,12 @@ class Engine:
         with self._pending_lock:
             self._failed = True  # nothing is submitted from here on
         self._fail_all()
+        self.scheduler.close()
         while not self._inbox.empty():
             match self._inbox.get():
                 case Add(sequence):
-                    self._add(sequence)
+                    self._forget(1)
+                    sequence.fail()
                 case Reset(done):
                     done.set_result(None)
                 case _:

@@ -6,27 +6,45 @@ Joins the engine thread and the event loop. Knows tokens and text, not HTTP.
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 from ragboost.engine.core import Engine
+from ragboost.engine.extension import Approx
+from ragboost.engine.graph import GraphPrompt
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.metrics import EngineMetrics
+from ragboost.engine.parts import Parts
 from ragboost.engine.protocol import ApiError, GenerationRequest
-from ragboost.engine.sequence import Output, Sequence
+from ragboost.engine.sequence import Output, Reused, Sequence
 from ragboost.engine.tokenizer import TextStream
+
+
+class Prompt(NamedTuple):
+    """What to go on from.
+
+    Attributes:
+        token_ids: the prompt.
+        parts, approx: where its chunks are and how they are reused; None: it is computed exactly.
+        graph: where it is computed with dependency attention.
+    """
+
+    token_ids: list[int]
+    parts: Parts | None = None
+    approx: Approx | None = None
+    graph: GraphPrompt | None = None
 
 
 class Piece(NamedTuple):
     """Text that has become certain; the last piece has a finish reason.
 
-    `completion_tokens` and `cached_tokens` are those of the request so far.
+    `completion_tokens`, `cached_tokens` and `reused` are those of the request so far.
     """
 
     text: str
     finish_reason: str | None
     completion_tokens: int
     cached_tokens: int
+    reused: Reused | None = None
 
 
 class Generator:
@@ -70,7 +88,7 @@ class Generator:
         )
 
     async def generate(
-        self, prompt: SequenceOf[int], request: GenerationRequest
+        self, prompt: Prompt, request: GenerationRequest
     ) -> AsyncGenerator[Piece, None]:
         """Yield pieces, the first one with the first token. Closing the generator early aborts.
 
@@ -84,12 +102,15 @@ class Generator:
             loop.call_soon_threadsafe(outputs.put_nowait, output)
 
         sequence = Sequence(
-            prompt,
-            request.sampling(self.max_tokens(request, len(prompt))),
+            prompt.token_ids,
+            request.sampling(self.max_tokens(request, len(prompt.token_ids))),
             emit=emit,
             stop_ids=self._loaded.stop_ids,
             salt=request.salt,
             session_id=request.session_id,
+            parts=prompt.parts,
+            approx=prompt.approx,
+            graph=prompt.graph,
         )
         begin = time.perf_counter()
         if not self._engine.submit(sequence):
@@ -123,7 +144,7 @@ class Generator:
         stream = TextStream(self._loaded.tokenizer, stop=request.stop)
         count = 0
         while True:
-            token, reason, cached = await outputs.get()
+            token, reason, cached, reused = await outputs.get()
             if token is None:
                 raise ApiError("the engine failed", status=500, code="internal_error")
             count += 1
@@ -132,6 +153,6 @@ class Generator:
                 text += stream.finish()
             if stream.is_stopped:
                 reason = "stop"
-            yield Piece(text, reason, count, cached)
+            yield Piece(text, reason, count, cached, reused)
             if reason is not None:
                 return

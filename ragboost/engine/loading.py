@@ -8,14 +8,22 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.replacement import make_replacement
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.selection import POLICIES
+from ragboost.chunk_cache.selftest import self_test
+from ragboost.chunk_cache.store import ChunkStore
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin
 from ragboost.engine.core import Engine
+from ragboost.engine.graph import Graphs, make_graphs
 from ragboost.engine.model_runner import ModelRunner
 from ragboost.engine.prefix_cache import Event
 from ragboost.engine.prefix_store import PrefixStore
+from ragboost.engine.reuse import Reuser
 from ragboost.engine.tokenizer import ChatTokenizer
-from ragboost.errors import ConfigError
+from ragboost.errors import ConfigError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +35,18 @@ class LoadedModel:
     Attributes:
         name: under which it is served.
         stop_ids: tokens that end a generation.
+        adapter: through which chunks are reused; None: they cannot be.
+        reuse_refusal: why; None where they can.
+        graphs: prompts with graphs.
     """
 
     name: str
     runner: ModelRunner
     tokenizer: ChatTokenizer
     stop_ids: frozenset[int]
+    graphs: Graphs
+    adapter: ModelAdapter | None = None
+    reuse_refusal: str | None = None
 
 
 def load_model(settings: EngineSettings) -> LoadedModel:
@@ -51,7 +65,10 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         model, tokenizer = _from_directory(settings)
         name = settings.model.resolve().name
     model = model.to(_device(settings))
+    adapter, refusal = _adapter(model, settings)
     runner = ModelRunner(model, max_length=settings.max_model_len)
+    if adapter is not None:
+        adapter.install()  # the runner has set its own attention, which serves ordinary calls
     logger.info(
         "%s on %s, %s, %d bytes of KV per token",
         name,
@@ -59,11 +76,15 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         runner.layout.dtype,
         runner.layout.bytes_per_token,
     )
+    chat = ChatTokenizer(tokenizer)
     return LoadedModel(
         name=settings.served_model_name or name,
         runner=runner,
-        tokenizer=ChatTokenizer(tokenizer),
+        tokenizer=chat,
         stop_ids=_stop_ids(model, tokenizer),
+        graphs=make_graphs(model, chat, settings, adapter=adapter, reuse_refusal=refusal),
+        adapter=adapter,
+        reuse_refusal=refusal,
     )
 
 
@@ -87,7 +108,13 @@ def make_engine(
         loaded.runner.layout,
         capacity_tokens=settings.capacity_tokens,
         block_size=settings.block_size,
+        policy=None if settings.eviction == "lru" else make_replacement(settings.eviction),
     )
+    if settings.reuse_policy not in POLICIES:
+        raise ConfigError(
+            f"engine.reuse_policy must be one of {', '.join(POLICIES)}, "
+            f"got {settings.reuse_policy!r}"
+        )
     return Engine(
         loaded.runner,
         store,
@@ -95,7 +122,30 @@ def make_engine(
         max_step_tokens=settings.max_step_tokens,
         max_waiting=settings.max_waiting,
         publish=publish,
+        reuser=_reuser(loaded, settings),
+        graphs=loaded.graphs,
     )
+
+
+def _adapter(model: Any, settings: EngineSettings) -> tuple[ModelAdapter | None, str | None]:
+    """What chunks are reused through, tested on the model while its attention is its own."""
+    if settings.reuse == "off":
+        return None, "engine.reuse is off"
+    try:
+        adapter = ModelAdapter(model)
+        measured = self_test(adapter)
+    except UnsupportedModelError as error:
+        logger.warning("chunks cannot be reused with this model: %s", error)
+        return None, str(error)
+    logger.info("chunks can be reused: logits differ by %.2g at most", measured.resumed_error)
+    return adapter, None
+
+
+def _reuser(loaded: LoadedModel, settings: EngineSettings) -> Reuser | None:
+    if loaded.adapter is None:
+        return None
+    store = ChunkStore(capacity_bytes=settings.reuse_capacity_bytes)
+    return Reuser(ChunkReuse(loaded.adapter, store))
 
 
 def _from_directory(settings: EngineSettings) -> tuple[Any, Any]:

@@ -13,10 +13,11 @@ _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class _StoreCounters(Collector):
-    """Counters that the prefix store keeps itself."""
+    """Counters that the prefix store and chunk reuse keep themselves."""
 
     def __init__(self, engine: Engine) -> None:
         self._store = engine.store
+        self._reuser = engine.reuser
 
     def collect(self) -> list[Metric]:
         """Read them."""
@@ -28,7 +29,23 @@ class _StoreCounters(Collector):
             f"{_PREFIX}prefix_cache_hits", "Prompt tokens found in the prefix cache."
         )
         hits.add_metric([], self._store.hit_tokens)
-        return [queries, hits]
+        return [queries, hits, *self._reuse()]
+
+    def _reuse(self) -> list[Metric]:
+        if self._reuser is None:
+            return []
+        totals = self._reuser.totals
+        tokens = CounterMetricFamily(
+            f"{_PREFIX}reuse_prompt_tokens",
+            "Prompt tokens of requests with chunk reuse, by where their KV came from: exact, "
+            "approximate, recomputed or computed.",
+            labels=["source"],
+        )
+        for source in ("exact", "approximate", "recomputed", "computed"):
+            tokens.add_metric([source], getattr(totals, source))
+        stored = CounterMetricFamily(f"{_PREFIX}chunks_stored", "Chunks computed and stored.")
+        stored.add_metric([], totals.chunks_stored)
+        return [tokens, stored]
 
 
 class EngineMetrics:

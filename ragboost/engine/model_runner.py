@@ -59,14 +59,30 @@ class ModelRunner:
         return SequenceKV(self.layout, capacity)
 
     def segment(
-        self, token_ids: Sequence[int], kv: SequenceKV, *, start: int, wants_logits: bool = True
+        self,
+        token_ids: Sequence[int],
+        kv: SequenceKV,
+        *,
+        start: int = 0,
+        positions: Tensor | None = None,
+        wants_logits: bool = True,
     ) -> Segment:
-        """Rows for consecutive tokens of a sequence whose positions before `start` are in `kv`."""
-        end = start + len(token_ids)
+        """Rows for tokens of a sequence whose other positions, up to the last one, are in `kv`.
+
+        Args:
+            token_ids: of the rows.
+            kv: of the sequence.
+            start: position of the first row, where they are consecutive.
+            positions: of the rows, (rows,), ascending; None: from `start` on.
+            wants_logits: of the last row.
+        """
+        if positions is None:
+            positions = torch.arange(start, start + len(token_ids), device=self.device)
+        end = int(positions[-1]) + 1
         kv.reserve(end)
         return Segment(
             token_ids=token_ids,
-            positions=torch.arange(start, end, device=self.device),
+            positions=positions,
             num_keys=end,
             kv=kv,
             wants_logits=wants_logits,
@@ -141,7 +157,7 @@ class ModelRunner:
                 self.model, f"logits differ from the plain forward by {difference:.3g}"
             )
         # The probe is shorter than any window: see that the layers ask for theirs at all.
-        if _has_window(self.model.config.get_text_config()) and not segments[0].windows - {None}:
+        if has_window(self.model.config.get_text_config()) and not segments[0].windows - {None}:
             raise _unsupported(self.model, "its layers do not pass on their sliding window")
         logger.info("self-test passed: logits differ by %.2g at most", difference)
 
@@ -163,7 +179,8 @@ def _check_layer_types(model: Any, config: Any) -> None:
         raise _unsupported(model, f"it has layers of type {', '.join(sorted(unknown))}")
 
 
-def _has_window(config: Any) -> bool:
+def has_window(config: Any) -> bool:
+    """Whether layers see a window only."""
     types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     return window is not None and (types is None or "sliding_attention" in types)

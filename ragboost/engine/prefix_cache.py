@@ -1,14 +1,18 @@
-"""Which blocks of tokens the KV pool holds: hash-chained blocks, LRU on leaves, reference counts.
+"""Which blocks of tokens the KV pool holds: hash-chained blocks, leaf-only eviction, reference
+counts.
 
-Knows keys, tokens and slots. Does not know tensors, models or requests.
+Knows keys, tokens and slots. Does not know tensors, models or requests; which leaf goes first is up
+to a replacement policy.
 """
 
 import hashlib
 import heapq
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from ragboost.chunk_cache.replacement import Replacement, Use
 
 _ROOT = b"ragboost-prefix-cache"
 
@@ -86,22 +90,38 @@ class Cleared:
 Event = Stored | Removed | Cleared
 
 
+class _Leaf(NamedTuple):
+    """An offer to evict a block. It goes stale when the block is used again, gets a child or
+    leaves, and is dropped when it is popped."""
+
+    priority: float
+    tie: int
+    block: Block
+    last_used: int
+
+
 class PrefixCache:
     """A forest of blocks of `block_size` tokens in `num_blocks` slots.
 
-    Every operation costs O(blocks touched), eviction O(log num_blocks) per block.
+    Every operation costs O(blocks touched), eviction O(log num_blocks) per block; the first
+    eviction after a `look_ahead` O(num_blocks).
+
+    Args:
+        policy: which free leaf goes first; None: the least recently used.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, policy: Replacement | None = None
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._policy = policy
         self._blocks: dict[bytes, Block] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
         self._clock = 0
-        # (last_used, tie-breaker, block); entries go stale when a block is used again, gets a
-        # child or leaves, and are dropped when they are popped.
-        self._leaves: list[tuple[int, int, Block]] = []
+        self._leaves: list[_Leaf] = []
         self._num_pushes = 0
+        self._is_reordered = False
         self._events: list[Event] = []
 
     def __len__(self) -> int:
@@ -126,7 +146,7 @@ class PrefixCache:
         for block in blocks:
             assert self.holds(block), f"block {block.key.hex()[:8]} is not in the cache"
             block.num_users += 1
-            block.last_used = self._clock
+            self._use(block, is_hit=True)
 
     def release(self, blocks: Sequence[Block]) -> None:
         """Give up blocks that `acquire` or `insert` handed out, root first, and mark them as used
@@ -151,7 +171,7 @@ class PrefixCache:
     ) -> list[Inserted]:
         """Add consecutive blocks below `parent` and hold them for the caller.
 
-        Evicts the least recently used leaves as needed, never a held block.
+        Evicts leaves as needed, the policy's first choice first, never a held block.
 
         Args:
             keys: of the blocks, in order; blocks that are there already are only held.
@@ -177,24 +197,51 @@ class PrefixCache:
                 if block is None:
                     break
             block.num_users += 1
-            block.last_used = self._clock
+            self._use(block, is_hit=not is_new)
             done.append(Inserted(block, is_new))
             parent = block
         self._record_stored(done, tokens, salt=salt, session_id=session_id)
         return done
 
     def evict(self, num_blocks: int) -> int:
-        """Drop up to `num_blocks` least recently used leaves; return how many. 0 does nothing."""
+        """Drop up to `num_blocks` leaves, the policy's first choice first; return how many. 0 does
+        nothing."""
+        if self._is_reordered:
+            self._is_reordered = False
+            self._leaves = []
+            for block in self._blocks.values():
+                self._offer(block)
         evicted = 0
         while evicted < num_blocks and self._leaves:
-            last_used, _, block = heapq.heappop(self._leaves)
-            if last_used == block.last_used and self._is_evictable(block):
-                self._drop(block)
+            leaf = heapq.heappop(self._leaves)
+            if self._is_current(leaf):
+                self._drop(leaf.block)
                 evicted += 1
         return evicted
 
+    def look_ahead(self, waiting: Iterable[Sequence[bytes]]) -> None:
+        """Tell the policy which blocks waiting requests will use.
+
+        Args:
+            waiting: the keys of each prompt, the next one first. No more are read than fill the
+                cache: what comes later could not be kept for them.
+        """
+        if self._policy is None or not self._policy.sees_queue:
+            return
+        window, num_keys = [], 0
+        for keys in waiting:
+            window.append(keys)
+            num_keys += len(keys)
+            if num_keys >= self.num_blocks:
+                break
+        self._policy.look_ahead(window)
+        self._is_reordered = True
+
     def clear(self) -> None:
         """Drop everything, held blocks too: their holders keep private copies of the KV."""
+        if self._policy is not None:
+            for key in self._blocks:
+                self._policy.evicted(key)
         self._blocks.clear()
         self._leaves.clear()
         self._free = list(range(self.num_blocks - 1, -1, -1))
@@ -224,29 +271,36 @@ class PrefixCache:
                 is_older = block.parent.last_used < block.last_used
                 assert block.num_users or not is_older, "parent is older than its free child"
                 assert block.parent.num_users >= block.num_users, "child held, parent free"
-        offered = {(used, block.slot) for used, _, block in self._leaves if self.holds(block)}
+        offered = {(leaf.last_used, leaf.block.slot) for leaf in self._leaves}
         for block in blocks:
             counted = children.get(block.key, 0)
             assert block.num_children == counted, (block.slot, block.num_children, counted)
             assert block.num_users >= 0, (block.slot, block.num_users)
-            if self._is_evictable(block):
+            if self._is_evictable(block) and not self._is_reordered:
                 assert (block.last_used, block.slot) in offered, f"slot {block.slot} is forgotten"
 
     def _is_evictable(self, block: Block) -> bool:
         return block.num_users == 0 and block.num_children == 0 and self.holds(block)
 
+    def _is_current(self, leaf: _Leaf) -> bool:
+        return leaf.last_used == leaf.block.last_used and self._is_evictable(leaf.block)
+
+    def _use(self, block: Block, *, is_hit: bool) -> None:
+        block.last_used = self._clock
+        if self._policy is not None:
+            size = float(self.block_size)
+            self._policy.used(block.key, Use(self._clock, size, size, is_hit))
+
     def _offer(self, block: Block) -> None:
         if not self._is_evictable(block):
             return
         if len(self._leaves) > 4 * self.num_blocks + 64:  # mostly stale entries
-            self._leaves = [
-                entry
-                for entry in self._leaves
-                if entry[0] == entry[2].last_used and self._is_evictable(entry[2])
-            ]
+            self._leaves = [leaf for leaf in self._leaves if self._is_current(leaf)]
             heapq.heapify(self._leaves)
         self._num_pushes += 1
-        heapq.heappush(self._leaves, (block.last_used, self._num_pushes, block))
+        used = block.last_used
+        priority = used if self._policy is None else self._policy.priority(block.key)
+        heapq.heappush(self._leaves, _Leaf(priority, self._num_pushes, block, used))
 
     def _add(self, key: bytes, parent: Block | None) -> Block | None:
         if not self._free and not self.evict(1):
@@ -261,6 +315,8 @@ class PrefixCache:
         del self._blocks[block.key]
         self._free.append(block.slot)
         self._events.append(Removed(block.key))
+        if self._policy is not None:
+            self._policy.evicted(block.key)
         if block.parent is not None:
             block.parent.num_children -= 1
             self._offer(block.parent)

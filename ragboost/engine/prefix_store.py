@@ -3,6 +3,9 @@
 Joins `PrefixCache` (which blocks) and `KVPool` (where they lie). Only exact KV passes through here.
 """
 
+from collections.abc import Iterable
+
+from ragboost.chunk_cache.replacement import Replacement
 from ragboost.engine.kv import KVLayout, KVPool
 from ragboost.engine.prefix_cache import Event, PrefixCache
 from ragboost.engine.sequence import Sequence
@@ -11,14 +14,24 @@ from ragboost.engine.sequence import Sequence
 class PrefixStore:
     """A prefix cache of `capacity_tokens` tokens over real KV.
 
+    Args:
+        policy: which block goes first when it is full; None: the least recently used.
+
     Attributes:
         cache: the book-keeping.
         queried_tokens, hit_tokens: prompt tokens looked up and found, since the start.
     """
 
-    def __init__(self, layout: KVLayout, *, capacity_tokens: int, block_size: int) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        capacity_tokens: int,
+        block_size: int,
+        policy: Replacement | None = None,
+    ) -> None:
         num_blocks = capacity_tokens // block_size
-        self.cache = PrefixCache(num_blocks, block_size)
+        self.cache = PrefixCache(num_blocks, block_size, policy=policy)
         self.block_size = block_size
         self.queried_tokens = 0
         self.hit_tokens = 0
@@ -32,11 +45,11 @@ class PrefixStore:
     def load(self, sequence: Sequence) -> None:
         """Extend what is computed of a prompt by what is cached, and hold the blocks.
 
-        Does nothing unless all that is computed is held too. At least the last prompt token stays
-        to be computed: its logits are needed.
+        Does nothing unless all that is computed is held too, and exact. At least the last prompt
+        token stays to be computed: its logits are needed.
         """
         start = len(sequence.held)
-        if sequence.num_computed != start * self.block_size:
+        if sequence.num_computed != start * self.block_size or sequence.exact_until is not None:
             return
         most = (sequence.num_prompt_tokens - 1) // self.block_size
         keys = sequence.block_keys(most, self.block_size)
@@ -56,8 +69,11 @@ class PrefixStore:
 
     def save(self, sequence: Sequence) -> None:
         """Put all full blocks computed since the last call into the cache, while there is room."""
-        start, full = len(sequence.held), sequence.num_computed // self.block_size
-        if start == full or not sequence.is_exact:
+        start, end = len(sequence.held), sequence.num_computed
+        if sequence.exact_until is not None:
+            end = min(end, sequence.exact_until)
+        full = end // self.block_size
+        if start >= full or sequence.rows is not None:
             return
         assert sequence.kv is not None, "save after the sequence has ended"
         inserted = self.cache.insert(
@@ -79,6 +95,13 @@ class PrefixStore:
         self.cache.release(sequence.held)
         sequence.held = []
         sequence.kv = None
+
+    def look_ahead(self, waiting: Iterable[Sequence]) -> None:
+        """Tell the policy of the sequences that wait, the next one first."""
+        self.cache.look_ahead(
+            sequence.block_keys(sequence.num_prompt_tokens // self.block_size, self.block_size)
+            for sequence in waiting
+        )
 
     def take_events(self) -> list[Event]:
         """What was stored, removed and cleared since the last call."""

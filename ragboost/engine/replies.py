@@ -5,17 +5,38 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ragboost.engine.sequence import Reused
 from ragboost.errors import RequestError
 
 
-def usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """The `usage` object; says always how many prompt tokens came from the prefix cache."""
-    return {
+def usage(
+    *,
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int,
+    reused: Reused | None = None,
+) -> dict[str, Any]:
+    """The `usage` object; says always how many prompt tokens had exact KV in a cache.
+
+    Where chunks were to be reused, `ragboost` says of all prompt tokens where their KV came from.
+    """
+    result: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if reused is not None:
+        result["ragboost"] = {
+            "exact_cached_tokens": cached_tokens,
+            "approx_cached_tokens": reused.approximate,
+            "recomputed_tokens": reused.recomputed,
+            "computed_tokens": prompt_tokens
+            - cached_tokens
+            - reused.approximate
+            - reused.recomputed,
+        }
+    return result
 
 
 def error(message: str, *, kind: str, param: str | None = None, code: str) -> dict[str, Any]:

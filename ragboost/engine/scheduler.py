@@ -1,6 +1,7 @@
 """Decide what each step computes: every decode row, then prefill in chunks up to a token budget.
 
-Knows sequences and the prefix store. Does not know threads, text or the model's insides.
+Knows sequences, the prefix store and when chunks are reused. Does not know threads, text or the
+model's insides.
 """
 
 from collections import deque
@@ -10,16 +11,40 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ragboost.engine.graph import Graphs
 from ragboost.engine.model_runner import ModelRunner
 from ragboost.engine.prefix_store import PrefixStore
+from ragboost.engine.reuse import Reuser
 from ragboost.engine.sequence import Sequence
+
+STORING_SHARE = 8
+"""Chunks are stored with one part in so many of a step that computes something else, too."""
 
 
 class Work(NamedTuple):
-    """Tokens `num_computed` to `end` of a sequence, to be computed in one step."""
+    """Positions of a sequence, (rows,), ascending, to be computed in one step."""
 
     sequence: Sequence
-    end: int
+    positions: Tensor
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one."""
+        return int(self.positions[-1]) + 1
+
+
+class Step(NamedTuple):
+    """What one step does.
+
+    Attributes:
+        works: rows of one forward.
+        choosing: a sequence that goes on choosing what to compute, or None.
+        budget: rows that are left for that, or for storing chunks.
+    """
+
+    works: list[Work]
+    choosing: Sequence | None
+    budget: int
 
 
 class Scheduler:
@@ -30,85 +55,140 @@ class Scheduler:
     a sequence owns its KV buffer, and the prefix cache simply stores less when it is full of
     blocks in use.
 
+    Of a prompt with reused chunks first what to compute is chosen, in pieces that take the place of
+    prefill rows, then these rows are computed, wherever they stand, as rows of ordinary steps.
+    Chunks that were not stored are computed for themselves with an eighth of each step, and with
+    all of it when nothing else is to do. A prompt with a graph is computed at once, whatever its
+    length, but for its last token.
+
     Attributes:
         waiting: submitted, not yet started.
         running: started; at most `max_running`.
     """
 
     def __init__(
-        self, runner: ModelRunner, store: PrefixStore, *, max_running: int, max_step_tokens: int
+        self,
+        runner: ModelRunner,
+        store: PrefixStore,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        reuser: Reuser | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.waiting: deque[Sequence] = deque()
+        self._has_queue_changed = False
         self.running: list[Sequence] = []
         self._runner = runner
         self._store = store
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
+        self._reuser = reuser
+        self._graphs = graphs
+        if graphs is not None:
+            graphs.look_ahead(lambda: [(s.graph, s.salt) for s in self.waiting if s.graph])
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to compute."""
-        return bool(self.waiting or self.running)
+        is_storing = self._reuser is not None and self._reuser.has_work
+        return bool(self.waiting or self.running) or is_storing
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.waiting.append(sequence)
+        self._has_queue_changed = True
+        if self._reuser is not None:
+            self._reuser.prefetch(sequence)
+
+    def close(self) -> None:
+        """Stop what goes on between steps."""
+        if self._reuser is not None:
+            self._reuser.close()
 
     def abort(self, sequence: Sequence) -> None:
         """Forget a sequence at once, and free what it holds. Unknown ones are ignored."""
         if sequence in self.running:
             self.running.remove(sequence)
+            if self._reuser is not None:
+                self._reuser.forget(sequence)
             self._store.release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+            self._has_queue_changed = True
 
     def step(self) -> list[Sequence]:
         """Compute one batch, emit its tokens, and return the sequences that have ended."""
         with torch.inference_mode():
-            works = self._plan()
-            for (sequence, end), logits in zip(works, self._compute(works), strict=True):
-                sequence.num_computed = end
+            works, choosing, budget = self._plan()
+            if self._has_queue_changed:
+                self._has_queue_changed = False
+                self._store.look_ahead(self.waiting)
+            for (sequence, positions), logits in zip(works, self._compute(works), strict=True):
+                sequence.computed(positions)
                 self._store.save(sequence)
                 if logits is not None:
                     sequence.append(logits)
+            self._reuse(choosing, works, budget)
         ended = [sequence for sequence in self.running if sequence.is_finished]
         for sequence in ended:
             self.abort(sequence)
         return ended
 
+    def _reuse(self, choosing: Sequence | None, works: SequenceOf[Work], budget: int) -> None:
+        """Give what is left of a step to reuse."""
+        if self._reuser is None:
+            return
+        if choosing is not None:
+            self._reuser.choose(choosing, rows=budget)
+        elif self._reuser.has_work:
+            share = STORING_SHARE if works else 1
+            self._reuser.store_missing(rows=max(1, self._max_step_tokens // share))
+
     def _compute(self, works: SequenceOf[Work]) -> list[Tensor | None]:
         """Run the model; the logits of the works that end at the newest token."""
+        if not works:
+            return []
         segments = []
-        for sequence, end in works:
+        for work in works:
+            sequence = work.sequence
             assert sequence.kv is not None, "planned without a KV cache"
             segments.append(
                 self._runner.segment(
-                    sequence.token_ids[sequence.num_computed : end],
+                    [sequence.token_ids[position] for position in work.positions.tolist()],
                     sequence.kv,
-                    start=sequence.num_computed,
-                    wants_logits=end == len(sequence.token_ids),
+                    positions=work.positions,
+                    wants_logits=work.end == len(sequence.token_ids),
                 )
             )
         logits = iter(self._runner.forward(segments))
         return [next(logits) if segment.wants_logits else None for segment in segments]
 
-    def _plan(self) -> list[Work]:
+    def _plan(self) -> Step:
         works = [
-            Work(sequence, len(sequence.token_ids))
+            Work(sequence, self._range(sequence.num_computed, len(sequence.token_ids)))
             for sequence in self.running
             if not sequence.is_prefilling
         ]
         # Decode alone may fill the budget; prefill still advances, or it would starve.
         budget = max(self._max_step_tokens - len(works), self._store.block_size)
         prefilling = deque(s for s in self.running if s.is_prefilling)
+        choosing = self._reuser.choosing if self._reuser is not None else None
         while budget > 0 and (sequence := self._next_prefill(prefilling)) is not None:
-            self._store.load(sequence)
-            end = self._chunk_end(sequence, budget)
-            if end == sequence.num_computed:
+            if sequence is choosing:  # over what it held when it began
+                return Step(works, sequence, budget)
+            if self._graphs is not None and sequence.graph is not None:
+                budget -= self._graphs.compute(sequence)
+            elif sequence.rows is None:
+                self._store.load(sequence)
+            if sequence.is_choosing:
+                return Step(works, sequence, budget)
+            positions = self._next_rows(sequence, budget)
+            if not len(positions):
                 break
-            works.append(Work(sequence, end))
-            budget -= end - sequence.num_computed
-        return works
+            works.append(Work(sequence, positions))
+            budget -= len(positions)
+        return Step(works, None, budget)
 
     def _next_prefill(self, prefilling: deque[Sequence]) -> Sequence | None:
         if prefilling:
@@ -116,15 +196,22 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self._max_running:
             return None
         sequence = self.waiting.popleft()
+        self._has_queue_changed = True
         expected = sequence.num_prompt_tokens + min(sequence.params.max_tokens, 256)
         sequence.kv = self._runner.new_kv(expected)
         self._store.queried_tokens += sequence.num_prompt_tokens
         self.running.append(sequence)
         return sequence
 
-    def _chunk_end(self, sequence: Sequence, budget: int) -> int:
-        """End of the next chunk: on a block border unless the prompt ends."""
+    def _next_rows(self, sequence: Sequence, budget: int) -> Tensor:
+        """Positions to compute next, at most `budget`."""
+        if sequence.rows is not None:
+            return sequence.rows[:budget]
         end = sequence.num_computed + budget
         if end >= len(sequence.token_ids):
-            return len(sequence.token_ids)
-        return max(end - end % self._store.block_size, sequence.num_computed)
+            return self._range(sequence.num_computed, len(sequence.token_ids))
+        # On a block border unless the prompt ends.
+        return self._range(sequence.num_computed, end - end % self._store.block_size)
+
+    def _range(self, start: int, end: int) -> Tensor:
+        return torch.arange(start, max(start, end), device=self._runner.device)

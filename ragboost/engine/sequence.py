@@ -9,7 +9,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ragboost.chunk_cache.prefill import Counts
+from ragboost.engine.extension import Approx
+from ragboost.engine.graph import GraphPrompt
 from ragboost.engine.kv import SequenceKV
+from ragboost.engine.parts import Parts
 from ragboost.engine.prefix_cache import Block, block_key
 from ragboost.engine.sampling import SamplingParams, sample
 
@@ -20,12 +24,26 @@ class Output(NamedTuple):
     Attributes:
         token_id: the new token; None where the request failed.
         finish_reason: `stop`, `length` or `error` with the last output, else None.
-        cached_tokens: prompt tokens whose KV came from the prefix cache.
+        cached_tokens: leading prompt tokens whose KV was cached and is exact.
+        reused: what else was reused of the prompt; None where the request is exact.
     """
 
     token_id: int | None
     finish_reason: str | None
     cached_tokens: int
+    reused: "Reused | None" = None
+
+
+class Reused(NamedTuple):
+    """Prompt tokens that had KV of another context.
+
+    Attributes:
+        approximate: used as it was.
+        recomputed: computed again.
+    """
+
+    approximate: int = 0
+    recomputed: int = 0
 
 
 class Sequence:
@@ -34,12 +52,19 @@ class Sequence:
     Attributes:
         token_ids: prompt, then generated tokens.
         num_prompt_tokens: length of the prompt.
-        num_computed: leading tokens whose KV is in `kv`; always below `len(token_ids)`.
-        cached_tokens: of these, how many were copied from the prefix cache.
+        num_computed: leading tokens whose KV is in `kv`; always below `len(token_ids)`. With
+            `rows` set it is where they began.
+        cached_tokens: prompt tokens whose KV was cached and is exact.
         held: blocks of the prefix cache that hold its leading tokens, root first.
         kv: its KV cache; None before it is first scheduled and after it has ended.
-        is_exact: whether `kv` is what a plain prefill gives. KV of a sequence that is not exact
-            must never reach the prefix cache, and is not written to it.
+        parts, approx: where chunks stand in the prompt and how they are reused; None: it is
+            computed exactly.
+        graph: the prompt as a tree, where it is computed with dependency attention; else None.
+        is_choosing: what of the prompt is to be computed has not been chosen yet.
+        rows: positions of the prompt that are still to be computed, (rows,), ascending, where they
+            are scattered; None: all from `num_computed` on.
+        exact_until: KV from this position on is not what a plain prefill gives, and is never
+            written to the prefix cache; None: all of it is.
         finish_reason: why it ended; None while it runs.
     """
 
@@ -52,6 +77,9 @@ class Sequence:
         stop_ids: frozenset[int] = frozenset(),
         salt: str | None = None,
         session_id: str | None = None,
+        parts: Parts | None = None,
+        approx: Approx | None = None,
+        graph: GraphPrompt | None = None,
     ) -> None:
         assert prompt, "a sequence needs at least one token"
         self.token_ids = list(prompt)
@@ -63,17 +91,24 @@ class Sequence:
         self.cached_tokens = 0
         self.held: list[Block] = []
         self.kv: SequenceKV | None = None
-        self.is_exact = True
+        self.parts = parts
+        self.approx = approx
+        self.graph = graph
+        self.is_choosing = parts is not None and approx is not None
+        self.rows: Tensor | None = None
+        self.exact_until: int | None = None
         self.finish_reason: str | None = None
         self._emit = emit
         self._stop_ids = frozenset() if params.ignore_eos else stop_ids
         self._generator = params.generator()
         self._keys: list[bytes] = []
+        self._reused = Reused() if self.is_choosing else None
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more than the newest token has to be computed."""
-        return len(self.token_ids) - self.num_computed > 1
+        """Whether more than the newest token has to be computed, or parts of the prompt do."""
+        is_whole = len(self.token_ids) - self.num_computed <= 1
+        return self.is_choosing or self.rows is not None or not is_whole
 
     @property
     def is_finished(self) -> bool:
@@ -88,6 +123,33 @@ class Sequence:
             self._keys.append(block_key(parent, tokens, salt=self.salt))
         return self._keys[:num_blocks]
 
+    def compute_all(self) -> None:
+        """Compute the whole prompt: nothing of it is reused."""
+        self.is_choosing = False
+
+    def compute_rows(self, rows: Tensor, counts: Counts) -> None:
+        """Compute these positions, (rows,), over the KV that `kv` now holds of the others."""
+        self.is_choosing = False
+        self.cached_tokens = counts.num_exact
+        self._reused = Reused(counts.num_approximate, counts.num_recomputed)
+        if counts.num_publishable < self.num_prompt_tokens:
+            self.exact_until = counts.num_publishable
+        first = int(rows[0])
+        if len(rows) == self.num_prompt_tokens - first:
+            self.num_computed = first
+        else:
+            self.rows = rows
+
+    def computed(self, positions: Tensor) -> None:
+        """Note that the KV of the next rows, (positions,), is in `kv` now."""
+        last = int(positions[-1])
+        if self.rows is None:
+            self.num_computed = last + 1
+        elif len(positions) == len(self.rows):
+            self.rows, self.num_computed = None, self.num_prompt_tokens
+        else:
+            self.rows = self.rows[len(positions) :]
+
     def append(self, logits: Tensor) -> None:
         """Sample the next token from `logits`, (vocab,), and emit it."""
         token = sample(logits, self.params, self._generator)
@@ -96,7 +158,7 @@ class Sequence:
             self.finish_reason = "stop"
         elif len(self.token_ids) - self.num_prompt_tokens >= self.params.max_tokens:
             self.finish_reason = "length"
-        self._emit(Output(token, self.finish_reason, self.cached_tokens))
+        self._emit(Output(token, self.finish_reason, self.cached_tokens, self._reused))
 
     def fail(self) -> None:
         """End it with an error, and say so to the caller."""

@@ -1,7 +1,8 @@
 """The `ragboost` object of a body: `{"documents": [...], "session_id": "...", "options": {...}}`.
 
 Its documents are rendered into the last user message, or the `prompt`; the object itself is taken
-out of the body. It is ours, so that whatever is wrong with it is the caller's error.
+out of the body. It is ours, so that whatever is wrong with it is the caller's error. Its `reuse` is
+for an engine that reuses chunks, and checked there.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from ragboost.formats.question import find_question, replace_question
 from ragboost.types import Context, as_documents
 
 FIELD = "ragboost"
-_KNOWN = ("documents", "session_id", "options")
+_KNOWN = ("documents", "session_id", "options", "reuse", "graph")
+GRAPH = "graph"
 _MAX_SESSION_ID = 256
 
 
@@ -77,8 +79,13 @@ def is_boost_wanted(fields: Mapping[str, Any]) -> bool:
 
 
 def without_object(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body as the backend shall see it."""
-    return {name: value for name, value in body.items() if name != FIELD}
+    """The body as the backend shall see it: of the object, a `graph` stays, for an engine that
+    takes it."""
+    kept = {name: value for name, value in body.items() if name != FIELD}
+    fields = body.get(FIELD)
+    if isinstance(fields, dict) and GRAPH in fields:
+        kept[FIELD] = {GRAPH: fields[GRAPH]}
+    return kept
 
 
 def _check_session_id(value: Any) -> None:

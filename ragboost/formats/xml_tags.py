@@ -11,9 +11,7 @@ from typing import NamedTuple
 from ragboost.formats.groups import Block, Number, TextGroup
 from ragboost.formats.spans import (
     behind_closing_tag,
-    closing_tags,
     code_fences,
-    finds,
     is_in_code,
     runs,
     strip,
@@ -23,12 +21,16 @@ TAGS = ("document", "doc", "passage", "chunk", "search_result", "Document")
 
 _MAX_TAG = 1024
 _MAX_NAME = 200
-_BEHIND_NAME = " \t\r\n>"
+# Start tags of this very name, `<document_content>` is none of `<document>`, and end tags. Regular
+# expressions that begin with a fixed character are the fastest search for such marks.
+_MARKS = {tag: re.compile(f"<(?:/{tag}>|{tag}(?=[ \\t\\r\\n>]))") for tag in TAGS}
+_CLOSERS = re.compile(f"</({'|'.join(TAGS)})>")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
 _QUOTE_OR_END = re.compile("[\"'>]")
 _NUMBERS = ("index", "id", "number", "num", "n", "i")
 _NAMES = ("title", "name", "source", "url", "path", "id", "doc_id")
-_CONTENT = ("<document_content>", "</document_content>")
+_CONTENT = re.compile("<document_content>")
+_CONTENT_END = "</document_content>"
 
 
 class _Attribute(NamedTuple):
@@ -47,14 +49,14 @@ class _Element(NamedTuple):
 
 def find(text: str) -> list[TextGroup]:
     """Find runs of elements; of the tags that we know, the first that has any counts."""
-    closed = closing_tags(text).intersection(TAGS)
+    closed = set(_CLOSERS.findall(text))
     fences = code_fences(text) if closed else []
-    for tag in TAGS:
+    for tag, marks in _MARKS.items():
         if tag not in closed:
             continue
         groups = [
             _group(text, run)
-            for run in runs(text, _elements(text, tag))
+            for run in runs(text, _elements(text, tag, marks))
             if not is_in_code(fences, run[0].start)
         ]
         if groups:
@@ -62,30 +64,27 @@ def find(text: str) -> list[TextGroup]:
     return []
 
 
-def _elements(text: str, tag: str) -> list[_Element]:
+def _elements(text: str, tag: str, marks: re.Pattern[str]) -> list[_Element]:
     """All elements of a tag; none if they are not plainly one behind the other."""
-    opener, closer = f"<{tag}", f"</{tag}>"
     elements: list[_Element] = []
-    at = _find_opener(text, opener, 0, len(text))
-    while at >= 0:
-        inner = _tag_end(text, at)
-        close = text.find(closer, inner) if inner >= 0 else -1
-        if close < 0 or text[inner - 2] == "/" or _find_opener(text, opener, inner, close) >= 0:
-            return []
-        end = close + len(closer)
-        attributes = _attributes(text, at + len(opener), inner)
-        elements.append(_Element(at, end, inner, close, attributes))
-        at = _find_opener(text, opener, end, len(text))
-    return elements
-
-
-def _find_opener(text: str, opener: str, start: int, end: int) -> int:
-    """The next start tag of this very name: `<document_content>` is none of `<document>`."""
-    for at in finds(text, opener, start, end):
-        behind = at + len(opener)
-        if text[behind : behind + 1] in _BEHIND_NAME:
-            return at
-    return -1
+    start = inner = -1  # of the element that is open
+    for mark in marks.finditer(text):
+        at, behind = mark.span()
+        is_closer = text[at + 1] == "/"
+        if start < 0:
+            if is_closer:
+                continue
+            start, inner = at, behind + 1 if text[behind] == ">" else _tag_end(text, at)
+            if inner < 0 or text[inner - 2] == "/":
+                return []
+        elif at >= inner:  # else it stands in an attribute
+            if not is_closer:
+                return []
+            behind_name = start + 1 + len(tag)
+            attributes = _attributes(text, behind_name, inner) if inner > behind_name + 1 else {}
+            elements.append(_Element(start, behind, inner, at, attributes))
+            start = -1
+    return elements if start < 0 else []
 
 
 def _tag_end(text: str, at: int) -> int:
@@ -141,12 +140,11 @@ def _block(text: str, element: _Element, number: str | None) -> Block:
 
 
 def _text_proper(text: str, element: _Element) -> tuple[int, int]:
-    opener, closer = _CONTENT
-    start = text.find(opener, element.inner_start, element.inner_end)
-    if start < 0:
+    opener = _CONTENT.search(text, element.inner_start, element.inner_end)
+    if opener is None:
         return element.inner_start, element.inner_end
-    end = text.rfind(closer, start, element.inner_end)
-    return (start + len(opener), end) if end >= 0 else (element.inner_start, element.inner_end)
+    end = text.rfind(_CONTENT_END, opener.start(), element.inner_end)
+    return (opener.end(), end) if end >= 0 else (element.inner_start, element.inner_end)
 
 
 def _name(text: str, element: _Element, number: str | None) -> str:

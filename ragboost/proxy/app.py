@@ -1,13 +1,16 @@
 """Put the proxy together: one app, with everything that it remembers hanging on it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fastapi import FastAPI
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragboost import __version__
 from ragboost.config import Settings
@@ -15,6 +18,8 @@ from ragboost.engine_hooks.reports import REPORT_PATH
 from ragboost.proxy.backends import Backends
 from ragboost.proxy.boosting import Boosting
 from ragboost.proxy.chat_sessions import session_routes
+from ragboost.proxy.chunk_spans import ChunkSpans
+from ragboost.proxy.dashboard import Dashboard
 from ragboost.proxy.dispatch import Dispatcher
 from ragboost.proxy.errors import error_response
 from ragboost.proxy.metrics import Metrics
@@ -41,25 +46,34 @@ class _Parts:
     backends: Backends
     metrics: Metrics
     sync: CacheSync
+    chunks: ChunkSpans
     boosting: Boosting
     dispatcher: Dispatcher
     store: ChatSessionStore
     turns: RunningTurns
+    dashboard: Dashboard
 
     @classmethod
     def of(cls, settings: Settings) -> "_Parts":
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, backends=backends, tenants=tenants)
+        chunks = ChunkSpans(settings.backend, backends.all)
         metrics.watch(StreamMetrics(sync))
+        boosting = Boosting(settings, metrics, tenants=tenants, sync=sync, chunks=chunks)
+        dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         return cls(
             settings,
             backends=backends,
             metrics=metrics,
             sync=sync,
-            boosting=Boosting(settings, metrics, tenants=tenants, sync=sync),
-            dispatcher=Dispatcher(settings, backends=backends, tenants=tenants),
+            chunks=chunks,
+            boosting=boosting,
+            dispatcher=dispatcher,
             store=make_store(settings.session),
             turns=RunningTurns(),
+            dashboard=Dashboard(
+                settings, dispatcher=dispatcher, metrics=metrics, boosting=boosting, sync=sync
+            ),
         )
 
     @asynccontextmanager
@@ -68,16 +82,38 @@ class _Parts:
         await self.backends.open()
         try:
             await self.sync.open()
+            await self.chunks.open()
+            await self.dashboard.history.open()
             yield
         finally:
+            await self.dashboard.history.close()
             await self.turns.drain()
             await self.store.close()
             self.dispatcher.close()
+            await self.chunks.close()
             await self.sync.close()
             await self.backends.close()
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
+class ProxyApp(FastAPI):
+    """FastAPI, with a short way to the endpoints that carry the load.
+
+    Attributes:
+        direct: endpoints by path, for POST; they are not called this way where the app is mounted
+            below another path or has middleware.
+    """
+
+    direct: Mapping[str, ASGIApp] = MappingProxyType({})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or run the lifespan."""
+        endpoint = None
+        if scope["type"] == "http" and scope["method"] == "POST" and not self.user_middleware:
+            endpoint = None if scope.get("root_path") else self.direct.get(scope["path"])
+        await (endpoint or super().__call__)(scope, receive, send)
+
+
+def create_app(settings: Settings | None = None) -> ProxyApp:
     """Make the proxy's app.
 
     Two apps share nothing. Everything that is no route of ours goes to the backend, so that routes
@@ -87,7 +123,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         settings: None: the defaults.
     """
     parts = _Parts.of(settings or Settings())
-    app = FastAPI(
+    app = ProxyApp(
         title="RAGBoost",
         version=__version__,
         lifespan=parts.lifespan,
@@ -96,28 +132,39 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
     )
-    app.state.cache_sync = parts.sync
+    app.state.cache_sync, app.state.chunk_spans = parts.sync, parts.chunks
     app.add_exception_handler(Exception, _internal_error)
-    app.router.routes.extend(_completions(parts))
+    completions = _completions(parts)
+    app.direct = {
+        path: ServerErrorMiddleware(endpoint, handler=_internal_error)
+        for path, endpoint in completions.items()
+    }
+    for path, endpoint in completions.items():
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+    app.router.routes.extend(_sessions(parts))
     app.router.routes.extend(_operations(parts))
     passthrough = Passthrough(parts.settings, dispatcher=parts.dispatcher, metrics=parts.metrics)
     app.router.routes.append(Route("/{path:path}", passthrough))
     return app
 
 
-def _completions(parts: _Parts) -> list[Route]:
-    """The endpoints that answer prompts, those that boost."""
-    routes = []
-    for path, endpoint in _BOOSTED.items():
-        completions = Completions(
+def _completions(parts: _Parts) -> dict[str, Completions]:
+    """The endpoints that answer prompts, by path."""
+    return {
+        path: Completions(
             parts.settings,
             endpoint=endpoint,
             dispatcher=parts.dispatcher,
             metrics=parts.metrics,
             boosting=parts.boosting,
         )
-        routes.append(Route(path, completions, methods=["POST"]))
-    return routes + session_routes(
+        for path, endpoint in _BOOSTED.items()
+    }
+
+
+def _sessions(parts: _Parts) -> list[Route]:
+    """The chat-session API."""
+    return session_routes(
         parts.settings,
         dispatcher=parts.dispatcher,
         metrics=parts.metrics,
@@ -141,6 +188,8 @@ def _operations(parts: _Parts) -> list[Route]:
         Route("/ready", status.ready, methods=["GET"]),
         Route("/version", status.version, methods=["GET"]),
         Route("/metrics", status.metrics, methods=["GET"]),
+        Route("/dashboard", parts.dashboard.page, methods=["GET"]),
+        Route("/dashboard/data", parts.dashboard.data, methods=["GET"]),
     ]
 
 

@@ -47,7 +47,7 @@ class Metrics:
         self._ttft = Histogram(
             "ragboost_time_to_first_token_seconds",
             "From the request's head to the first byte of a completion's answer.",
-            ("endpoint",),
+            ("endpoint", "result"),
             buckets=_SECONDS,
             registry=registry,
         )
@@ -72,12 +72,14 @@ class Metrics:
         )
 
     def _declare_tokens(self, registry: CollectorRegistry) -> None:
-        self._documents = Counter(
+        documents = Counter(
             "ragboost_documents_total",
             "Documents of boosted requests: sent, or dropped because the payload has them already.",
             ("result",),
             registry=registry,
         )
+        self._sent_documents = documents.labels("sent")
+        self._dropped_documents = documents.labels("dropped")
         self._prompt_tokens = Counter(
             "ragboost_prompt_tokens_total",
             "Prompt tokens that the backend reported.",
@@ -171,9 +173,9 @@ class Metrics:
         self._requests.labels(endpoint, model, outcome).inc()
         self._duration.labels(endpoint).observe(seconds)
 
-    def observe_first_byte(self, endpoint: str, *, seconds: float) -> None:
-        """Record the time to a completion's first byte."""
-        self._ttft.labels(endpoint).observe(seconds)
+    def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
+        """Record the time to a completion's first byte; `result` is `boosted` or `bypassed`."""
+        self._ttft.labels(endpoint, result).observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
         """Record the proxy's own time."""
@@ -190,8 +192,8 @@ class Metrics:
     def count_context(self, context: Context) -> None:
         """Count a boosted request's documents."""
         sent = len(context.documents)
-        self._documents.labels("sent").inc(sent)
-        self._documents.labels("dropped").inc(len(context.retrieved) - sent)
+        self._sent_documents.inc(sent)
+        self._dropped_documents.inc(len(context.retrieved) - sent)
         self._predicted_tokens.inc(context.predicted_cached_tokens)
 
     def count_passages(self, saved_bytes: int) -> None:

@@ -317,8 +317,12 @@ def _bytes_around(payload: Payload, found: Found) -> tuple[int, int]:
     if found.message is None:
         return 0, 0
     sizes = [memoryview(message).nbytes for message in payload.messages]
-    inside = sum(len(document.text.encode()) for document in found.documents)
+    inside = sum(_num_bytes(document.text) for document in found.documents)
     return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _boosted(body: Mapping[str, Any], context: Context, preamble: str) -> Rewritten:

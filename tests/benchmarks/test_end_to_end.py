@@ -40,7 +40,7 @@ def test_stretches_lie_apart_inside_the_plan_and_hold_as_many_as_asked(
 
 
 def test_requests_alone_reuse_the_prefix_where_plain_ones_do_not(served: dict[str, Served]) -> None:
-    result = replay_alone(served, REQUESTS, count=6, sample="stretches")
+    result = replay_alone(served, REQUESTS, count=6, sample="stretches", at_once=2)
 
     assert result["requests"] == 6
     assert result["plain"]["hit_rate"] < 0.1
@@ -55,7 +55,7 @@ def test_what_prepares_the_cache_does_not_count(served: dict[str, Served]) -> No
     for way in served.values():
         way.empty()
 
-    result = replay_alone(served, REQUESTS, count=4, sample="stretches")
+    result = replay_alone(served, REQUESTS, count=4, sample="stretches", at_once=2)
 
     assert [len(way.samples) for way in served.values()] == [4, 4, 4]
     prompt_tokens = result["boosted"]["prompt_tokens"]
@@ -67,7 +67,8 @@ def test_turns_send_a_document_once(served: dict[str, Served]) -> None:
     for way in served.values():
         way.empty()
 
-    result = replay_turns(served, [REQUESTS[::2], REQUESTS[1::2]], count=6, max_prompt_tokens=8_000)
+    conversations = [REQUESTS[::2], REQUESTS[1::2]]
+    result = replay_turns(served, conversations, count=6, at_once=2, max_prompt_tokens=8_000)
 
     assert [row["requests"] for row in result["turns"]] == [2, 2, 2]
     first, second, _ = result["turns"]

@@ -175,6 +175,7 @@ def test_stopping_fails_what_is_running(loaded: LoadedModel) -> None:
     assert not Request(engine, prompt(10)).is_accepted
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_failing_step_fails_all_requests_and_the_engines_health(loaded: LoadedModel) -> None:
     is_submitted = threading.Event()
 
@@ -196,6 +197,7 @@ def test_a_failing_step_fails_all_requests_and_the_engines_health(loaded: Loaded
     assert [request.finish()[-1] for request in requests] == [Output(None, "error", 0)] * 2
     assert not engine.is_healthy
     assert not Request(engine, prompt(10)).is_accepted
+    engine.reset_prefix_cache().result(10)
     engine.stop()
 
 

@@ -23,9 +23,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from ragboost.chunk_cache.replacement import make_replacement
 from ragboost.engine.model_runner import ModelRunner
 from ragboost.engine.prefix_store import PrefixStore
 from ragboost.engine.sampling import SamplingParams
+from ragboost.engine.scheduler import Scheduler
 from ragboost.engine.sequence import Sequence
 from ragboost.errors import ConfigError
 
@@ -173,11 +175,33 @@ def test_reuse_stays_exact_when_blocks_are_evicted_and_stored_again() -> None:
     assert len(store.cache) == 12
 
 
+def test_a_cache_that_looks_at_the_queue_hits_more_and_answers_the_same() -> None:
+    _, runner = build("llama-gqa")
+    prompts = [random_ids(33, seed) for seed in (0, 1, 2, 3, 0, 1, 2, 3)]  # 4 blocks each, 8 fit
+    hits, answers = {}, {}
+    for name in ("lru", "next-use"):
+        store = PrefixStore(
+            runner.layout, capacity_tokens=64, block_size=8, policy=make_replacement(name)
+        )
+        scheduler = Scheduler(runner, store, max_running=1, max_step_tokens=64)
+        params = SamplingParams(temperature=0, max_tokens=2)
+        sequences = [Sequence(ids, params, emit=lambda _output: None) for ids in prompts]
+        for sequence in sequences:
+            scheduler.add(sequence)
+        while scheduler.has_work:
+            scheduler.step()
+            store.cache.check_integrity()
+        hits[name] = store.hit_tokens
+        answers[name] = [sequence.token_ids for sequence in sequences]
+    assert answers["lru"] == answers["next-use"]
+    assert (hits["lru"], hits["next-use"]) == (0, 64), "prompts 0 and 1 waited for their second use"
+
+
 def test_a_sequence_that_is_not_exact_never_reaches_the_prefix_cache() -> None:
     _, runner = build("llama-gqa")
     store = PrefixStore(runner.layout, capacity_tokens=96, block_size=8)
     sequence = new_sequence(random_ids(30, 1))
-    sequence.is_exact = False
+    sequence.exact_until = 0
     compute(runner, store, sequence, chunk=16)
     assert len(store.cache) == 0
 

@@ -1,9 +1,10 @@
-"""The book-keeping of the prefix cache: matching, LRU on leaves, reference counts, events."""
+"""The book-keeping of the prefix cache: matching, eviction of leaves, reference counts, events."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from ragboost.chunk_cache.replacement import make_replacement
 from ragboost.engine.prefix_cache import (
     Block,
     Cleared,
@@ -94,6 +95,30 @@ def test_blocks_dropped_by_clear_may_still_be_released_and_are_no_parents() -> N
     cache.check_integrity()
 
 
+def test_blocks_that_waiting_requests_will_use_stay() -> None:
+    cache = PrefixCache(4, BLOCK_SIZE, policy=make_replacement("next-use"))
+    for tokens in ([1, 1, 2, 2], [3, 3], [4, 4]):
+        cache.release(put(cache, tokens))
+    cache.look_ahead([keys_of([1, 1, 2, 2]), keys_of([9, 9, 3, 3])])
+
+    cache.release(put(cache, [5, 5, 6, 6]))
+
+    assert len(cache.match(keys_of([1, 1, 2, 2]))) == 2, "oldest of all, and needed next"
+    assert not cache.match(keys_of([3, 3])), "behind [9, 9] it is another block"
+    cache.look_ahead([])
+    put(cache, [7, 7])
+    assert len(cache.match(keys_of([1, 1, 2, 2]))) == 1, "without a queue: the oldest leaf"
+    cache.check_integrity()
+
+
+def test_the_least_used_leaf_goes_first_where_uses_count() -> None:
+    cache = PrefixCache(2, BLOCK_SIZE, policy=make_replacement("lfu"))
+    for tokens in ([1, 2], [1, 2], [3, 4]):
+        cache.release(put(cache, tokens))
+    put(cache, [5, 6])
+    assert len(cache.match(keys_of([1, 2]))) == 1
+
+
 class PrefixCacheMachine(RuleBasedStateMachine):
     """Random requests on a small cache, with a mirror that only sees the events."""
 
@@ -104,6 +129,15 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.cache = PrefixCache(6, BLOCK_SIZE)
         self.running: list[list[Block]] = []
         self.mirror: set[bytes] = set()
+
+    @initialize(name=st.sampled_from(["default", "lfu", "lacr", "next-use", "next-use-lfu"]))
+    def choose_policy(self, name: str) -> None:
+        if name != "default":
+            self.cache = PrefixCache(6, BLOCK_SIZE, policy=make_replacement(name))
+
+    @rule(prompts=st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=3))
+    def look_ahead(self, prompts: list[list[int]]) -> None:
+        self.cache.look_ahead(keys_of(tokens) for tokens in prompts)
 
     @rule(
         target=requests,

@@ -1,0 +1,241 @@
+"""Time to first token, throughput and work of GraphRAG prompts: ordinary attention over written-out
+paths, dependency attention, and dependency attention with reuse of subgraphs.
+
+    python -m benchmarks.depcache --workload zipf --json
+
+Every query names `--entities` entities of a synthetic graph; each brings its subgraph of two hops,
+`--paths` relation paths. The engine's built-in model computes (random weights: timing needs no
+others). The three take turns at every query, so that a busy machine disturbs all. `ttft_ms` is the
+median of processor time where one thread computes, layout, matching and assembly included.
+Ordinary attention runs the model's own causal kernel on the whole prompt.
+"""
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.dependency.depkv import DepCache
+from ragboost.chunk_cache.dependency.prompt import DepPrompt
+from ragboost.engine.builtin import build_model
+
+WORKLOADS = ("uniform", "temporal", "zipf")
+SYSTEM, TASK = 64, 32
+ENTITY, RELATION = 3, 2
+"""Tokens of a name, and of a relation."""
+RECENT, RECENT_SHARE = 30, 0.8
+"""Temporal: so many entities count as recent, and so many draws are among them."""
+
+Paths = list[tuple[int, ...]]
+
+
+def make_graph(rng: random.Random, *, roots: int, paths: int, vocabulary: int) -> list[Paths]:
+    """Draw the subgraph of each root: two hops, each first hop with two to ten second ones."""
+
+    def draw(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(3, vocabulary) for _ in range(count))
+
+    graph = []
+    for _ in range(roots):
+        root, found = draw(ENTITY), []
+        while len(found) < paths:
+            first = (*root, *draw(RELATION), *draw(ENTITY))
+            count = min(rng.randint(2, 10), paths - len(found))
+            found += [(*first, *draw(RELATION), *draw(ENTITY)) for _ in range(count)]
+        graph.append(found)
+    return graph
+
+
+def make_queries(
+    rng: random.Random, workload: str, *, count: int, roots: int, entities: int
+) -> list[list[int]]:
+    """Draw the entities of each query, all different within one."""
+    queries: list[list[int]] = []
+    recent: list[int] = []
+    weights = [1 / (rank + 1) for rank in range(roots)]
+    for _ in range(count):
+        query: dict[int, None] = {}
+        while len(query) < entities:
+            if workload == "zipf":
+                entity = rng.choices(range(roots), weights)[0]
+            elif workload == "temporal" and recent and rng.random() < RECENT_SHARE:
+                entity = rng.choice(recent)
+            else:
+                entity = rng.randrange(roots)
+            query[entity] = None
+        queries.append(list(query))
+        recent = [*[e for e in recent if e not in query], *query][-RECENT:]
+    return queries
+
+
+class Bench:
+    """One model, one workload, three ways to answer a query."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.adapter = ModelAdapter(build_model("small", seed=args.seed))
+        self.new_tokens = args.new_tokens
+        vocabulary = int(self.adapter.config.vocab_size)
+        rng = random.Random(args.seed)
+        self.graph = make_graph(rng, roots=args.roots, paths=args.paths, vocabulary=vocabulary)
+        self.queries = make_queries(
+            rng,
+            args.workload,
+            count=args.warm + args.queries,
+            roots=args.roots,
+            entities=args.entities,
+        )
+        self.system = tuple(rng.randrange(3, vocabulary) for _ in range(SYSTEM))
+        self.task = tuple(rng.randrange(3, vocabulary) for _ in range(TASK))
+        options: dict[str, Any] = {"positions": args.positions}
+        self.plain = DepCache(self.adapter, capacity_tokens=0, **options)
+        self.reusing = DepCache(
+            self.adapter,
+            capacity_tokens=args.capacity_tokens,
+            replacement=args.replacement,
+            **options,
+        )
+        self.window = args.window
+        self.next = 0
+        self.reusing.look_ahead(self._waiting)
+
+    def prompt(self, query: list[int]) -> DepPrompt:
+        paths = [path for entity in query for path in self.graph[entity]]
+        return DepPrompt.of(self.system, paths, self.task)
+
+    def self_attention(self, query: list[int]) -> dict[str, float]:
+        written = [t for entity in query for path in self.graph[entity] for t in path]
+        ids = torch.tensor([[*self.system, *written, *self.task]])
+        begin = time.process_time()
+        with torch.no_grad():
+            cache = DynamicCache()
+            out = self.adapter.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            first = time.process_time()
+            token = out.logits[0, -1].argmax()
+            for _ in range(self.new_tokens - 1):
+                out = self.adapter.model(token.view(1, 1), past_key_values=cache, use_cache=True)
+                token = out.logits[0, -1].argmax()
+        count = ids.shape[1]
+        return {
+            "ttft_ms": 1e3 * (first - begin),
+            "seconds": time.process_time() - begin,
+            "prompt_tokens": count,
+            "computed_tokens": count,
+            "attention_pairs": count * (count + 1) // 2,
+        }
+
+    def dependency(self, query: list[int], depcache: DepCache) -> dict[str, float]:
+        prompt = self.prompt(query)
+        begin = time.process_time()
+        kv = depcache.compute_depkv(prompt)
+        first = time.process_time()
+        depcache.generate_with_depkv(kv, max_tokens=self.new_tokens)
+        return {
+            "ttft_ms": 1e3 * (first - begin),
+            "seconds": time.process_time() - begin,
+            "prompt_tokens": kv.num_tokens,
+            "computed_tokens": len(kv.computed),
+            "attention_pairs": kv.layout.num_pairs(kv.computed),
+        }
+
+    def _waiting(self) -> list[Any]:
+        coming = self.queries[self.next : self.next + self.window]
+        return [(self.reusing.layout(self.prompt(query)), "") for query in coming]
+
+
+def summary(rows: list[dict[str, float]]) -> dict[str, float]:
+    total = {name: sum(row[name] for row in rows) for name in rows[0]}
+    return {
+        "ttft_ms": round(statistics.median(row["ttft_ms"] for row in rows), 1),
+        "prompt_tokens": round(total["prompt_tokens"] / len(rows)),
+        "reuse_rate": round(1 - total["computed_tokens"] / total["prompt_tokens"], 4),
+        "requests_per_s": round(len(rows) / total["seconds"], 3),
+        "attention_pairs": round(total["attention_pairs"] / len(rows)),
+    }
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    bench = Bench(args)
+    ways: dict[str, Callable[[list[int]], dict[str, float]]] = {
+        "self_attention": bench.self_attention,
+        "dependency": lambda query: bench.dependency(query, bench.plain),
+        "dependency_reuse": lambda query: bench.dependency(query, bench.reusing),
+    }
+    for way in ways.values():  # the first call of each pays for memory
+        way(bench.queries[0])
+    if bench.reusing.tree is not None:
+        bench.reusing.tree.clear()
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    for number, query in enumerate(bench.queries):
+        bench.next = number + 1
+        if number < args.warm:
+            bench.reusing.compute_depkv(bench.prompt(query))
+            continue
+        for name, way in ways.items():
+            rows[name].append(way(query))
+        print(f"query {number - args.warm + 1} of {args.queries}", file=sys.stderr)
+    found = {name: summary(row) for name, row in rows.items()}
+    plain, tree, reuse = found.values()
+    return {
+        "workload": args.workload,
+        **found,
+        "speedup": {
+            "attention": round(plain["ttft_ms"] / tree["ttft_ms"], 2),
+            "reuse": round(tree["ttft_ms"] / reuse["ttft_ms"], 2),
+            "ttft": round(plain["ttft_ms"] / reuse["ttft_ms"], 2),
+            "throughput": round(reuse["requests_per_s"] / plain["requests_per_s"], 2),
+        },
+        "positions": args.positions,
+        "replacement": args.replacement,
+        "capacity_tokens": args.capacity_tokens,
+        "roots": args.roots,
+        "queries": args.queries,
+        "warm": args.warm,
+        "new_tokens": args.new_tokens,
+        "threads": torch.get_num_threads(),
+        "machine": platform.processor() or platform.machine(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--workload", choices=WORKLOADS, default="zipf")
+    parser.add_argument("--entities", type=int, default=10, help="of a query")
+    parser.add_argument("--paths", type=int, default=30, help="of an entity")
+    parser.add_argument("--roots", type=int, default=100, help="entities of the graph")
+    parser.add_argument("--queries", type=int, default=12)
+    parser.add_argument("--warm", type=int, default=20, help="queries before, not measured")
+    parser.add_argument("--window", type=int, default=8, help="waiting queries that are known")
+    parser.add_argument("--new-tokens", type=int, default=16)
+    parser.add_argument("--capacity-tokens", type=int, default=10_000)
+    parser.add_argument("--replacement", default="lacr")
+    parser.add_argument("--positions", choices=("depth", "preorder"), default="depth")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    result = measure(args)
+    if args.json:
+        print(json.dumps(result))
+        return
+    print(f"{'':17} {'prompt':>7} {'reused':>7} {'pairs':>10} {'TTFT ms':>8} {'req/s':>6}")
+    for name in ("self_attention", "dependency", "dependency_reuse"):
+        row = result[name]
+        print(
+            f"{name:17} {row['prompt_tokens']:7} {row['reuse_rate']:7.0%} "
+            f"{row['attention_pairs']:10} {row['ttft_ms']:8.1f} {row['requests_per_s']:6.2f}"
+        )
+    print("speed-up:", ", ".join(f"{name} {x}x" for name, x in result["speedup"].items()))
+
+
+if __name__ == "__main__":
+    main()

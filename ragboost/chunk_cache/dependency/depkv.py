@@ -1,0 +1,248 @@
+"""Compute the KV of prompts with dependency attention, reusing subgraphs of earlier ones (DepCache
+algorithm 2).
+
+The order for every token of a tree: stored KV, then computing; the task is always computed. Knows
+token ids, a model and the tree cache. Does not know texts, graphs or HTTP.
+"""
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.dependency.attention import TreeAttention
+from ragboost.chunk_cache.dependency.layout import Layout, Positions, lay_out
+from ragboost.chunk_cache.dependency.pool import TokenPool
+from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode, Path, TreeNode
+from ragboost.chunk_cache.dependency.repair import repair
+from ragboost.chunk_cache.dependency.tree_cache import Match, Request, TreeCache
+from ragboost.chunk_cache.hook import Plan
+from ragboost.chunk_cache.kv_cache import RequestCache
+from ragboost.chunk_cache.replacement import make_replacement
+from ragboost.chunk_cache.selection import DEFAULT_POLICY
+from ragboost.errors import ChunkCacheError
+
+
+@dataclass(frozen=True, slots=True)
+class DepKV:
+    """A prompt that is ready to be decoded.
+
+    Attributes:
+        cache: its KV, by slot of the layout; the request's own.
+        logits: of the last token, (vocabulary,): the first answer token.
+        layout: of the prompt; the next token stands in slot `len(layout)`, at
+            `layout.next_position`.
+        computed: slots whose KV was not stored, ascending.
+        num_recomputed: tokens that selective recompute computed with all before them in sight.
+    """
+
+    cache: RequestCache
+    logits: torch.Tensor
+    layout: Layout
+    computed: torch.Tensor
+    num_recomputed: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.layout)
+
+    @property
+    def num_reused(self) -> int:
+        """Tokens whose KV was stored."""
+        return len(self.layout) - len(self.computed)
+
+
+class DepCache:
+    """Dependency attention on one model. Safe to use from several threads.
+
+    Args:
+        adapter: the model.
+        capacity_tokens: tokens of trees, and of texts before them, whose KV is kept; 0: none.
+        positions: see `layout.Positions`. With `depth`, reused KV is what computing would give.
+        replacement: name of a policy of `chunk_cache.replacement`.
+        reencode: False reuses keys without turning them to their new positions: the ablation of the
+            paper, wrong by design.
+    """
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        *,
+        capacity_tokens: int = 65_536,
+        positions: Positions = "depth",
+        replacement: str = "lacr",
+        reencode: bool = True,
+    ) -> None:
+        self.adapter = adapter
+        self.positions = positions
+        self._reencode = reencode
+        self._lock = threading.RLock()
+        self._pool: TokenPool | None = None
+        self.tree: TreeCache | None = None
+        if capacity_tokens:
+            self.tree = TreeCache(capacity_tokens, make_replacement(replacement))
+            self._pool = TokenPool(adapter, capacity_tokens)
+
+    def layout(self, prompt: DepPrompt) -> Layout:
+        """Return the layout of a prompt, on the model's device."""
+        return lay_out(prompt, positions=self.positions).to(self.adapter.device)
+
+    def look_ahead(self, waiting: Callable[[], Iterable[tuple[Layout, str]]]) -> None:
+        """Say how to ask for the layouts and salts of the requests that come next."""
+        if self.tree is not None:
+            self.tree.waiting = lambda: [self._request(*one) for one in waiting()]
+
+    def compute_depkv(
+        self,
+        prompt: DepPrompt | Layout,
+        *,
+        recompute_ratio: float = 0.0,
+        policy: str = DEFAULT_POLICY,
+        salt: str = "",
+        into: RequestCache | None = None,
+    ) -> DepKV:
+        """Return the KV of a prompt; what was not stored is computed in one pass and stored.
+
+        Args:
+            prompt: the prompt, or its layout.
+            recompute_ratio: share of the trees' tokens to compute again with everything before them
+                in sight, for models that were not tuned for dependency attention. The result is not
+                stored.
+            policy: which ones.
+            salt: KV is shared among prompts with the same one.
+            into: where the KV goes, finite numbers in a slot for each token; None: a new cache.
+        """
+        layout = self.layout(prompt) if isinstance(prompt, DepPrompt) else prompt
+        cache = self.adapter.empty_cache(len(layout)) if into is None else into
+        missing = self._load(layout, cache, salt)
+        num_recomputed = 0
+        rows = missing[missing < layout.task] if recompute_ratio else missing
+        logits = self._compute(layout, cache, rows)
+        self._store(layout, cache, salt)
+        if recompute_ratio:
+            logits, num_recomputed = repair(
+                self.adapter, layout, cache, ratio=recompute_ratio, policy=policy
+            )
+        assert logits is not None, "the task is computed"
+        return DepKV(cache, logits, layout, missing, num_recomputed)
+
+    def compute_batch(self, prompts: Sequence[DepPrompt], *, salt: str = "") -> list[DepKV]:
+        """Return the KV of several prompts; what they have in common is computed once.
+
+        The trees of prompts with the same beginning are computed together, in one pass, if they
+        fit into the cache; then each prompt's task.
+        """
+        together: dict[Hashable, list[Path]] = {}
+        for prompt in prompts:
+            first, second = (*prompt.nodes, None)[:2]
+            if isinstance(first, LinearNode) and isinstance(second, TreeNode):
+                is_behind = second.depends_on == (first.name,)
+                if is_behind and not first.depends_on:
+                    together.setdefault(first.tokens, []).extend(second.paths)
+        for system, paths in together.items():
+            assert isinstance(system, tuple), "keys are token ids"
+            self.precompute(system, paths, salt=salt)
+        return [self.compute_depkv(prompt, salt=salt) for prompt in prompts]
+
+    def precompute(
+        self, system: Sequence[int], paths: Sequence[Sequence[int]], *, salt: str = ""
+    ) -> int:
+        """Compute and store relation paths behind a system text, in one pass. Paths that together
+        do not fit into the cache are left alone.
+
+        Returns:
+            How many tokens were computed; the others were stored already.
+        """
+        layout = self.layout(DepPrompt.of(system, paths, (0,)))
+        if self.tree is None or layout.task > self.tree.num_rows:
+            return 0
+        cache = self.adapter.empty_cache(len(layout))
+        missing = self._load(layout, cache, salt)
+        rows = missing[missing < layout.task]
+        self._compute(layout, cache, rows)
+        self._store(layout, cache, salt)
+        return len(rows)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def generate_with_depkv(
+        self, kv: DepKV, *, max_tokens: int, stop_ids: frozenset[int] = frozenset()
+    ) -> list[int]:
+        """Return the answer, greedily. The KV stays as it is.
+
+        Args:
+            kv: of the prompt.
+            max_tokens: tokens at most.
+            stop_ids: tokens that end the answer and are not part of it.
+        """
+        if max_tokens < 1:
+            raise ChunkCacheError(f"max_tokens must be at least 1, got {max_tokens}")
+        cache, logits = kv.cache.clone(), kv.logits
+        answer: list[int] = []
+        device = self.adapter.device
+        while True:
+            token = int(logits.argmax())
+            if token in stop_ids:
+                return answer
+            answer.append(token)
+            if len(answer) == max_tokens:
+                return answer
+            at = kv.layout.next_position + len(answer) - 1
+            logits = self.adapter.model(
+                input_ids=torch.tensor([[token]], device=device),
+                position_ids=torch.tensor([[at]], device=device),
+                past_key_values=cache,
+                use_cache=True,
+            ).logits[0, -1]
+
+    def _request(self, layout: Layout, salt: str) -> Request:
+        return Request((salt, self.adapter.regime(len(layout))), layout)
+
+    def _load(self, layout: Layout, cache: RequestCache, salt: str) -> torch.Tensor:
+        """Fill in what is stored; return the other slots, ascending."""
+        missing = torch.ones(len(layout), dtype=torch.bool)
+        if self.tree is None or self._pool is None:
+            return missing.nonzero().flatten()
+        with self._lock:
+            found = self.tree.match(self._request(layout, salt))
+            if found.slots:
+                slots = torch.tensor(found.slots, device=self.adapter.device)
+                self._pool.load(
+                    cache,
+                    slots=slots,
+                    rows=torch.tensor(found.rows, device=self.adapter.device),
+                    at=layout.positions[slots],
+                    length=len(layout),
+                    is_turned=self._reencode,
+                )
+        missing[found.slots] = False
+        return missing.nonzero().flatten()
+
+    def _store(self, layout: Layout, cache: RequestCache, salt: str) -> None:
+        if self.tree is None or self._pool is None:
+            return
+        with self._lock:
+            # Matched again: another thread may have stored or evicted since.
+            request = self._request(layout, salt)
+            found: Match = self.tree.match(request)
+            slots, rows = self.tree.insert(request, found)
+            if slots:
+                at = torch.tensor(slots, device=self.adapter.device)
+                self._pool.store(
+                    cache,
+                    slots=at,
+                    rows=torch.tensor(rows, device=self.adapter.device),
+                    at=layout.positions[at],
+                )
+
+    def _compute(
+        self, layout: Layout, cache: RequestCache, rows: torch.Tensor
+    ) -> torch.Tensor | None:
+        if not len(rows):
+            return None
+        rows = rows.to(self.adapter.device)
+        plan = Plan(rows, backend=TreeAttention(layout))
+        tokens = [layout.tokens[slot] for slot in rows.tolist()]
+        return self.adapter.forward(tokens, cache, plan=plan, positions=layout.positions[rows])

@@ -1,0 +1,25 @@
+"""A knowledge graph for questions: load triplets, find the subgraphs of a question, keep the best
+paths, write them for a model."""
+
+from ragboost.graph.load import read_triplets, triplets_from_langchain
+from ragboost.graph.prune import LexicalScorer, PathScorer, best_paths
+from ragboost.graph.render import path_segments, path_text
+from ragboost.graph.retrieve import GraphRetriever, Subgraph, paths_of
+from ragboost.graph.store import GraphStore
+from ragboost.graph.triplets import RelationPath, Triplet
+
+__all__ = [
+    "GraphRetriever",
+    "GraphStore",
+    "LexicalScorer",
+    "PathScorer",
+    "RelationPath",
+    "Subgraph",
+    "Triplet",
+    "best_paths",
+    "path_segments",
+    "path_text",
+    "paths_of",
+    "read_triplets",
+    "triplets_from_langchain",
+]

@@ -1,0 +1,116 @@
+"""Read triplets from JSONL and CSV files, and from LangChain's graph documents.
+
+Knows files and shapes. Does not know the store. LangChain is not imported: whatever has
+`relationships` with `source.id`, `type` and `target.id` is taken.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ragboost.errors import RequestError
+from ragboost.graph.triplets import Triplet, as_triplet
+
+_NAMES = (
+    ("head", "relation", "tail"),
+    ("subject", "predicate", "object"),
+    ("source", "type", "target"),
+)
+
+
+def read_triplets(path: Path | str) -> Iterator[Triplet]:
+    """Yield the triplets of a file.
+
+    A line of `.jsonl` is `[head, relation, tail]` or an object with these names, or with `subject,
+    predicate, object` or `source, type, target`. A `.csv` or `.tsv` has three columns; a first
+    line that names them, in any order and among others, is taken as a header.
+
+    Raises:
+        RequestError: no such file, another kind of file, or a line that is no triplet; the message
+            names file and line.
+    """
+    path = Path(path)
+    kinds = {".jsonl": _jsonl, ".csv": _table, ".tsv": _table}
+    if path.suffix not in kinds:
+        raise RequestError(f"{path} must end in .jsonl, .csv or .tsv", param="path")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from kinds[path.suffix](file, path)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path}: not UTF-8 at byte {error.start + 1}") from None
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}") from None
+
+
+def triplets_from_langchain(documents: Iterable[Any]) -> Iterator[Triplet]:
+    """Yield the triplets of LangChain `GraphDocument`s, or of dicts of their shape.
+
+    Raises:
+        RequestError: a relationship without source, type and target.
+    """
+    for i, document in enumerate(documents):
+        for j, relationship in enumerate(_field(document, "relationships") or ()):
+            ends = [_field(_field(relationship, name), "id") for name in ("source", "target")]
+            kind = _field(relationship, "type")
+            # Ids may be numbers; relation types are written like HAS_PART.
+            parts = (_text(ends[0]), _words(kind), _text(ends[1]))
+            yield as_triplet(parts, where=f"documents[{i}].relationships[{j}]")
+
+
+def _jsonl(file: Iterable[str], path: Path) -> Iterator[Triplet]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{where}: not JSON: {error}") from None
+        if isinstance(value, dict):
+            names = next((names for names in _NAMES if all(n in value for n in names)), _NAMES[0])
+            value = [value.get(name) for name in names]
+        yield as_triplet(value, where=where)
+
+
+def _table(file: Iterable[str], path: Path) -> Iterator[Triplet]:
+    reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+    columns: list[int] | None = None
+    try:
+        for row in reader:
+            if not any(cell.strip() for cell in row):
+                continue
+            where = f"{path}:{reader.line_num}"
+            if columns is None:
+                columns = _header(row)
+                if columns is not None:
+                    continue
+                columns = [0, 1, 2]
+            if len(row) <= max(columns):
+                raise RequestError(f"{where} must have head, relation and tail, got {row!r}")
+            yield as_triplet([row[column] for column in columns], where=where)
+    except csv.Error as error:
+        raise RequestError(f"{path}:{reader.line_num}: {error}") from None
+
+
+def _header(row: list[str]) -> list[int] | None:
+    cells = [cell.strip().casefold() for cell in row]
+    for names in _NAMES:
+        if all(name in cells for name in names):
+            return [cells.index(name) for name in names]
+    return None
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) else value
+
+
+def _words(value: Any) -> Any:
+    if isinstance(value, str) and value.isupper():
+        return value.replace("_", " ").lower()
+    return value

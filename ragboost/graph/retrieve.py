@@ -1,0 +1,175 @@
+"""Find the subgraphs of a question: its entities, the relation paths from each, the best of them.
+
+Knows the store and texts. Does not know models or prompts.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from ragboost.errors import RequestError
+from ragboost.graph.prune import PathScorer, best_paths
+from ragboost.graph.store import GraphStore
+from ragboost.graph.triplets import RelationPath, Triplet
+
+_TOKEN = re.compile(r"\S+")
+_TRIM = ".,;:!?\"'()[]{}"
+_MAX_CANDIDATES = 20_000
+"""Paths of one entity that are looked at, in the order of the store."""
+_MAX_WORDS = 8
+"""Longest name, in words, that is looked for in a question."""
+INVERSE = "inverse of {}"
+"""How a relation reads against its direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """What was retrieved for one entity.
+
+    Attributes:
+        entity: the root.
+        paths: from it, in the order of the store.
+    """
+
+    entity: str
+    paths: tuple[RelationPath, ...]
+
+
+class GraphRetriever:
+    """Retrieves subgraphs from a store.
+
+    Args:
+        store: the graph.
+        hops: relations of a path at most (the paper's L).
+        max_paths: kept per entity (the paper's 30).
+        max_entities: taken from a question, in the order of the text (the paper's 10).
+        max_edges: followed from one entity, so that a hub costs no more than others.
+        scorer: what paths are pruned by; None: by words.
+        has_inverse: whether edges are followed against their direction too.
+    """
+
+    def __init__(
+        self,
+        store: GraphStore,
+        *,
+        hops: int = 2,
+        max_paths: int = 30,
+        max_entities: int = 10,
+        max_edges: int = 200,
+        scorer: PathScorer | None = None,
+        has_inverse: bool = False,
+    ) -> None:
+        for name, value in (
+            ("hops", hops),
+            ("max_paths", max_paths),
+            ("max_entities", max_entities),
+            ("max_edges", max_edges),
+        ):
+            if value < 1:
+                raise RequestError(f"{name} must be at least 1, got {value}", param=name)
+        self._store = store
+        self._hops = hops
+        self._max_paths = max_paths
+        self._max_entities = max_entities
+        self._max_edges = max_edges
+        self._scorer = scorer
+        self._has_inverse = has_inverse
+
+    def retrieve(self, question: str, *, entities: Sequence[str] | None = None) -> list[Subgraph]:
+        """Return a subgraph for each entity, those without paths left out.
+
+        Args:
+            question: decides which paths are kept.
+            entities: to begin with, such as an entity linker found; None: names of the graph that
+                stand in the question, longest first.
+        """
+        roots = self.entities_in(question) if entities is None else entities
+        found = []
+        for root in roots[: self._max_entities]:
+            name = self._store.find(root)
+            paths = [] if name is None else list(islice(self._paths(name), _MAX_CANDIDATES))
+            if name is not None and paths:
+                kept = best_paths(question, paths, k=self._max_paths, scorer=self._scorer)
+                found.append(Subgraph(name, tuple(kept)))
+        return found
+
+    def entities_in(self, question: str) -> list[str]:
+        """Return the graph's entities that a text names, in its order. Of overlapping names the
+        longer one counts; case does not matter, nor punctuation around a name."""
+        words = _TOKEN.findall(question)
+        found: dict[str, None] = {}
+        start = 0
+        while start < len(words):
+            for stop in range(min(len(words), start + _MAX_WORDS), start, -1):
+                name = self._named(" ".join(words[start:stop]))
+                if name is not None:
+                    found[name] = None
+                    start = stop
+                    break
+            else:
+                start += 1
+        return list(found)
+
+    def _named(self, text: str) -> str | None:
+        trimmed = text.strip(_TRIM)
+        for name in (text, trimmed, trimmed.removesuffix("'s"), trimmed.removesuffix("\u2019s")):
+            found = self._store.find(name) if name else None
+            if found is not None:
+                return found
+        return None
+
+    def _paths(self, root: str) -> Iterator[RelationPath]:
+        """Yield the longest paths from an entity, depth first; none visits an entity twice."""
+        todo: list[tuple[str, ...]] = [(root,)]
+        while todo:
+            parts = todo.pop()
+            longer = []
+            if len(parts) < 2 * self._hops + 1:
+                visited = set(parts[::2])
+                longer = [
+                    (*parts, relation, tail)
+                    for _, relation, tail in self._edges(parts[-1])
+                    if tail not in visited
+                ]
+            if longer:
+                todo += reversed(longer)
+            elif len(parts) > 1:
+                yield RelationPath(parts)
+
+    def _edges(self, entity: str) -> list[Triplet]:
+        edges = self._store.edges_from(entity, limit=self._max_edges)
+        if self._has_inverse:
+            edges += [
+                Triplet(entity, INVERSE.format(relation), head)
+                for head, relation, _ in self._store.edges_to(entity, limit=self._max_edges)
+            ]
+        return edges[: self._max_edges]
+
+
+def paths_of(
+    triplets: Sequence[Triplet], *, entities: Sequence[str] = (), hops: int = 2
+) -> list[RelationPath]:
+    """Return the relation paths that triplets chain up to.
+
+    Args:
+        triplets: edges, each once.
+        entities: where paths begin; none: every triplet is a path of its own.
+        hops: relations of a path at most.
+    """
+    if not entities:
+        return [RelationPath(tuple(triplet)) for triplet in dict.fromkeys(triplets)]
+    with GraphStore() as store:
+        store.add(triplets)
+        retriever = GraphRetriever(
+            store,
+            hops=hops,
+            max_paths=_MAX_CANDIDATES,
+            max_entities=len(entities),
+            max_edges=_MAX_CANDIDATES,
+        )
+        return [
+            path
+            for subgraph in retriever.retrieve("", entities=list(dict.fromkeys(entities)))
+            for path in subgraph.paths
+        ]

@@ -1,0 +1,133 @@
+"""A graph of triplets in SQLite, in memory or in a file.
+
+Knows entities and edges. Does not know questions. SQLite because it needs no package, keeps a graph
+on disk that is larger than memory, and answers "the edges of this entity" in microseconds from an
+index; docs/graph.md has the comparison.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ragboost.errors import RequestError
+from ragboost.graph.triplets import Triplet, as_triplet
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS entity (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, folded TEXT);
+CREATE INDEX IF NOT EXISTS entity_folded ON entity (folded);
+CREATE TABLE IF NOT EXISTS edge (
+    head INTEGER NOT NULL, relation TEXT NOT NULL, tail INTEGER NOT NULL,
+    UNIQUE (head, relation, tail)
+);
+CREATE INDEX IF NOT EXISTS edge_tail ON edge (tail);
+"""
+
+
+class GraphStore:
+    """Triplets, each once. Safe to use from several threads.
+
+    Args:
+        path: of the database file; None: in memory.
+
+    Raises:
+        RequestError: the file is no database, or cannot be opened.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self._lock = threading.Lock()
+        name = ":memory:" if path is None else str(path)
+        try:
+            self._db = sqlite3.connect(name, check_same_thread=False)
+            self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise RequestError(f"cannot open the graph {name}: {error}", param="path") from None
+
+    def __enter__(self) -> "GraphStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database; nothing can be asked any more."""
+        self._db.close()
+
+    def add(self, triplets: Iterable[tuple[str, str, str]]) -> int:
+        """Store triplets, all or none; those that are there already change nothing.
+
+        Returns:
+            How many are new.
+
+        Raises:
+            RequestError: a triplet is none.
+        """
+        wanted = [as_triplet(t, where=f"triplets[{i}]") for i, t in enumerate(triplets)]
+        names = dict.fromkeys(name for t in wanted for name in (t.head, t.tail))
+        with self._lock, self._db:
+            before = self._count("edge")
+            self._db.executemany(
+                "INSERT OR IGNORE INTO entity (name, folded) VALUES (?, ?)",
+                ((name, name.casefold()) for name in names),
+            )
+            self._db.executemany(
+                "INSERT OR IGNORE INTO edge SELECT h.id, ?, t.id FROM entity h, entity t "
+                "WHERE h.name = ? AND t.name = ?",
+                ((t.relation, t.head, t.tail) for t in wanted),
+            )
+            return self._count("edge") - before
+
+    def edges_from(self, entity: str, *, limit: int = -1) -> list[Triplet]:
+        """Return the triplets whose head is an entity, in the order they were stored; at most
+        `limit` of them, all if it is negative."""
+        rows = self._rows(
+            "SELECT h.name, e.relation, t.name FROM entity h JOIN edge e ON e.head = h.id "
+            "JOIN entity t ON t.id = e.tail WHERE h.name = ? ORDER BY e.rowid LIMIT ?",
+            (entity, limit),
+        )
+        return [Triplet(*row) for row in rows]
+
+    def edges_to(self, entity: str, *, limit: int = -1) -> list[Triplet]:
+        """Return the triplets whose tail is an entity, as `edges_from`."""
+        rows = self._rows(
+            "SELECT h.name, e.relation, t.name FROM entity t JOIN edge e ON e.tail = t.id "
+            "JOIN entity h ON h.id = e.head WHERE t.name = ? ORDER BY e.rowid LIMIT ?",
+            (entity, limit),
+        )
+        return [Triplet(*row) for row in rows]
+
+    def find(self, name: str) -> str | None:
+        """Return the entity of this name as it is spelled here, whatever the case; None if there
+        is none."""
+        rows = self._rows(
+            "SELECT name FROM entity WHERE folded = ? ORDER BY name <> ?, id LIMIT 1",
+            (name.casefold(), name),
+        )
+        return rows[0][0] if rows else None
+
+    @property
+    def num_entities(self) -> int:
+        """Entities, with edges or not."""
+        with self._lock:
+            return self._count("entity")
+
+    def __len__(self) -> int:
+        """Triplets."""
+        with self._lock:
+            return self._count("edge")
+
+    def __iter__(self) -> Iterator[Triplet]:
+        rows = self._rows(
+            "SELECT h.name, e.relation, t.name FROM edge e JOIN entity h ON h.id = e.head "
+            "JOIN entity t ON t.id = e.tail ORDER BY e.rowid",
+            (),
+        )
+        return (Triplet(*row) for row in rows)
+
+    def _rows(self, query: str, values: tuple[object, ...]) -> list[tuple[str, ...]]:
+        with self._lock:
+            return self._db.execute(query, values).fetchall()
+
+    def _count(self, table: str) -> int:
+        count: int = self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        return count

@@ -1,0 +1,105 @@
+"""The prefix tree against a plain set of paths."""
+
+import random
+
+import pytest
+
+from ragboost.chunk_cache.dependency.layout import lay_out
+from ragboost.chunk_cache.dependency.prompt import DepPrompt
+from ragboost.chunk_cache.dependency.tree_cache import Match, Request, TreeCache
+from ragboost.chunk_cache.replacement import make_replacement
+from ragboost.errors import ChunkCacheError
+
+
+def request(*graph: tuple[int, ...]) -> Request:
+    return Request("", lay_out(DepPrompt.of((1, 2), graph, (3,))))
+
+
+def store(tree: TreeCache, one: Request) -> Match:
+    found = tree.match(one)
+    tree.insert(one, found)
+    tree.check_integrity()
+    return found
+
+
+def test_what_was_stored_is_found_whatever_its_branches_now_are() -> None:
+    tree = TreeCache(100, make_replacement("lru"))
+    store(tree, request((5, 6, 7, 8), (5, 6, 9)))
+
+    found = tree.match(request((5, 6, 7, 4), (5, 9)))
+
+    assert found.slots == [0, 1, 2, 3, 4]
+    assert tree.num_tokens == 7
+
+
+def test_a_branch_inside_a_stored_run_splits_it() -> None:
+    tree = TreeCache(100, make_replacement("lru"))
+    store(tree, request((5, 6, 7, 8)))
+    before = tree.match(request((5, 6, 7, 8)))
+
+    store(tree, request((5, 6, 9)))
+
+    after = tree.match(request((5, 6, 7, 8)))
+    assert after.rows == before.rows
+    assert len(after.nodes) == len(before.nodes) + 1
+    assert tree.num_tokens == 7
+
+
+def test_only_leaves_go_and_never_those_in_use() -> None:
+    tree = TreeCache(8, make_replacement("lru"))
+    store(tree, request((5, 6), (7, 8)))
+    store(tree, request((5, 6)))
+
+    store(tree, request((9, 10), (5, 6)))
+
+    assert len(tree.match(request((5, 6))).slots) == 4
+    assert len(tree.match(request((9, 10))).slots) == 4
+    store(tree, request((11, 12, 13)))
+    assert len(tree.match(request((11, 12, 13))).slots) == 5
+
+
+def test_what_does_not_fit_is_not_stored() -> None:
+    tree = TreeCache(5, make_replacement("lru"))
+
+    store(tree, request((5, 6, 7), (8, 9, 10)))
+
+    assert tree.num_tokens == 5
+    assert tree.match(request((5, 6, 7))).slots == [0, 1, 2, 3, 4]
+    assert tree.match(request((8, 9, 10))).slots == [0, 1]
+
+
+def test_waiting_requests_keep_what_they_will_use() -> None:
+    tree = TreeCache(8, make_replacement("lacr"))
+    early, late = request((5, 6)), request((7, 8))
+    for one in (early, early, late):
+        store(tree, one)
+    tree.waiting = lambda: [late]
+
+    store(tree, request((9, 10, 11, 12)))
+
+    assert len(tree.match(late).slots) == 4
+    assert len(tree.match(early).slots) == 2
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "pgdsf", "lacr"])
+def test_random_requests_leave_the_books_right(policy: str) -> None:
+    rng = random.Random(policy)
+    tree = TreeCache(60, make_replacement(policy))
+    for _ in range(150):
+        graph = [
+            tuple(rng.randrange(5, 9) for _ in range(rng.randrange(1, 7)))
+            for _ in range(rng.randrange(1, 7))
+        ]
+        one = request(*graph)
+        store(tree, one)
+        rows = tree.match(one)
+        assert len(set(rows.rows)) == len(rows.rows)
+    assert tree.num_evicted > 0
+    tree.clear()
+    tree.check_integrity()
+    assert tree.num_tokens == 0
+
+
+def test_a_cache_of_nothing_is_refused() -> None:
+    with pytest.raises(ChunkCacheError, match="at least 1 token"):
+        TreeCache(0, make_replacement("lru"))

@@ -1,0 +1,123 @@
+"""What `deploy/` ships is valid: linted, rendered and compared with what the proxy offers.
+
+No cluster and no container runtime: the images themselves are not built here.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ragboost import __version__
+from ragboost.config import load_settings
+from ragboost.proxy.metrics import Metrics
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "helm" / "ragboost"
+helm = pytest.importorskip("helm_python", reason="needs the extra deploy")
+kubernetes = pytest.importorskip("kubernetes_validate", reason="needs the extra deploy")
+
+
+def run(*command: str | Path) -> None:
+    """The command, from the environment that runs the tests, must succeed."""
+    program = Path(sys.executable).parent / command[0]
+    done = subprocess.run(
+        [program, *command[1:]], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rendered(values: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+    """Objects of the chart by kind."""
+    chart = helm.Chart.load(CHART)
+    chart.validate_schema(values)
+    texts = chart.render(values, name="test").values()
+    objects = [item for text in texts for item in yaml.safe_load_all(text) if item]
+    return {item["kind"]: item for item in objects}
+
+
+def test_the_dockerfile_passes_the_linter() -> None:
+    run("hadolint", DEPLOY / "Dockerfile")
+
+
+def test_the_compose_file_fits_its_schema() -> None:
+    run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
+
+
+def test_the_environment_of_the_containers_is_known_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {"RAGBOOST_PROXY__HOST": "0.0.0.0", "RAGBOOST_PROXY__PORT": "8080"}
+    assert all(name in (DEPLOY / "Dockerfile").read_text("utf-8") for name in names)
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+    environment = compose["services"]["ragboost"]["environment"]
+    for name, value in (names | environment).items():
+        monkeypatch.setenv(name, re.sub(r"\$\{.*?\}", "a-key", value))
+
+    settings = load_settings()
+
+    assert settings.backend.url == "http://vllm:8000"
+    assert settings.proxy.api_keys[0].get_secret_value() == "a-key"
+
+
+def test_the_chart_passes_the_linter() -> None:
+    report = helm.lint(CHART, strict=True)
+
+    info = 1  # an icon is recommended
+    assert [message for message in report["messages"] if message["severity"] > info] == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {
+            "backends": ["http://vllm-0:8000", "http://vllm-1:8000"],
+            "apiKeysSecret": "keys",
+            "config": "[ordering]\nkeep_last = 1\n",
+            "nodeSelector": {"pool": "cpu"},
+            "podAnnotations": {"team": "rag"},
+        },
+    ],
+)
+def test_the_chart_renders_valid_objects(values: dict[str, Any]) -> None:
+    objects = rendered(values)
+
+    assert {"Deployment", "Service"} <= set(objects)
+    assert ("ConfigMap" in objects) == ("config" in values)
+    for item in objects.values():
+        kubernetes.validate(item, kubernetes.latest_version(), strict=True)
+    container = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert ("--insecure" in container["args"]) == ("apiKeysSecret" not in values)
+    assert container["image"] == f"ragboost:{__version__}"
+
+
+def test_the_chart_refuses_unknown_values_and_can_be_scraped() -> None:
+    with pytest.raises(helm.HelmError, match="backend"):
+        rendered({"backend": "http://vllm:8000"})
+
+    monitor = rendered({"serviceMonitor": {"enabled": True}})["ServiceMonitor"]
+
+    assert monitor["spec"]["endpoints"][0]["path"] == "/metrics"
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_exist() -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "ragboost.json").read_text("utf-8"))
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"ragboost_\w+", target["expr"])
+    }
+
+    offered = set()
+    for family in Metrics().registry.collect():
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+        offered |= {family.name + suffix for suffix in suffixes.get(family.type, ("",))}
+    assert asked
+    assert asked <= offered
