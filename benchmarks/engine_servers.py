@@ -4,6 +4,8 @@ vLLM and SGLang live in environments of their own, made by `make engines`. Every
 loopback and in a temporary folder.
 """
 
+import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -15,7 +17,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -188,6 +190,13 @@ class EngineServer:
 
     def complete(self, token_ids: list[int], request_id: str, *, max_tokens: int = 1) -> Any:
         """One completion of a prompt given as token ids; returns the answer."""
+        return self.begin(token_ids, request_id, max_tokens=max_tokens)()
+
+    def begin(
+        self, token_ids: list[int], request_id: str, *, max_tokens: int = 1
+    ) -> Callable[[], Any]:
+        """As `complete`, but return when the request is written; what is returned waits for the
+        answer."""
         body = {
             "model": "tiny",
             "prompt": token_ids,
@@ -195,7 +204,19 @@ class EngineServer:
             "temperature": 0,
             "session_id": request_id,
         }
-        return self.post("/v1/completions", body)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        head = {"content-type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), head)
+
+        def answer() -> Any:
+            with contextlib.closing(connection):
+                response = connection.getresponse()
+                text = response.read().decode()
+                if response.status != 200:
+                    raise RuntimeError(f"{self.kind} answered {response.status}: {text[:200]}")
+                return json.loads(text)
+
+        return answer
 
     def clear_cache(self) -> None:
         """Empty the prefix cache."""
