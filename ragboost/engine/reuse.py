@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 MAX_MISSING = 1024
 """Chunks that wait to be stored; more are forgotten, the oldest first."""
 
-Chunk = tuple[tuple[int, ...], tuple[int, ...]]
-"""System prompt and chunk, as token ids."""
+Chunk = tuple[str | None, tuple[int, ...], tuple[int, ...]]
+"""Cache salt, system prompt and chunk, the latter as token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,11 @@ class Reuser:
     def prefetch(self, sequence: Sequence) -> None:
         """Tell the store what a sequence that waits will ask for; any thread may call it."""
         if sequence.parts is not None:
-            system, chunks = sequence.parts.system, self.reuse.chunks
+            system = sequence.parts.system
+            chunks = self.reuse.for_tenant(sequence.salt).chunks
             keys = [chunks.key((), system)] if system else []
-            keys += [chunks.key(system, chunk) for chunk in sequence.parts.chunks]
+            for chunk in sequence.parts.chunks:
+                keys += chunks.keys(system, chunk)
             self.reuse.store.prefetch(keys)
 
     def choose(self, sequence: Sequence, *, rows: int) -> None:
@@ -112,9 +114,10 @@ class Reuser:
     def store_missing(self, *, rows: int) -> None:
         """Go on storing chunks, by one piece of so many rows."""
         if self._storing is None:
-            (system, chunk), _ = self._missing.popitem(last=False)
+            (salt, system, chunk), _ = self._missing.popitem(last=False)
             self._storing = Job(
-                lambda pace: self._precompute(system, chunk, pace), name="ragboost-storing"
+                lambda pace: self._precompute(salt, system, chunk, pace=pace),
+                name="ragboost-storing",
             )
         if self._storing.advance(rows=rows):
             if self._storing.error is not None:
@@ -151,14 +154,14 @@ class Reuser:
                 ]
             )
             pieces = [piece.tokens for piece in parts.pieces]
-            assembly = self.reuse.assemble(
+            assembly = self.reuse.for_tenant(sequence.salt).assemble(
                 parts.system, pieces, parts.question, into=own, num_held=sequence.num_computed
             )
             selected = self.reuse.select(
                 assembly, policy=make_policy(approx.policy), ratio=approx.ratio, pace=pace
             )
             missing = [
-                (parts.system, piece.tokens)
+                (sequence.salt, parts.system, piece.tokens)
                 for piece, (start, _) in zip(parts.pieces, assembly.chunks, strict=True)
                 if piece.is_chunk and assembly.source[start] == Source.MISSING
             ]
@@ -178,6 +181,8 @@ class Reuser:
         while len(self._missing) > MAX_MISSING:
             self._missing.popitem(last=False)
 
-    def _precompute(self, system: tuple[int, ...], chunk: tuple[int, ...], pace: Pace) -> int:
+    def _precompute(
+        self, salt: str | None, system: tuple[int, ...], chunk: tuple[int, ...], *, pace: Pace
+    ) -> int:
         with torch.inference_mode():
-            return self.reuse.chunks.precompute(system, [chunk], pace=pace)
+            return self.reuse.for_tenant(salt).chunks.precompute(system, [chunk], pace=pace)

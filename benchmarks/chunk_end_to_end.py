@@ -1,0 +1,442 @@
+"""Chunk reuse end to end: a RAG workload through proxy and embedded engine, in three ways.
+
+    python -m benchmarks.chunk_end_to_end --json
+
+`workload`: questions about Python's own documentation, documents found by BM25, a random model of
+16 layers, streamed answers. plain: the client writes the prompt; exact: the proxy orders and
+de-duplicates; approx: the same, and what is left over is reused as chunks. Each way has an engine
+and a proxy of its own, and they take turns. `tokens` says where prompt tokens came from; they add
+up to the prompts, or the run fails.
+
+`tasks`: the project's reference model answers its tasks through proxy and engine. The order of the
+documents matters there, so the proxy does not order. `itl`: time between the tokens of a running
+answer, alone and while another request is prefilled.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedTokenizerFast as FastTokenizer
+
+from ragboost.booster import Booster
+from ragboost.chunk_cache.eval.tasks import TASKS, Prompt, make_prompts
+from ragboost.chunk_cache.selection import DEFAULT_POLICY
+from ragboost.config import (
+    BackendSettings,
+    DedupSettings,
+    EngineSettings,
+    FormatSettings,
+    HintSettings,
+    IndexSettings,
+    OrderingSettings,
+    Settings,
+)
+from ragboost.demo.corpus import standard_library
+from ragboost.demo.workload import Turn, make_workload
+from ragboost.engine import create_engine_app
+from ragboost.engine.builtin import build_tokenizer
+from ragboost.engine.core import Engine
+from ragboost.proxy.app import create_app
+from ragboost.retrieval import BM25Retriever
+from ragboost.serving import serve_in_thread
+
+MODEL = Path(__file__).parent / "reference_model"
+WAYS = ("plain", "exact", "approx")
+SOURCES = ("exact_cached", "approx_cached", "recomputed", "computed")
+ANSWER_TOKENS = 8
+SEED = 301
+Body = Mapping[str, Any]
+
+
+class Answer(NamedTuple):
+    """One answered request; times between tokens are in milliseconds."""
+
+    text: str
+    ttft_ms: float
+    gaps_ms: list[float]
+    usage: dict[str, Any]
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Where the prompt's tokens came from."""
+        total, cached = (
+            self.usage["prompt_tokens"],
+            self.usage["prompt_tokens_details"]["cached_tokens"],
+        )
+        told = self.usage.get("ragboost")
+        if told is None:
+            told = {"exact_cached_tokens": cached, "computed_tokens": total - cached}
+        found = {name: int(told.get(f"{name}_tokens", 0)) for name in SOURCES}
+        assert sum(found.values()) == total, (found, total)
+        return found
+
+
+class Served(NamedTuple):
+    """An engine, and a proxy in front of it."""
+
+    engine: Engine
+    engine_url: str
+    url: str
+    client: httpx.Client
+
+    def ask(self, body: Body, *, path: str = "/v1/chat/completions") -> Answer:
+        """Send a request, streamed."""
+        last = time.perf_counter()
+        text, times, usage = "", [], {}
+        with self.client.stream("POST", self.url + path, json={**body, **STREAMED}) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    now = time.perf_counter()
+                    times.append((now - last) * 1000)
+                    last = now
+                    text += choice.get("delta", choice).get("content") or choice.get("text") or ""
+            return Answer(text, times[0], times[1:], usage)
+
+    def wait_until_stored(self) -> float:
+        """Wait for chunks that are being stored; return the seconds."""
+        begin, reuser = time.perf_counter(), self.engine.reuser
+        while reuser is not None and reuser.has_work:
+            time.sleep(0.002)
+        return time.perf_counter() - begin
+
+
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+
+
+@contextmanager
+def serve(engine: EngineSettings, proxy: Settings | None = None) -> Iterator[Served]:
+    """Start an engine and a proxy; wait until the proxy knows that the engine reuses chunks."""
+    proxy = proxy or Settings()
+    app = create_engine_app(engine)
+    with (
+        serve_in_thread(app) as engine_url,
+        httpx.Client(timeout=600) as client,
+    ):
+        backend = BackendSettings(url=engine_url)
+        front = create_app(proxy.model_copy(update={"backend": backend}))
+        with serve_in_thread(front) as url:
+            while not front.state.chunk_spans.is_told:
+                time.sleep(0.01)
+            yield Served(app.state.engine, engine_url, url, client)
+
+
+def build_model(path: Path, *, layers: int) -> None:
+    """Write a random model with the built-in tokenizer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=layers,
+        vocab_size=4096,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    build_tokenizer().save_pretrained(path)
+
+
+def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Send the workload's requests to the three ways in turns."""
+    documents = standard_library()
+    drawn = make_workload(
+        documents,
+        BM25Retriever(documents),
+        sessions=args.warm + args.requests,
+        conversations=0,
+        turns=1,
+        k=args.k,
+        seed=1,
+    )
+    settings = EngineSettings(model=model, num_threads=1, capacity_tokens=args.capacity_tokens)
+    index = IndexSettings(capacity_tokens=args.capacity_tokens)
+    answers: dict[str, list[Answer]] = {way: [] for way in WAYS}
+    storing_s = 0.0
+    with ExitStack() as stack:
+        served = {
+            way: stack.enter_context(
+                serve(
+                    settings,
+                    Settings(index=index, formats=FormatSettings(in_text=way != "plain")),
+                )
+            )
+            for way in WAYS
+        }
+        for number, turn in enumerate(drawn.sessions):
+            for way in WAYS:
+                answers[way].append(served[way].ask(_body(turn, way, args.ratio)))
+            storing_s += served["approx"].wait_until_stored()
+            print(f"\rworkload {number + 1}/{len(drawn.sessions)}", end="", file=sys.stderr)
+        reuser = served["approx"].engine.reuser
+        assert reuser is not None
+        stored = reuser.totals.chunks_stored
+    print(file=sys.stderr)
+    measured = {way: found[args.warm :] for way, found in answers.items()}
+    result = {way: _summary(found) for way, found in measured.items()}
+    plain, exact, approx = (result[way]["ttft_ms"]["mean"] for way in WAYS)
+    same = [a.text == b.text for a, b in zip(measured["exact"], measured["approx"], strict=True)]
+    return {
+        "requests": args.requests,
+        "warm_up": args.warm,
+        "documents": args.k,
+        "layers": args.layers,
+        "ratio": args.ratio,
+        "policy": DEFAULT_POLICY,
+        **result,
+        "ttft_ratio": {
+            "plain/exact": round(plain / exact, 2),
+            "plain/approx": round(plain / approx, 2),
+            "exact/approx": round(exact / approx, 2),
+        },
+        "chunks_stored": stored,
+        "storing_s": round(storing_s, 2),
+        "same_answer_as_exact": round(sum(same) / len(same), 3),
+    }
+
+
+def _body(turn: Turn, way: str, ratio: float) -> dict[str, Any]:
+    system = {"role": "system", "content": "Answer from the documentation, briefly."}
+    body: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
+    if way == "plain":
+        plain = Settings(
+            ordering=OrderingSettings(enabled=False),
+            hints=HintSettings(order=False, location=False),
+        )
+        content = Booster(plain).boost(turn.question, turn.documents).render()
+        return {**body, "messages": [system, {"role": "user", "content": content}]}
+    given = [{"id": d.id, "title": d.title, "text": d.text} for d in turn.documents]
+    ours: dict[str, Any] = {"documents": given}
+    if way == "approx":
+        ours["reuse"] = {"policy": DEFAULT_POLICY, "ratio": ratio}
+    question = {"role": "user", "content": turn.question}
+    return {**body, "messages": [system, question], "ragboost": ours}
+
+
+def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
+    times = sorted(answer.ttft_ms for answer in answers)
+    tokens = {name: sum(answer.sources[name] for answer in answers) for name in SOURCES}
+    total = sum(answer.usage["prompt_tokens"] for answer in answers)
+    assert sum(tokens.values()) == total
+    return {
+        "prompt_tokens": total,
+        "tokens": tokens,
+        "share": {name: round(count / total, 4) for name, count in tokens.items()},
+        "ttft_ms": {
+            "mean": round(statistics.fmean(times), 1),
+            "median": round(statistics.median(times), 1),
+            "p95": round(times[int(0.95 * (len(times) - 1))], 1),
+        },
+    }
+
+
+def build_task_model(path: Path) -> None:
+    """Write the reference model with a tokenizer whose words are its ids: `t17` is 17. All other
+    text, such as the labels of documents, is nothing."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model.save_pretrained(path)
+    size = int(model.config.vocab_size)
+    words = {f"t{number}": number for number in range(size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))  # no password
+    tokenizer.normalizer = normalizers.Replace(Regex(r"\[[^\]]*\]"), " ")
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece()
+    fast = FastTokenizer(tokenizer_object=tokenizer)
+    fast.chat_template = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
+    fast.save_pretrained(path)
+
+
+def measure_tasks(model: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Ask the reference tasks exactly, with reuse at some ratios, and with nothing recomputed."""
+    proxy = Settings(
+        ordering=OrderingSettings(enabled=False),
+        dedup=DedupSettings(enabled=False),
+        hints=HintSettings(order=False, location=False),
+    )
+    modes: dict[str, Any] = {"exact": "exact", "0": {"policy": DEFAULT_POLICY, "ratio": 0.0}}
+    modes |= {f"{r:g}": {"policy": DEFAULT_POLICY, "ratio": r} for r in (0.1, 0.15)}
+    right: dict[str, dict[str, list[bool]]] = {}
+    same: dict[str, list[bool]] = {mode: [] for mode in modes}
+    tokens = dict.fromkeys(SOURCES, 0)
+    total = 0
+    with serve(EngineSettings(model=model, num_threads=1), proxy) as served:
+        for task in TASKS:
+            found = right.setdefault(task, {mode: [] for mode in modes})
+            for prompt in make_prompts(task, args.prompts, seed=SEED):
+                # Elsewhere before: every chunk is stored, and none of them is a prefix here.
+                served.ask(_task_body(prompt, "approx", shift=1))
+                served.wait_until_stored()
+                texts = {}
+                for mode, reuse in modes.items():
+                    served.engine.reset_prefix_cache().result(60)
+                    answer = served.ask(_task_body(prompt, reuse))
+                    texts[mode] = answer.text.strip()
+                    found[mode].append(texts[mode] == f"t{prompt.answer}")
+                    same[mode].append(texts[mode] == texts["exact"])
+                    if mode == "0.15":
+                        total += answer.usage["prompt_tokens"]
+                        for name, count in answer.sources.items():
+                            tokens[name] += count
+            print(f"tasks: {task} done", file=sys.stderr)
+    assert sum(tokens.values()) == total
+    accuracy = {
+        task: {mode: round(statistics.fmean(hits), 4) for mode, hits in by_mode.items()}
+        for task, by_mode in right.items()
+    }
+    return {
+        "prompts": args.prompts,
+        "policy": DEFAULT_POLICY,
+        "accuracy": accuracy,
+        "normalised": {task: _normalised(scores) for task, scores in accuracy.items()},
+        "same_as_exact": {mode: round(statistics.fmean(hits), 4) for mode, hits in same.items()},
+        "tokens_at_0.15": tokens,
+        "prompt_tokens_at_0.15": total,
+    }
+
+
+def _normalised(scores: Mapping[str, float]) -> dict[str, float] | None:
+    """FusionRAG eq. 11; None where reusing everything loses nothing."""
+    lost = scores["exact"] - scores["0"]
+    if lost <= 0:
+        return None
+    return {mode: round((scores[mode] - scores["0"]) / lost, 4) for mode in ("0.1", "0.15")}
+
+
+def _task_body(prompt: Prompt, reuse: Any, *, shift: int = 0) -> dict[str, Any]:
+    chunks = [*prompt.chunks[shift:], *prompt.chunks[:shift]]
+    return {
+        "messages": [
+            {"role": "system", "content": _words(prompt.system)},
+            {"role": "user", "content": _words(prompt.question)},
+        ],
+        "max_tokens": 1,
+        "ragboost": {"documents": [{"text": _words(chunk)} for chunk in chunks], "reuse": reuse},
+    }
+
+
+def _words(ids: Sequence[int]) -> str:
+    return " ".join(f"t{number}" for number in ids)
+
+
+def measure_itl(model: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Stream one answer, alone and beside prefills of other requests, in turns."""
+    documents = standard_library()
+    retriever = BM25Retriever(documents)
+    drawn = make_workload(
+        documents, retriever, sessions=4 * args.repeats, conversations=0, turns=1, k=args.k, seed=2
+    ).sessions
+    settings = EngineSettings(model=model, num_threads=1, capacity_tokens=args.capacity_tokens)
+    gaps: dict[str, list[float]] = {"alone": [], "exact": [], "approx": []}
+    with serve(settings) as served:
+        for turn in drawn[: args.repeats]:
+            turned = turn._replace(documents=turn.documents[1:] + turn.documents[:1])
+            served.ask(_body(turned, "approx", args.ratio))
+            served.wait_until_stored()
+        for turn in drawn[: args.repeats]:
+            for way in gaps:
+                served.engine.reset_prefix_cache().result(60)
+                gaps[way] += _gaps_beside(served, turn, way, args)
+    return {
+        "repeats": args.repeats,
+        "step_tokens": settings.max_step_tokens,
+        **{
+            way: {
+                "median_ms": round(statistics.median(found), 1),
+                "p95_ms": round(sorted(found)[int(0.95 * (len(found) - 1))], 1),
+                "max_ms": round(max(found), 1),
+            }
+            for way, found in gaps.items()
+        },
+    }
+
+
+def _gaps_beside(served: Served, turn: Turn, way: str, args: argparse.Namespace) -> list[float]:
+    """Times between tokens of an answer that runs while another request is prefilled."""
+    answers: list[Answer] = []
+    body = {
+        "messages": [{"role": "user", "content": "Tell me a long story."}],
+        "max_tokens": args.itl_tokens,
+        "ignore_eos": True,
+    }
+    thread = threading.Thread(target=lambda: answers.append(served.ask(body)))
+    thread.start()
+    if way != "alone":
+        time.sleep(0.1)
+        prompt = {**_body(turn, way, args.ratio), "max_tokens": 1}
+        with httpx.Client(timeout=600) as client:
+            served._replace(client=client).ask(prompt)
+    thread.join()
+    return answers[0].gaps_ms
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Print tables for people."""
+    work = result["workload"]
+    print(f"\n{work['requests']} requests, {work['documents']} documents each")
+    for way in WAYS:
+        shares = "  ".join(f"{name} {share:6.1%}" for name, share in work[way]["share"].items())
+        print(f"  {way:7} TTFT {work[way]['ttft_ms']['mean']:8.1f} ms   {shares}")
+    print(f"  {work['ttft_ratio']}, storing {work['storing_s']} s")
+    print("\naccuracy by task: exact, and reuse at 0, 10 and 15 %")
+    for task, scores in result["tasks"]["accuracy"].items():
+        print(f"  {task:10}", "  ".join(f"{value:.3f}" for value in scores.values()))
+    print(f"  same answer as exact: {result['tasks']['same_as_exact']}")
+    print("\ntime between tokens of a running answer")
+    for way in ("alone", "exact", "approx"):
+        print(f"  {way:7} {result['itl'][way]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--requests", type=int, default=24, help="measured, per way")
+    parser.add_argument("--warm", type=int, default=12, help="requests before")
+    parser.add_argument("--k", type=int, default=8, help="documents per request")
+    parser.add_argument("--layers", type=int, default=16, help="of the random model")
+    parser.add_argument("--ratio", type=float, default=0.15)
+    parser.add_argument("--prompts", type=int, default=40, help="per task")
+    parser.add_argument("--repeats", type=int, default=3, help="of the running answer")
+    parser.add_argument("--itl-tokens", type=int, default=150, help="tokens of the running answer")
+    parser.add_argument("--capacity-tokens", type=int, default=32_768)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    begin = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        random_model, task_model = Path(folder, "random"), Path(folder, "tasks")
+        build_model(random_model, layers=args.layers)
+        build_task_model(task_model)
+        result = {
+            "tasks": measure_tasks(task_model, args),
+            "workload": measure_workload(random_model, args),
+            "itl": measure_itl(random_model, args),
+        }
+    result["cpu_s"] = round(time.process_time() - begin)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+
+
+if __name__ == "__main__":
+    main()
