@@ -4,8 +4,9 @@
 
 Ordinary attention over written-out paths; dependency attention untuned and tuned, with positions by
 depth and in pre-order; with subgraphs that earlier prompts computed at other places, their keys
-turned to the new positions or not; and selective recompute on the untuned model. The models are
-`scripts/train_graph_model.py`'s; they know nothing but these tasks.
+turned to the new positions or not; selective recompute on the untuned model; and the same where
+paths stay written out and only subgraphs are independent of each other. The models are those of
+`scripts/train_graph_model.py`; they know nothing but these tasks.
 """
 
 import argparse
@@ -49,6 +50,16 @@ def tree(
     )
 
 
+def subgraphs(adapter: ModelAdapter, *, ratio: float, policy: str) -> Answer:
+    """Each root's paths written out, computed without sight of the others."""
+    depcache = DepCache(adapter, capacity_tokens=0, positions="preorder")
+    return lambda case, question: int(
+        depcache.compute_depkv(
+            case.subgraphs(question), recompute_ratio=ratio, policy=policy
+        ).logits.argmax()
+    )
+
+
 def reused(
     adapter: ModelAdapter, positions: Positions, others: list[GraphCase], *, reencode: bool
 ) -> Answer:
@@ -79,6 +90,9 @@ def accuracy(answer: Answer, cases: list[GraphCase]) -> dict[str, float]:
 def variants(args: argparse.Namespace, cases: list[GraphCase]) -> dict[str, Answer]:
     base = load(args.models / "base")
     found = {"self_attention": written_out(base)}
+    for ratio in (0.0, *args.ratios):
+        name = f"subgraphs/untuned/recompute_{ratio:g}"
+        found[name] = subgraphs(base, ratio=ratio, policy=args.policy)
     for positions in POSITIONS:
         tuned = load(args.models / positions)
         name = f"dependency/{positions}"
@@ -99,13 +113,15 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=MODELS)
     parser.add_argument("--cases", type=int, default=100, help="graphs, each asked all tasks")
     parser.add_argument("--ratios", default="0.15,0.3,0.5,1")
+    parser.add_argument("--only", default="", help="variants whose name begins with this")
     parser.add_argument("--policy", default=DEFAULT_POLICY)
     parser.add_argument("--seed", type=int, default=20_000)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     args.ratios = [float(ratio) for ratio in args.ratios.split(",")]
     cases = draw_cases(args.cases, seed=args.seed)
-    scores = {name: accuracy(answer, cases) for name, answer in variants(args, cases).items()}
+    chosen = {name: v for name, v in variants(args, cases).items() if name.startswith(args.only)}
+    scores = {name: accuracy(answer, cases) for name, answer in chosen.items()}
     if args.json:
         print(json.dumps({"accuracy": scores, "cases": args.cases, "policy": args.policy}))
         return
