@@ -8,7 +8,7 @@ import sys
 import typer
 
 from ragboost import __version__
-from ragboost.cli.offline import batch, demo
+from ragboost.cli.offline import batch, demo, simulate
 from ragboost.cli.reuse import eval_reuse
 from ragboost.cli.servers import doctor, engine, serve
 from ragboost.errors import RagBoostError
@@ -29,7 +29,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
         raise typer.Exit
 
 
-for _command in (serve, batch, demo, doctor, engine):
+for _command in (serve, simulate, batch, demo, doctor, engine):
     app.command()(_command)
 app.command("eval-reuse")(eval_reuse)
 
