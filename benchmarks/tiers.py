@@ -5,8 +5,9 @@
 `media`: reading and checking a chunk of 16 MiB as our files do it, by a memory map of the same
 file, and by LMDB where it is installed; pages in memory, and dropped; and writing it durably.
 `layerwise`: one request whose KV is on disk alone, by how long loading takes compared with
-prefilling. Slower disks than this machine's are made by waiting after each layer. `wait_s` is what
-the model waits for layers after it has begun.
+prefilling. Slower disks than this machine's are made by waiting after each layer; the model is
+clockwork (0.4 s a prefill) but for `--real`. `ttft_ratio` is to KV in memory; `wait_share` what the
+model waits for layers after it has begun.
 `queue`: requests that arrive together, each with KV on disk; mean time to first token.
 `storage`: 1,000 requests with 60 % known, 30 % shared and 10 % unique chunks (FusionRAG 5.3.3):
 KV stored and computed by a plain prefix cache and by chunks with exact and context-free keys.
@@ -22,7 +23,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from safetensors import safe_open
 
 from benchmarks.chunk_ttft import build
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkKV, ChunkStore
+from ragboost.chunk_cache.store import ChunkKV
 from ragboost.chunk_cache.tiers.codec import KV
 from ragboost.chunk_cache.tiers.disk import DiskTier
 from ragboost.chunk_cache.tiers.files import ChunkFile
@@ -134,17 +135,77 @@ def lmdb_media(directory: Path, data: bytes) -> dict[str, float]:
     return result
 
 
-class Bench:
-    """A model and prompts whose chunks are all on disk.
+class Bench(Protocol):
+    """Requests whose chunks are all on disk.
 
     Attributes:
+        num_layers: of the model.
+        num_requests: that there are.
         prefill_s: time to first token with all KV in memory.
-        full_s: without any stored KV.
+        disk: where KV is.
+    """
+
+    num_layers: int
+    num_requests: int
+    prefill_s: float
+    disk: SlowDisk
+
+    def keys(self, number: int) -> list[str]:
+        """What a request will ask for."""
+        ...
+
+    def run(self, store: TieredStore, number: int) -> None:
+        """Answer one request."""
+        ...
+
+
+class Clockwork:
+    """A model that takes the same time for every layer, whatever else the machine does; see
+    `Bench`. Stores, threads, files and checks are the real ones."""
+
+    num_layers = 16
+
+    def __init__(self, directory: Path, *, num_requests: int, prefill_s: float) -> None:
+        self.num_requests, self.prefill_s = num_requests, prefill_s
+        self.disk = SlowDisk(directory / "chunks", capacity_bytes=1 << 33)
+        layers = tuple(
+            (torch.randn(1, 2, CHUNK, 64), torch.randn(1, 2, CHUNK, 64))
+            for _ in range(self.num_layers)
+        )
+        for number in range(num_requests):
+            for key in self.keys(number):
+                self.disk.save(key, ChunkKV(tuple(range(CHUNK)), 0, layers, "r", CHUNK))
+
+    def keys(self, number: int) -> list[str]:
+        """See `Bench`."""
+        return [f"{number}-{chunk}" for chunk in range(CHUNKS + 1)]
+
+    def run(self, store: TieredStore, number: int) -> None:
+        """See `Bench`."""
+        found = [store.get(key) for key in self.keys(number)]
+        begin = time.perf_counter()
+        waited = 0.0
+        for layer in range(self.num_layers):
+            asked = time.perf_counter()
+            for chunk in found:
+                assert chunk is not None, "it is on disk"
+                _ = chunk.layers[layer]
+            waited += time.perf_counter() - asked
+            done = begin + waited + (layer + 1) * self.prefill_s / self.num_layers
+            time.sleep(max(0.0, done - time.perf_counter()))
+
+
+class Model:
+    """A real model; see `Bench`.
+
+    Attributes:
+        full_s: time to first token without any stored KV.
     """
 
     def __init__(self, directory: Path, *, num_requests: int, ratio: float) -> None:
         self.adapter = build("small", layers=8, device="cpu")
         self.ratio = ratio
+        self.num_layers, self.num_requests = self.adapter.num_layers, num_requests
         generator = torch.Generator().manual_seed(0)
 
         def draw(length: int) -> list[int]:
@@ -156,50 +217,43 @@ class Bench:
             ([draw(CHUNK) for _ in range(CHUNKS)], draw(QUESTION)) for _ in range(num_requests)
         ]
         self.disk = SlowDisk(directory / "chunks", capacity_bytes=1 << 33)
-        memory = ChunkReuse(self.adapter, ChunkStore(capacity_bytes=1 << 33))
-        filled = ChunkReuse(self.adapter, self.store(is_layerwise=False))
+        store = TieredStore(host_bytes=1 << 33, disk=self.disk)
+        self.reuse = ChunkReuse(self.adapter, store)
         for chunks, _ in self.prompts:
-            for reuse in (memory, filled):
-                reuse.precompute(self.system, chunks)
-        assert isinstance(filled.store, TieredStore)
-        filled.store.close()
-        self.prefill_s = timed(lambda: self.run(memory, 0))
-        bare = ChunkReuse(self.adapter, ChunkStore())
-        self.full_s = timed(lambda: self.run(bare, 0))
-        self.num_layers = self.adapter.num_layers
+            self.reuse.precompute(self.system, chunks)
+        store.close()
+        self.prefill_s = timed(lambda: self.run(store, 0))
+        self.full_s = timed(lambda: self.run(TieredStore(host_bytes=1), 0))
 
-    def store(self, *, is_layerwise: bool) -> TieredStore:
-        """An empty store over the disk."""
-        return TieredStore(host_bytes=1 << 33, disk=self.disk, is_layerwise=is_layerwise)
+    def keys(self, number: int) -> list[str]:
+        """See `Bench`."""
+        chunks, _ = self.prompts[number]
+        key = self.reuse.chunks.key
+        return [key((), self.system), *(key(self.system, chunk) for chunk in chunks)]
 
-    def run(self, reuse: ChunkReuse, number: int) -> None:
-        """Answer one request."""
+    def run(self, store: TieredStore, number: int) -> None:
+        """See `Bench`."""
         chunks, question = self.prompts[number]
+        reuse = ChunkReuse(self.adapter, store, identity=self.reuse.identity)
         reuse.prefill(self.system, chunks, question, policy=POLICY, ratio=self.ratio)
 
-    def keys(self, reuse: ChunkReuse, number: int) -> list[str]:
-        """What a request will ask for."""
-        chunks, _ = self.prompts[number]
-        system = reuse.chunks.key((), self.system)
-        return [system, *(reuse.chunks.key(self.system, chunk) for chunk in chunks)]
 
-    def load_in(self, seconds: float) -> None:
-        """Make loading one request's KV take so long."""
-        self.disk.layer_s = seconds / (self.num_layers * (CHUNKS + 1))
+def new_store(bench: Bench, *, load_s: float, is_layerwise: bool) -> TieredStore:
+    """Return an empty store over the disk, which takes so long for the KV of one request."""
+    bench.disk.layer_s = load_s / (bench.num_layers * (CHUNKS + 1))
+    return TieredStore(host_bytes=1 << 33, disk=bench.disk, is_layerwise=is_layerwise)
 
 
 def one_request(bench: Bench, *, load_s: float, arm: str) -> dict[str, float]:
     """Time to first token of a request that nobody announced."""
-    bench.load_in(load_s)
-    store = bench.store(is_layerwise=arm != "all layers first")
-    reuse = ChunkReuse(bench.adapter, store)
+    store = new_store(bench, load_s=load_s, is_layerwise=arm != "all layers first")
     depth = {
         "all layers first": bench.num_layers,
         "one layer first": 1,
         "eq. 16": preload_depth(bench.num_layers, prefill_s=bench.prefill_s, load_s=load_s),
     }[arm]
     begin = time.perf_counter()
-    keys = bench.keys(reuse, 0)
+    keys = bench.keys(0)
     store.prefetch(keys)
     for key in keys:
         chunk = store.get(key)
@@ -207,7 +261,7 @@ def one_request(bench: Bench, *, load_s: float, arm: str) -> dict[str, float]:
         if arm != "all layers first":
             chunk.layers[depth - 1]  # waits until so many layers are there
     started = time.perf_counter()
-    bench.run(reuse, 0)
+    bench.run(store, 0)
     done = time.perf_counter()
     store.close()
     return {"depth": depth, "ttft_s": done - begin, "compute_s": done - started}
@@ -238,22 +292,20 @@ def layerwise(bench: Bench, repeats: int) -> list[dict[str, Any]]:
 
 def queued(bench: Bench, *, load_s: float, arm: str) -> float:
     """Mean time to first token of requests that arrive together and are served one by one."""
-    bench.load_in(load_s)
-    store = bench.store(is_layerwise=arm == "asynchronous, layer-wise")
-    reuse = ChunkReuse(bench.adapter, store)
+    store = new_store(bench, load_s=load_s, is_layerwise=arm == "asynchronous, layer-wise")
     if arm == "in memory":
-        for number in range(len(bench.prompts)):
-            for key in bench.keys(reuse, number):
+        for number in range(bench.num_requests):
+            for key in bench.keys(number):
                 assert store.get(key) is not None, "it is on disk"
     begin = time.perf_counter()
     if arm.startswith("asynchronous"):
-        for number in range(len(bench.prompts)):
-            store.prefetch(bench.keys(reuse, number))
+        for number in range(bench.num_requests):
+            store.prefetch(bench.keys(number))
     times = []
-    for number in range(len(bench.prompts)):
+    for number in range(bench.num_requests):
         if arm == "synchronous":
-            store.prefetch(bench.keys(reuse, number))  # all at once, as it comes to its turn
-        bench.run(reuse, number)
+            store.prefetch(bench.keys(number))  # all at once, as it comes to its turn
+        bench.run(store, number)
         times.append(time.perf_counter() - begin)
     store.close()
     return statistics.mean(times)
@@ -351,6 +403,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=6, help="that arrive together")
     parser.add_argument("--ratio", type=float, default=0.15, help="tokens to compute again")
+    parser.add_argument("--real", action="store_true", help="compute with a real model")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", choices=("media", "layerwise", "queue", "storage"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -363,9 +416,13 @@ def main() -> None:
         if args.only in (None, "storage"):
             result["storage"] = [{"seed": seed, **storage(seed)} for seed in range(3)]
         if args.only in (None, "layerwise", "queue"):
-            bench = Bench(Path(name), num_requests=args.requests, ratio=args.ratio)
+            bench: Bench
+            if args.real:
+                bench = model = Model(Path(name), num_requests=args.requests, ratio=args.ratio)
+                result["full_prefill_ms"] = round(1000 * model.full_s)
+            else:
+                bench = Clockwork(Path(name), num_requests=args.requests, prefill_s=0.4)
             result["prefill_ms"] = round(1000 * bench.prefill_s)
-            result["full_prefill_ms"] = round(1000 * bench.full_s)
             print(result, file=sys.stderr, flush=True)
             if args.only != "queue":
                 result["layerwise"] = layerwise(bench, args.repeats)

@@ -21,9 +21,10 @@ class EngineSettings(Section):
     )
     block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
     eviction: Literal["lru", "lfu", "lacr", "next-use", "next-use-lfu"] = Field(
-        "lru",
+        "next-use",
         description="Which blocks of the prefix cache go first: by last use, by number of uses, or "
-        "(lacr, next-use) by what waiting requests will use, too.",
+        "(lacr, next-use) by what waiting requests will use, too. Without waiting requests "
+        "next-use is lru.",
     )
     served_model_name: str | None = Field(
         None, description="Name of the model in the API; None: its directory's."
