@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
+from weakref import WeakSet
 
 from aiohttp import web
 
+from tests.fakes.answers import MODEL, PATHS, decode, events, render_prompt, whole, words
 from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import PrefixCache, tokenize
-
-MODEL = "fake-model"
-_WORDS = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "zeta")
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,11 @@ class Received:
     cached_tokens: int = 0
 
     @property
+    def usage(self) -> tuple[int, int]:
+        """Prompt tokens, and the cached ones among them."""
+        return self.prompt_tokens, self.cached_tokens
+
+    @property
     def json(self) -> Any:
         """The body, decoded."""
         return json.loads(self.body)
@@ -112,6 +116,7 @@ class FakeEngine:
         self._keepalive_timeout_s = keepalive_timeout_s
         self._reply_tokens = reply_tokens
         self._connections: dict[int, int] = {}  # the client's port -> requests seen on it
+        self._transports: WeakSet[asyncio.Transport] = WeakSet()
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -182,7 +187,12 @@ class FakeEngine:
         self._started.set()
         await self._stopping.wait()
         await runner.cleanup()
-        await asyncio.sleep(0.01)  # what was cut closes its sockets a step later
+        for transport in self._transports:
+            transport.abort()
+        # What was cut, or has just been accepted, closes its sockets some steps later.
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=1)
+        await asyncio.sleep(0.05)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path in ("/kv_event_sources", "/server_info", "/metrics", "/chunk_reuse"):
@@ -192,6 +202,7 @@ class FakeEngine:
         connection: int = request.transport.get_extra_info("peername")[1]
         is_reused = self._connections.get(connection, 0) > 0
         self._connections[connection] = self._connections.get(connection, 0) + 1
+        self._transports.add(request.transport)
         received = self._record(request, body, connection)
         behaviour = self._behaviour
         self.num_active += 1
@@ -224,8 +235,8 @@ class FakeEngine:
     def _record(self, request: web.Request, body: bytes, connection: int) -> Received:
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in request.raw_headers]
         prompt, prompt_tokens, cached_tokens = "", 0, 0
-        if request.method == "POST" and request.path.endswith("/completions"):
-            fields = _decode(body)
+        if request.method == "POST" and request.path in PATHS:
+            fields = decode(body)
             prompt = render_prompt(fields)
             tokens = tokenize(prompt)
             salt = str(fields.get("cache_salt") or "")
@@ -256,12 +267,13 @@ class FakeEngine:
                 headers={"content-type": "application/json", **behaviour.headers},
             )
         if received.prompt:
-            fields = _decode(received.body)
+            fields = decode(received.body)
             if fields.get("stream"):
                 return await self._stream(request, received, behaviour)
-            return self._json(_completion(received, fields, self._words(received)), behaviour)
+            answer = whole(request.path, fields, self._words(received), received.usage)
+            return self._json(answer, behaviour)
         if request.path == "/tokenize":
-            tokens = tokenize(render_prompt(_decode(received.body)))
+            tokens = tokenize(render_prompt(decode(received.body)))
             return self._json({"tokens": tokens, "count": len(tokens)}, behaviour)
         if request.path == "/v1/models":
             model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "fake"}
@@ -296,105 +308,14 @@ class FakeEngine:
 
     def stream_pieces(self, received: Received) -> list[bytes]:
         """The stream that answers `received`, cut as the behaviour says."""
-        fields = _decode(received.body)
-        events = _events(received, fields, self._words(received))
+        path = received.path.partition("?")[0]
+        said = self._words(received)
+        pieces = events(path, decode(received.body), said, received.usage)
         cut = self._behaviour.cut_bytes
         if cut is None:
-            return events
-        whole = b"".join(events)
-        return [whole[i : i + cut] for i in range(0, len(whole), cut)]
+            return pieces
+        joined = b"".join(pieces)
+        return [joined[i : i + cut] for i in range(0, len(joined), cut)]
 
     def _words(self, received: Received) -> list[str]:
-        seed = sum(tokenize(received.prompt))
-        return [_WORDS[(seed + i * i) % len(_WORDS)] for i in range(self._reply_tokens)]
-
-
-def render_prompt(fields: dict[str, Any]) -> str:
-    """A chat template: documents first, then the messages with their roles."""
-    if "messages" not in fields:
-        prompt = fields.get("prompt", "")
-        return prompt if isinstance(prompt, str) else json.dumps(prompt)
-    parts = []
-    documents = fields.get("documents")
-    for position, document in enumerate(documents if isinstance(documents, list) else []):
-        parts.append(f"<|document {position}|>\n{_document_text(document)}\n")
-    messages = fields["messages"]
-    parts.extend(
-        f"<|{message['role']}|>\n{_content_text(message.get('content'))}<|end|>\n"
-        for message in (messages if isinstance(messages, list) else [])
-    )
-    return "".join([*parts, "<|assistant|>\n"])
-
-
-def _document_text(document: Any) -> str:
-    if not isinstance(document, dict):
-        return str(document)
-    return "\n".join(f"{key}: {value}" for key, value in document.items())
-
-
-def _content_text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(part.get("text", f"<{part.get('type')}>") for part in content)
-    return "" if content is None else str(content)
-
-
-def _decode(body: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(body)
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
-def _usage(received: Received, words: list[str]) -> dict[str, Any]:
-    return {
-        "prompt_tokens": received.prompt_tokens,
-        "completion_tokens": len(words),
-        "total_tokens": received.prompt_tokens + len(words),
-        "prompt_tokens_details": {"cached_tokens": received.cached_tokens},
-    }
-
-
-def _completion(received: Received, fields: dict[str, Any], words: list[str]) -> dict[str, Any]:
-    text = " ".join(words)
-    is_chat = "messages" in fields
-    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
-    if is_chat:
-        choice["message"] = {"role": "assistant", "content": text}
-    else:
-        choice["text"] = text
-    return {
-        "id": "cmpl-fake",
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": 0,
-        "model": fields.get("model", MODEL),
-        "choices": [choice],
-        "usage": _usage(received, words),
-    }
-
-
-def _events(received: Received, fields: dict[str, Any], words: list[str]) -> list[bytes]:
-    is_chat = "messages" in fields
-    base = {
-        "id": "cmpl-fake",
-        "object": "chat.completion.chunk" if is_chat else "text_completion",
-        "created": 0,
-        "model": fields.get("model", MODEL),
-    }
-    wants_usage = bool((fields.get("stream_options") or {}).get("include_usage"))
-    events = [b": a comment, as some servers send\n\n"]
-    for position, word in enumerate(words):
-        text = word if position == 0 else " " + word
-        choice: dict[str, Any] = {"index": 0, "finish_reason": None}
-        choice.update({"delta": {"content": text}} if is_chat else {"text": text})
-        events.append(_event({**base, "choices": [choice]}))
-    last: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
-    last.update({"delta": {}} if is_chat else {"text": ""})
-    events.append(_event({**base, "choices": [last]}))
-    if wants_usage:
-        events.append(_event({**base, "choices": [], "usage": _usage(received, words)}))
-    return [*events, b"data: [DONE]\n\n"]
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+        return words(tokenize(received.prompt), self._reply_tokens)

@@ -114,3 +114,56 @@ def test_the_sdk_obeys_retry_after_of_the_backend(proxy: ProxyServer, engine: Fa
     ):
         client.chat.completions.create(model="m", messages=MESSAGES)  # type: ignore[arg-type]
     assert len(engine.requests) == 1
+
+
+def test_tools_pass_both_ways(client: openai.OpenAI, engine: FakeEngine) -> None:
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
+    answer = client.chat.completions.create(
+        model="m",
+        messages=MESSAGES,  # type: ignore[arg-type]
+        tools=tools,  # type: ignore[arg-type]
+        tool_choice="required",
+    )
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "search"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "nothing"}
+    said = answer.choices[0].message.model_dump(exclude_none=True)
+    client.chat.completions.create(model="m", messages=[*MESSAGES, said, result], tools=tools)  # type: ignore[list-item,arg-type]
+    assert engine.requests[-1].json["messages"][2] == result
+    assert engine.requests[-1].json["tools"] == tools
+
+
+def test_images_stay_beside_documents(client: openai.OpenAI, engine: FakeEngine) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
+    content = [image, {"type": "text", "text": "what is it?"}]
+    client.chat.completions.create(
+        model="m",
+        messages=[{"role": "user", "content": content}],  # type: ignore[typeddict-item,misc]
+        extra_body=BODY,
+    )
+    sent = engine.requests[-1].json["messages"][0]["content"]
+    assert sent[0] == image
+    assert "one text" in sent[1]["text"]
+
+
+def test_responses_work_whole_and_as_a_stream(client: openai.OpenAI, engine: FakeEngine) -> None:
+    answer = client.responses.create(model="m", input="why?", instructions="Be brief.")
+    assert answer.output_text
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == engine.requests[-1].prompt_tokens
+    with client.responses.stream(model="m", input="why?", instructions="Be brief.") as stream:
+        texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(texts) == final.output_text == answer.output_text
+
+
+def test_documents_in_the_input_of_responses_are_ordered(
+    client: openai.OpenAI, engine: FakeEngine
+) -> None:
+    texts = [f"<document>Paper {i} tells of {i}. {'And more. ' * 9}</document>" for i in (0, 1)]
+    for order in ((0, 1), (1, 0)):
+        question = "\n".join(texts[i] for i in order) + "\nwhat?"
+        client.responses.create(model="m", input=question)
+    heads = [received.json["input"][:150] for received in engine.requests]
+    assert heads[0] == heads[1]

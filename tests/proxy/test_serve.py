@@ -64,13 +64,22 @@ def test_a_stream_is_finished_before_the_proxy_stops(start: Start, engine: FakeE
     assert process.wait(10) == 0
 
 
-def test_a_client_that_does_not_read_costs_no_memory(start: Start, engine: FakeEngine) -> None:
+@pytest.mark.parametrize("is_boosted", [False, True])
+def test_a_client_that_does_not_read_costs_no_memory(
+    start: Start, engine: FakeEngine, is_boosted: bool
+) -> None:
     process, url = start("--backend", engine.url)
-    engine.misbehave(status=200, body=b"x" * 100_000_000)
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"word"}}]}\n\n'
+    headers = {"content-type": "text/event-stream"}
+    engine.misbehave(status=200, body=event * (100_000_000 // len(event)), headers=headers)
+    body = b'{"messages":[{"role":"user","content":"why?"}],"stream":true%b}' % (
+        b',"ragboost":{"documents":["one","two"]}' if is_boosted else b""
+    )
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
     address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
     before = psutil.Process(process.pid).memory_info().rss
     with socket.create_connection(address) as connection:
-        connection.sendall(b"GET /v1/files/large HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.sendall(head % len(body) + body)
         engine.wait_until(lambda: len(engine.requests) == 1)
         time.sleep(0.5)
         assert psutil.Process(process.pid).memory_info().rss - before < 30_000_000
