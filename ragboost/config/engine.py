@@ -71,6 +71,22 @@ class EngineSettings(Section):
     reuse_capacity_bytes: int = Field(
         1 << 30, ge=1, description="Memory for the KV of stored chunks."
     )
+    graph_attention: Literal["auto", "dependency", "self"] = Field(
+        "auto",
+        description="How relation paths of a request are attended to. auto: with dependency "
+        "attention if the model was tuned for it, else written out; dependency: tuned or not, "
+        "which costs accuracy; self: written out.",
+    )
+    graph_recompute_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the paths' tokens to compute again with everything before them in "
+        "sight, for a model that was not tuned.",
+    )
+    graph_capacity_tokens: int = Field(
+        65_536, ge=0, description="Tokens of relation paths whose KV is kept."
+    )
     kv_events_endpoint: str | None = Field(
         None,
         description="ZeroMQ address to publish cache events on, such as tcp://127.0.0.1:5557; "

@@ -47,7 +47,12 @@ class Api:
         self._publisher = publisher
         self._max_body_bytes = max_body_bytes
         self._reuse = reuse
-        self._prompts = Prompts(loaded.tokenizer, vocab_size=loaded.runner.vocab_size, reuse=reuse)
+        self._prompts = Prompts(
+            loaded.tokenizer,
+            vocab_size=loaded.runner.vocab_size,
+            reuse=reuse,
+            graphs=loaded.graphs,
+        )
         self._metrics = EngineMetrics(engine)
         self._generator = Generator(
             engine, loaded, self._metrics, default_max_tokens=default_max_tokens

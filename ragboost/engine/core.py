@@ -10,6 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from ragboost.engine.graph import Graphs
 from ragboost.engine.model_runner import ModelRunner
 from ragboost.engine.prefix_cache import Event
 from ragboost.engine.prefix_store import PrefixStore
@@ -54,6 +55,7 @@ class Engine:
         max_waiting: requests that may wait; more are refused.
         publish: called in the engine thread with the cache events of each step.
         reuser: reuses chunks; None: requests must not ask for it.
+        graphs: computes prompts with graphs; None: there must be none.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Engine:
         max_waiting: int,
         publish: Callable[[SequenceOf[Event]], None] | None = None,
         reuser: Reuser | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.runner = runner
         self.store = store
@@ -76,6 +79,7 @@ class Engine:
             max_running=max_running,
             max_step_tokens=max_step_tokens,
             reuser=reuser,
+            graphs=graphs,
         )
         self._max_pending = max_running + max_waiting
         self._publish = publish

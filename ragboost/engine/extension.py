@@ -1,8 +1,9 @@
 """Read the `ragboost` object of a request: whether stored chunks are reused, and where they stand.
 
     {"reuse": "exact" | "approx" | {"policy": "gradual", "ratio": 0.15},
-     "chunks": [[start, stop], ...]}              in a prompt: characters, or tokens where it is ids
-               [[message, start, stop], ...]      in messages: characters of a message's text
+     "chunks": [[start, stop], ...],              in a prompt: characters, or tokens where it is ids
+               [[message, start, stop], ...],     in messages: characters of a message's text
+     "graph": {...}}                              relation paths in messages, see `graph`
 
 Knows JSON shapes. Does not know the engine. The object is ours: what is wrong in it is refused.
 """
@@ -12,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragboost.chunk_cache.selection import POLICIES
+from ragboost.engine.graph_request import GraphRequest, parse_graph
 from ragboost.engine.parts import Span
 from ragboost.errors import RequestError
 
 FIELD = "ragboost"
-_KNOWN = ("reuse", "chunks")
+_KNOWN = ("reuse", "chunks", "graph")
 _MAX_CHUNKS = 4096
 
 
@@ -41,11 +43,13 @@ class Extension:
         reuse: None: everything is exact.
         spans: of chunks in the prompt, or by message; empty where none are given.
         by_message: of chunks, by number of the message.
+        graph: None: there is none.
     """
 
     reuse: Approx | None
     spans: tuple[Span, ...] = ()
     by_message: Mapping[int, tuple[Span, ...]] = field(default_factory=dict)
+    graph: GraphRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,12 @@ def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extensi
     for name in given:
         if name not in _KNOWN:
             raise RequestError(
-                f"{FIELD}.{name} is unknown here; the engine knows {' and '.join(_KNOWN)}, the "
+                f"{FIELD}.{name} is unknown here; the engine knows {', '.join(_KNOWN)}, the "
                 "proxy in front of it the others",
                 param=f"{FIELD}.{name}",
             )
+    if given.get("graph") is not None:
+        return _with_graph(given, is_chat="messages" in body)
     reuse = _reuse(given.get("reuse"), defaults)
     chunks = given.get("chunks") or []
     width = 3 if "messages" in body else 2
@@ -95,6 +101,16 @@ def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extensi
     for spans in by_message.values():
         _check_order(spans)
     return Extension(reuse, by_message=by_message)
+
+
+def _with_graph(given: Mapping[str, Any], *, is_chat: bool) -> Extension:
+    if not is_chat:
+        raise RequestError(f"{FIELD}.graph needs messages", param=f"{FIELD}.graph")
+    if given.get("chunks"):
+        raise RequestError(
+            f"{FIELD}.graph and {FIELD}.chunks exclude each other", param=f"{FIELD}.chunks"
+        )
+    return Extension(None, graph=parse_graph(given["graph"]))
 
 
 def check_inside(spans: Sequence[Span], length: int) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ragboost.engine.core import Engine
 from ragboost.engine.extension import Approx
+from ragboost.engine.graph import GraphPrompt
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.metrics import EngineMetrics
 from ragboost.engine.parts import Parts
@@ -24,11 +25,13 @@ class Prompt(NamedTuple):
     Attributes:
         token_ids: the prompt.
         parts, approx: where its chunks are and how they are reused; None: it is computed exactly.
+        graph: where it is computed with dependency attention.
     """
 
     token_ids: list[int]
     parts: Parts | None = None
     approx: Approx | None = None
+    graph: GraphPrompt | None = None
 
 
 class Piece(NamedTuple):
@@ -107,6 +110,7 @@ class Generator:
             session_id=request.session_id,
             parts=prompt.parts,
             approx=prompt.approx,
+            graph=prompt.graph,
         )
         begin = time.perf_counter()
         if not self._engine.submit(sequence):

@@ -17,6 +17,7 @@ from ragboost.chunk_cache.store import ChunkStore
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin
 from ragboost.engine.core import Engine
+from ragboost.engine.graph import Graphs, make_graphs
 from ragboost.engine.model_runner import ModelRunner
 from ragboost.engine.prefix_cache import Event
 from ragboost.engine.prefix_store import PrefixStore
@@ -36,12 +37,14 @@ class LoadedModel:
         stop_ids: tokens that end a generation.
         adapter: through which chunks are reused; None: they cannot be.
         reuse_refusal: why; None where they can.
+        graphs: prompts with graphs.
     """
 
     name: str
     runner: ModelRunner
     tokenizer: ChatTokenizer
     stop_ids: frozenset[int]
+    graphs: Graphs
     adapter: ModelAdapter | None = None
     reuse_refusal: str | None = None
 
@@ -73,11 +76,13 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         runner.layout.dtype,
         runner.layout.bytes_per_token,
     )
+    chat = ChatTokenizer(tokenizer)
     return LoadedModel(
         name=settings.served_model_name or name,
         runner=runner,
-        tokenizer=ChatTokenizer(tokenizer),
+        tokenizer=chat,
         stop_ids=_stop_ids(model, tokenizer),
+        graphs=make_graphs(model, chat, settings, adapter=adapter, reuse_refusal=refusal),
         adapter=adapter,
         reuse_refusal=refusal,
     )
@@ -118,6 +123,7 @@ def make_engine(
         max_waiting=settings.max_waiting,
         publish=publish,
         reuser=_reuser(loaded, settings),
+        graphs=loaded.graphs,
     )
 
 

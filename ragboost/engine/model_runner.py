@@ -157,7 +157,7 @@ class ModelRunner:
                 self.model, f"logits differ from the plain forward by {difference:.3g}"
             )
         # The probe is shorter than any window: see that the layers ask for theirs at all.
-        if _has_window(self.model.config.get_text_config()) and not segments[0].windows - {None}:
+        if has_window(self.model.config.get_text_config()) and not segments[0].windows - {None}:
             raise _unsupported(self.model, "its layers do not pass on their sliding window")
         logger.info("self-test passed: logits differ by %.2g at most", difference)
 
@@ -179,7 +179,8 @@ def _check_layer_types(model: Any, config: Any) -> None:
         raise _unsupported(model, f"it has layers of type {', '.join(sorted(unknown))}")
 
 
-def _has_window(config: Any) -> bool:
+def has_window(config: Any) -> bool:
+    """Whether layers see a window only."""
     types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     return window is not None and (types is None or "sliding_attention" in types)

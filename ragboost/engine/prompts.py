@@ -9,6 +9,8 @@ from typing import Any
 from ragboost.engine import protocol
 from ragboost.engine.extension import Extension, ReuseDefaults, check_inside, parse_extension
 from ragboost.engine.generation import Prompt
+from ragboost.engine.graph import Graphs
+from ragboost.engine.graph_request import GraphRequest
 from ragboost.engine.parts import Parts, cut_text, cut_tokens, find_documents, find_in_messages
 from ragboost.engine.tokenizer import ChatTokenizer
 from ragboost.errors import RequestError
@@ -21,10 +23,14 @@ class Prompts:
         tokenizer: of the model.
         vocab_size: of the model.
         reuse: for requests that do not say.
+        graphs: lays out prompts with graphs.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, *, vocab_size: int, reuse: ReuseDefaults) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, *, vocab_size: int, reuse: ReuseDefaults, graphs: Graphs
+    ) -> None:
         self._tokenizer = tokenizer
+        self._graphs = graphs
         self._vocab_size = vocab_size
         self._reuse = reuse
 
@@ -43,6 +49,8 @@ class Prompts:
             RequestError: a field has a bad value.
         """
         extension = parse_extension(body, self._reuse)
+        if extension.graph is not None:
+            return self._graph(extension.graph, body)
         text, messages, documents = self._rendered(body)
         for number, spans in extension.by_message.items():
             if number >= len(messages):
@@ -82,6 +90,18 @@ class Prompts:
             return Prompt(whole(given))
         parts = cut_text(given, extension.spans, self._encode, encode_first=whole)
         return self._prompt(parts, extension)
+
+    def _graph(self, graph: GraphRequest, body: protocol.Body) -> Prompt:
+        messages = protocol.parse_messages(body)
+        names = protocol.parse_template_kwargs(body)
+        if protocol.parse_documents(body):
+            raise RequestError("documents and ragboost.graph exclude each other", param="documents")
+        if self._graphs.attention(graph) == "self":
+            written = self._graphs.written_out(graph, messages)
+            text = self._tokenizer.render_chat(written, template_kwargs=names)
+            return Prompt(self._encode(text))
+        laid_out = self._graphs.prompt(graph, messages, template_kwargs=names)
+        return Prompt(laid_out.layout.tokens, graph=laid_out)
 
     def _rendered(
         self, body: protocol.Body

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ragboost.engine.graph import Graphs
 from ragboost.engine.model_runner import ModelRunner
 from ragboost.engine.prefix_store import PrefixStore
 from ragboost.engine.reuse import Reuser
@@ -57,7 +58,8 @@ class Scheduler:
     Of a prompt with reused chunks first what to compute is chosen, in pieces that take the place of
     prefill rows, then these rows are computed, wherever they stand, as rows of ordinary steps.
     Chunks that were not stored are computed for themselves with an eighth of each step, and with
-    all of it when nothing else is to do.
+    all of it when nothing else is to do. A prompt with a graph is computed at once, whatever its
+    length, but for its last token.
 
     Attributes:
         waiting: submitted, not yet started.
@@ -72,6 +74,7 @@ class Scheduler:
         max_running: int,
         max_step_tokens: int,
         reuser: Reuser | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self._has_queue_changed = False
@@ -81,6 +84,9 @@ class Scheduler:
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
         self._reuser = reuser
+        self._graphs = graphs
+        if graphs is not None:
+            graphs.look_ahead(lambda: [(s.graph, s.salt) for s in self.waiting if s.graph])
 
     @property
     def has_work(self) -> bool:
@@ -171,7 +177,9 @@ class Scheduler:
         while budget > 0 and (sequence := self._next_prefill(prefilling)) is not None:
             if sequence is choosing:  # over what it held when it began
                 return Step(works, sequence, budget)
-            if sequence.rows is None:
+            if self._graphs is not None and sequence.graph is not None:
+                budget -= self._graphs.compute(sequence)
+            elif sequence.rows is None:
                 self._store.load(sequence)
             if sequence.is_choosing:
                 return Step(works, sequence, budget)

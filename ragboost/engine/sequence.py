@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ragboost.chunk_cache.prefill import Counts
 from ragboost.engine.extension import Approx
+from ragboost.engine.graph import GraphPrompt
 from ragboost.engine.kv import SequenceKV
 from ragboost.engine.parts import Parts
 from ragboost.engine.prefix_cache import Block, block_key
@@ -58,6 +59,7 @@ class Sequence:
         kv: its KV cache; None before it is first scheduled and after it has ended.
         parts, approx: where chunks stand in the prompt and how they are reused; None: it is
             computed exactly.
+        graph: the prompt as a tree, where it is computed with dependency attention; else None.
         is_choosing: what of the prompt is to be computed has not been chosen yet.
         rows: positions of the prompt that are still to be computed, (rows,), ascending, where they
             are scattered; None: all from `num_computed` on.
@@ -77,6 +79,7 @@ class Sequence:
         session_id: str | None = None,
         parts: Parts | None = None,
         approx: Approx | None = None,
+        graph: GraphPrompt | None = None,
     ) -> None:
         assert prompt, "a sequence needs at least one token"
         self.token_ids = list(prompt)
@@ -90,6 +93,7 @@ class Sequence:
         self.kv: SequenceKV | None = None
         self.parts = parts
         self.approx = approx
+        self.graph = graph
         self.is_choosing = parts is not None and approx is not None
         self.rows: Tensor | None = None
         self.exact_until: int | None = None

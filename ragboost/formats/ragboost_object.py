@@ -14,7 +14,8 @@ from ragboost.formats.question import find_question, replace_question
 from ragboost.types import Context, as_documents
 
 FIELD = "ragboost"
-_KNOWN = ("documents", "session_id", "options", "reuse")
+_KNOWN = ("documents", "session_id", "options", "reuse", "graph")
+GRAPH = "graph"
 _MAX_SESSION_ID = 256
 
 
@@ -78,8 +79,13 @@ def is_boost_wanted(fields: Mapping[str, Any]) -> bool:
 
 
 def without_object(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body as the backend shall see it."""
-    return {name: value for name, value in body.items() if name != FIELD}
+    """The body as the backend shall see it: of the object, a `graph` stays, for an engine that
+    takes it."""
+    kept = {name: value for name, value in body.items() if name != FIELD}
+    fields = body.get(FIELD)
+    if isinstance(fields, dict) and GRAPH in fields:
+        kept[FIELD] = {GRAPH: fields[GRAPH]}
+    return kept
 
 
 def _check_session_id(value: Any) -> None:

@@ -19,6 +19,7 @@ from ragboost.proxy.backends import Backends
 from ragboost.proxy.boosting import Boosting
 from ragboost.proxy.chat_sessions import session_routes
 from ragboost.proxy.chunk_spans import ChunkSpans
+from ragboost.proxy.dashboard import Dashboard
 from ragboost.proxy.dispatch import Dispatcher
 from ragboost.proxy.errors import error_response
 from ragboost.proxy.metrics import Metrics
@@ -50,6 +51,7 @@ class _Parts:
     dispatcher: Dispatcher
     store: ChatSessionStore
     turns: RunningTurns
+    dashboard: Dashboard
 
     @classmethod
     def of(cls, settings: Settings) -> "_Parts":
@@ -57,16 +59,21 @@ class _Parts:
         sync = CacheSync(settings, backends=backends, tenants=tenants)
         chunks = ChunkSpans(settings.backend, backends.all)
         metrics.watch(StreamMetrics(sync))
+        boosting = Boosting(settings, metrics, tenants=tenants, sync=sync, chunks=chunks)
+        dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         return cls(
             settings,
             backends=backends,
             metrics=metrics,
             sync=sync,
             chunks=chunks,
-            boosting=Boosting(settings, metrics, tenants=tenants, sync=sync, chunks=chunks),
-            dispatcher=Dispatcher(settings, backends=backends, tenants=tenants),
+            boosting=boosting,
+            dispatcher=dispatcher,
             store=make_store(settings.session),
             turns=RunningTurns(),
+            dashboard=Dashboard(
+                settings, dispatcher=dispatcher, metrics=metrics, boosting=boosting, sync=sync
+            ),
         )
 
     @asynccontextmanager
@@ -76,8 +83,10 @@ class _Parts:
         try:
             await self.sync.open()
             await self.chunks.open()
+            await self.dashboard.history.open()
             yield
         finally:
+            await self.dashboard.history.close()
             await self.turns.drain()
             await self.store.close()
             self.dispatcher.close()
@@ -179,6 +188,8 @@ def _operations(parts: _Parts) -> list[Route]:
         Route("/ready", status.ready, methods=["GET"]),
         Route("/version", status.version, methods=["GET"]),
         Route("/metrics", status.metrics, methods=["GET"]),
+        Route("/dashboard", parts.dashboard.page, methods=["GET"]),
+        Route("/dashboard/data", parts.dashboard.data, methods=["GET"]),
     ]
 
 

@@ -22,6 +22,7 @@ from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.offload import Stopwatch, call, is_large
 from ragboost.proxy.payload import MalformedBodyError, Payload
 from ragboost.proxy.prepared import Draft, Place, Prepared
+from ragboost.proxy.recent import RecentRequests
 from ragboost.proxy.recognition import Known, Recognition
 from ragboost.proxy.rewrite import Detected, Rewriter, Rewritten
 from ragboost.proxy.session_names import session_name
@@ -81,6 +82,7 @@ class Boosting:
             ttl_s=settings.session.ttl_s,
         )
         self._recognition = Recognition(settings)
+        self.recent = RecentRequests()
 
     async def prepare(
         self,

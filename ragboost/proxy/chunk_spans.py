@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ragboost.config import BackendSettings
-from ragboost.formats.ragboost_object import FIELD
+from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.proxy.backends import Backend
 from ragboost.render import render_document
 from ragboost.types import Context
@@ -64,8 +64,9 @@ class ChunkSpans:
             message: the message that they stand in; None: the prompt.
             asked: what the client's `ragboost.reuse` says; None: nothing.
         """
-        if not self.is_told:
-            return body
+        kept = body.get(FIELD)
+        if not self.is_told or (isinstance(kept, dict) and GRAPH in kept):
+            return body  # a prompt with a graph is computed in its own way
         chunks = find_chunks(body, context, message=message) if context is not None else []
         ours = {"reuse": asked} if asked is not None else {}
         if chunks:

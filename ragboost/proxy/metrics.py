@@ -47,7 +47,7 @@ class Metrics:
         self._ttft = Histogram(
             "ragboost_time_to_first_token_seconds",
             "From the request's head to the first byte of a completion's answer.",
-            ("endpoint",),
+            ("endpoint", "result"),
             buckets=_SECONDS,
             registry=registry,
         )
@@ -173,9 +173,9 @@ class Metrics:
         self._requests.labels(endpoint, model, outcome).inc()
         self._duration.labels(endpoint).observe(seconds)
 
-    def observe_first_byte(self, endpoint: str, *, seconds: float) -> None:
-        """Record the time to a completion's first byte."""
-        self._ttft.labels(endpoint).observe(seconds)
+    def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
+        """Record the time to a completion's first byte; `result` is `boosted` or `bypassed`."""
+        self._ttft.labels(endpoint, result).observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
         """Record the proxy's own time."""

@@ -147,9 +147,11 @@ class Completions(Passthrough):
             is_computed = 0 < exchange.status < 300
             usage = tap.usage if tap is not None else None
             self._boosting.answered(prepared, usage, is_computed=is_computed)
+            self._boosting.recent.add(exchange, prepared, usage)
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
-            self._metrics.observe_first_byte(self.endpoint, seconds=seconds)
+            result = "boosted" if prepared.context is not None else "bypassed"
+            self._metrics.observe_first_byte(self.endpoint, result, seconds=seconds)
         if tap is not None and tap.usage is not None:
             exchange.notes["prompt_tokens"] = tap.usage.prompt_tokens
             exchange.notes["cached_tokens"] = tap.usage.cached_tokens

@@ -75,6 +75,11 @@ class Tenant:
             self._boosters[backend] = booster
         return booster
 
+    @property
+    def boosters(self) -> Mapping[str, Booster]:
+        """The Boosters that are in use, by name of the backend."""
+        return self._boosters
+
     def original(self, backend: str) -> Booster:
         """A Booster that mirrors what the backend's cache would hold without boosting."""
         booster = self._originals.get(backend)

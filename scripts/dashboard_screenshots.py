@@ -1,0 +1,108 @@
+"""Take the documentation's screenshots of the dashboard, under the load of the demo's workload.
+
+`python -m scripts.dashboard_screenshots` needs Debian's chromium and chromium-driver.
+"""
+
+import asyncio
+import shutil
+import sys
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from selenium import webdriver
+from selenium.webdriver.support.ui import WebDriverWait
+
+from ragboost.config import BackendSettings, EngineSettings, IndexSettings, Settings
+from ragboost.demo.corpus import standard_library
+from ragboost.demo.replay import MODEL, replay
+from ragboost.demo.workload import make_workload
+from ragboost.engine import create_engine_app
+from ragboost.proxy.app import create_app
+from ragboost.retrieval import BM25Retriever
+from ragboost.serving import serve_in_thread
+
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+CAPACITY = 65_536
+
+
+class View(NamedTuple):
+    """A window to take a picture of."""
+
+    name: str
+    scheme: str
+    width: int
+    height: int
+
+
+VIEWS = (
+    View("dashboard-light", "light", 1240, 1250),
+    View("dashboard-dark", "dark", 1240, 1250),
+    View("dashboard-narrow", "light", 390, 1250),
+)
+
+
+def load(proxy: str) -> threading.Thread:
+    """Replay the demo's workload in a thread, while the pictures are taken."""
+    documents = standard_library()
+    retriever = BM25Retriever(documents)
+    workload = make_workload(
+        documents, retriever, sessions=240, conversations=30, turns=4, k=8, seed=1
+    )
+
+    def run() -> None:
+        asyncio.run(replay(workload, proxy, boosted=True, on_request=lambda: None))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def take(url: str) -> None:
+    """Write a picture of each view."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or sys.exit("chromium is not installed")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    browser = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    IMAGES.mkdir(exist_ok=True)
+    try:
+        for view in VIEWS:
+            features = [{"name": "prefers-color-scheme", "value": view.scheme}]
+            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+            size = {"width": view.width, "height": view.height}
+            scale = {"deviceScaleFactor": 1, "mobile": False}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, **scale})
+            browser.get(f"{url}/dashboard")
+            WebDriverWait(browser, 120).until(_is_filled)
+            browser.execute_script(
+                "document.querySelectorAll('#indexes > div > details').forEach((d, i) => {"
+                " if (i < 2) d.open = true; })"
+            )
+            path = IMAGES / f"{view.name}.png"
+            browser.save_screenshot(str(path))
+            print(path)
+    finally:
+        browser.quit()
+
+
+def _is_filled(browser: webdriver.Chrome) -> bool:
+    return bool(browser.execute_script("return document.querySelectorAll('#recent tr').length > 9"))
+
+
+def main() -> None:
+    """Serve the embedded engine and the proxy, load them, take the pictures after a minute."""
+    engine = EngineSettings(capacity_tokens=CAPACITY, served_model_name=MODEL)
+    with serve_in_thread(create_engine_app(engine)) as engine_url:
+        settings = Settings(
+            backend=BackendSettings(url=engine_url), index=IndexSettings(capacity_tokens=CAPACITY)
+        )
+        with serve_in_thread(create_app(settings)) as url:
+            thread = load(url)
+            thread.join(60)
+            take(url)
+            thread.join()
+
+
+if __name__ == "__main__":
+    main()

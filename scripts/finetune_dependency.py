@@ -1,0 +1,98 @@
+"""Tune a model for dependency attention, so that it can be served with it (DepCache section 3.3).
+
+    python scripts/finetune_dependency.py --model DIR --data questions.jsonl --out DIR2
+
+A line is {"question": ..., "answer": ..., "paths": [[entity, relation, entity, ...], ...]};
+"triplets" (with "entities") may stand in place of "paths", and "system" adds a system message.
+The defaults are the paper's: 6,000 questions would be one epoch of 64 per step at 2e-5. Prompts are
+written as the engine writes them, and DIR2/config.json says that the model was tuned, so that
+`ragboost engine --model DIR2` uses dependency attention. All weights are trained; a step of 64
+prompts is made of passes of `--micro-batch` ones.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
+from ragboost.chunk_cache.dependency.tuning import Example, answer_loss, collate
+from ragboost.engine.graph import TUNED
+from ragboost.engine.graph_request import PromptWriter, parse_graph
+from ragboost.engine.tokenizer import ChatTokenizer
+
+
+def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[Example]:
+    """Return the lines of a file as prompts with answers; each answer ends the turn."""
+    chat = ChatTokenizer(tokenizer)
+    writer, examples = PromptWriter(chat), []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.strip():
+            continue
+        row = json.loads(line)
+        graph = {name: row[name] for name in ("paths", "triplets", "entities") if name in row}
+        messages = [{"role": "user", "content": row["question"]}]
+        if "system" in row:
+            messages.insert(0, {"role": "system", "content": row["system"]})
+        prompt = writer.prompt(parse_graph(graph).paths, messages)
+        answer = (*chat.encode(row["answer"], add_special_tokens=False), *end)
+        *before, task = prompt.nodes
+        task = LinearNode(task.name, (*task.tokens, *answer), task.depends_on)
+        examples.append(Example(DepPrompt((*before, task)), {task.name: len(answer)}))
+    return examples
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--positions", choices=("depth", "preorder"), default="depth")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=True)
+    dtype = getattr(torch, args.dtype)
+    model = AutoModelForCausalLM.from_pretrained(args.model, local_files_only=True, dtype=dtype)
+    model.to(args.device).train()
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    examples = read_examples(args.data, tokenizer, end=end)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+    rng, begin = random.Random(args.seed), time.monotonic()
+    for epoch in range(args.epochs):
+        rng.shuffle(examples)
+        for start in range(0, len(examples), args.batch):
+            batch, losses = examples[start : start + args.batch], []
+            for first in range(0, len(batch), args.micro_batch):
+                part = batch[first : first + args.micro_batch]
+                made = collate(part, positions=args.positions, dtype=dtype)
+                loss = answer_loss(model, type(made)(*(t.to(args.device) for t in made)))
+                (loss * len(part) / len(batch)).backward()
+                losses.append(loss.detach() * len(part) / len(batch))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            row = {
+                "epoch": epoch + 1,
+                "examples": start + len(batch),
+                "loss": round(float(sum(losses)), 4),
+                "seconds": round(time.monotonic() - begin, 1),
+            }
+            print(json.dumps(row), file=sys.stderr, flush=True)
+    setattr(model.config, TUNED, args.positions)
+    model.save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+
+
+if __name__ == "__main__":
+    main()
