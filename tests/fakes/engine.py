@@ -228,8 +228,8 @@ class FakeEngine:
             return web.json_response({"0": self.events.source})
         if path == "/metrics" and self.cache.capacity_blocks is not None:
             size, num = self.cache.block_size, self.cache.capacity_blocks + 1
-            info = f'vllm:cache_config_info{{block_size="{size}",num_gpu_blocks="{num}"}} 1.0\n'
-            return web.Response(text=info)
+            info = f'block_size="{size}",enable_prefix_caching="{num > 1}",num_gpu_blocks="{num}"'
+            return web.Response(text=f"vllm:cache_config_info{{{info}}} 1.0\n")
         return web.Response(status=404)
 
     def _record(self, request: web.Request, body: bytes, connection: int) -> Received:
