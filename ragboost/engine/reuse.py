@@ -88,7 +88,8 @@ class Reuser:
             system = sequence.parts.system
             chunks = self.reuse.for_tenant(sequence.salt).chunks
             keys = [chunks.key((), system)] if system else []
-            keys += [chunks.key(system, chunk) for chunk in sequence.parts.chunks]
+            for chunk in sequence.parts.chunks:
+                keys += chunks.keys(system, chunk)
             self.reuse.store.prefetch(keys)
 
     def choose(self, sequence: Sequence, *, rows: int) -> None:
