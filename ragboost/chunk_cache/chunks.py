@@ -3,6 +3,7 @@
 Knows a model and a store. Does not know prompts: how chunks are put together is `reuse`.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -114,12 +115,23 @@ class Chunks:
         cache = assemble(adapter, spans, length=length)
         assembly = Assembly([*system, *tokens], cache, source, [], length, torch.zeros(0))
         nothing = torch.zeros(0, dtype=torch.long, device=adapter.device)
+        begin = time.perf_counter()
         recompute(adapter, assembly, selected=nothing, backend=self._backend, pace=pace)
         layers = tuple(
             (layer.keys[:, :, base:].clone(), layer.values[:, :, base:].clone())
             for layer in cache.layers
         )
-        after = tokens_digest(system)
-        kv = ChunkKV(tokens, base, layers, regime, length, exact_after=after)
+        if adapter.device.type == "cuda":
+            torch.cuda.synchronize(adapter.device)
+        kv = ChunkKV(
+            tokens,
+            base,
+            layers,
+            regime,
+            length,
+            exact_after=tokens_digest(system),
+            # With rests in between it is not the computation that was measured.
+            compute_s=time.perf_counter() - begin if pace is AT_ONCE else None,
+        )
         self.store.put(self.key(system, tokens), kv)
         return kv

@@ -6,9 +6,11 @@ tokenised apart and joined by ids: tokenising the joined text would merge across
 """
 
 import copy
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -29,7 +31,9 @@ from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_p
 from ragboost.chunk_cache.selection.base import Policy, choose
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store import ChunkKV, Identity, tokens_digest
-from ragboost.errors import ChunkCacheError
+from ragboost.errors import ChunkCacheError, ChunkLostError
+
+logger = logging.getLogger(__name__)
 
 
 class ChunkReuse:
@@ -120,11 +124,40 @@ class ChunkReuse:
         Raises:
             ChunkCacheError: no question, a prefix of other tokens, a ratio out of range.
         """
+        chosen = make_policy(policy) if isinstance(policy, str) else policy
+        attempt = partial(
+            self._prefill,
+            (system, chunks, question),
+            prefix=prefix,
+            policy=chosen,
+            ratio=ratio,
+            granularity=granularity,
+            keep_tokens=keep_tokens,
+            observe=observe,
+        )
+        try:
+            return attempt(stored=stored)
+        except ChunkLostError:  # KV that was still loading; its file is gone now
+            logger.warning("stored KV was lost while it was used; the prompt is computed again")
+            return attempt(stored=[None] * len(chunks))
+
+    def _prefill(
+        self,
+        prompt: tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]],
+        *,
+        policy: Policy,
+        ratio: float,
+        granularity: int,
+        prefix: ChunkKV | None,
+        keep_tokens: int | None,
+        stored: Sequence[ChunkKV | None] | None,
+        observe: Observer | None,
+    ) -> Prefill:
         begin = time.perf_counter()
-        chosen_policy = make_policy(policy) if isinstance(policy, str) else policy
-        assembly = self.assemble(system, chunks, question, prefix=prefix, stored=stored)
+        system, _, question = prompt
+        assembly = self.assemble(*prompt, prefix=prefix, stored=stored)
         assembled = time.perf_counter()
-        selected = self.select(assembly, policy=chosen_policy, ratio=ratio, granularity=granularity)
+        selected = self.select(assembly, policy=policy, ratio=ratio, granularity=granularity)
         chosen = time.perf_counter()
         watched = QuestionWindow(len(question)) if keep_tokens is not None else None
         logits = recompute(

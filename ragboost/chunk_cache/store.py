@@ -59,16 +59,18 @@ class ChunkKV:
         exact_after: digest of all tokens before it (`tokens_digest`), where the KV is what an
             ordinary forward over them and the chunk gives; None: it is not, as after neighbours
             that had not seen each other.
+        compute_s: seconds that computing it took; None: not measured.
     """
 
     tokens: tuple[int, ...]
     base: int
-    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
     regime: str
     length: int
     sensitivity: torch.Tensor | None = None
     influence: Influence | None = None
     exact_after: str | None = None
+    compute_s: float | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -12,6 +12,10 @@ EXTRAS = [  # import line, the package that is missing, the extra that brings it
     ("from ragboost.integrations.langchain import BoostRetriever", "langchain_core", "langchain"),
     ("from ragboost.integrations.langchain import BoostMiddleware", "langchain", "langchain"),
     ("import ragboost.integrations.langchain.retriever", "langchain_core", "langchain"),
+    ("import ragboost.integrations.llama_index.nodes", "llama_index", "llama-index"),
+    ("from ragboost.integrations.litellm import BoostHook", "litellm", "litellm"),
+    ("from ragboost.integrations.ray import boosted; boosted(None)", "ray", "ray"),
+    ("from ragboost.integrations.ray import deploy; deploy()", "ray", "ray"),
 ]
 BLOCK = """
 import sys
