@@ -205,7 +205,10 @@ class ChunkReuse:
         covered = max(num_held, self._check_prefix(prefix, tokens, regime))
         spans = [Span(0, covered, Source.EXACT, prefix)] if covered else []
         if stored is None:
-            stored = [self.chunks.find(system, chunk) for chunk in chunks]
+            stored = [
+                self.chunks.find(system, chunk, is_first=number == 0)
+                for number, chunk in enumerate(chunks)
+            ]
         known = [self.chunks.find((), system), *stored]
         borders = []
         start = 0

@@ -88,7 +88,8 @@ class Reuser:
             system = sequence.parts.system
             chunks = self.reuse.for_tenant(sequence.salt).chunks
             keys = [chunks.key((), system)] if system else []
-            keys += [chunks.key(system, chunk) for chunk in sequence.parts.chunks]
+            for chunk in sequence.parts.chunks:
+                keys += chunks.keys(system, chunk)
             self.reuse.store.prefetch(keys)
 
     def choose(self, sequence: Sequence, *, rows: int) -> None:
@@ -131,13 +132,14 @@ class Reuser:
             self._choosing = None
 
     def close(self) -> None:
-        """Stop everything."""
+        """Stop everything, and close the store."""
         if self._choosing is not None:
             self.forget(self._choosing[0])
         if self._storing is not None:
             self._storing.cancel()
         self._storing = None
         self._missing.clear()
+        self.reuse.store.close()
 
     def _choice(self, sequence: Sequence, pace: Pace) -> Choice:
         parts, kv, approx = sequence.parts, sequence.kv, sequence.approx

@@ -214,7 +214,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _influence(fields: dict[str, Any]) -> Influence:
-    lists = {name: tuple(fields[name]) for name in ("context", "inter", "order")}
+    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     return Influence(a=fields["a"], b=fields["b"], **lists)
 
 
