@@ -3,7 +3,6 @@
 Knows a model and a store. Does not know prompts: how chunks are put together is `reuse`.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Assembly, Source, Span, assemble
 from ragboost.chunk_cache.attention.base import AttentionBackend
 from ragboost.chunk_cache.base import KVStore
-from ragboost.chunk_cache.pace import AT_ONCE, Pace
+from ragboost.chunk_cache.pace import AT_ONCE, Pace, Stopwatch
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.store import ChunkKV, Identity, chunk_key, tokens_digest
 
@@ -130,8 +129,8 @@ class Chunks:
         cache = assemble(adapter, spans, length=length)
         assembly = Assembly([*system, *tokens], cache, source, [], length, torch.zeros(0))
         nothing = torch.zeros(0, dtype=torch.long, device=adapter.device)
-        begin = time.perf_counter()
-        recompute(adapter, assembly, selected=nothing, backend=self._backend, pace=pace)
+        watch = Stopwatch(pace)
+        recompute(adapter, assembly, selected=nothing, backend=self._backend, pace=watch)
         layers = tuple(
             (layer.keys[:, :, base:].clone(), layer.values[:, :, base:].clone())
             for layer in cache.layers
@@ -145,8 +144,7 @@ class Chunks:
             regime,
             length,
             exact_after=tokens_digest(system),
-            # With rests in between it is not the computation that was measured.
-            compute_s=time.perf_counter() - begin if pace is AT_ONCE else None,
+            compute_s=watch.seconds,
         )
         self.store.put(self.key(system, tokens), kv)
         return kv

@@ -180,6 +180,9 @@ class ChunkStore:
             self._chunks.clear()
             self.size_bytes = 0
 
+    def close(self) -> None:
+        """Nothing to do: nothing is kept."""
+
     def check_integrity(self) -> None:
         """Raise where the books do not add up.
 

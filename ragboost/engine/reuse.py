@@ -132,13 +132,14 @@ class Reuser:
             self._choosing = None
 
     def close(self) -> None:
-        """Stop everything."""
+        """Stop everything, and close the store."""
         if self._choosing is not None:
             self.forget(self._choosing[0])
         if self._storing is not None:
             self._storing.cancel()
         self._storing = None
         self._missing.clear()
+        self.reuse.store.close()
 
     def _choice(self, sequence: Sequence, pace: Pace) -> Choice:
         parts, kv, approx = sequence.parts, sequence.kv, sequence.approx

@@ -38,7 +38,10 @@ def pack(kv: KV, codec: str) -> dict[str, torch.Tensor]:
         values = tensor.detach().cpu()
         if dtype is not None:
             values, packed[f"{name}_scale"] = _quantise(values, dtype)
-        packed[name] = values.contiguous()
+        values = values.contiguous()
+        # safetensors takes no tensors that share memory, as views of one buffer do.
+        is_view = values.untyped_storage().nbytes() != values.nbytes
+        packed[name] = values.clone() if is_view else values
     return packed
 
 

@@ -24,27 +24,31 @@ class Load:
 
     Attributes:
         key: of the chunk.
-        number: rises with every load.
+        group: number of the request that it was announced for; later ones have higher numbers.
         is_awaited: a request waits for it already, so that it must not take longer than computing;
             False: it was announced, and loads while the request waits for something else.
         is_cancelled: nobody wants it any more; what was read is dropped.
     """
 
-    def __init__(self, key: str, number: int, *, is_awaited: bool) -> None:
-        self.key, self.number, self.is_awaited = key, number, is_awaited
+    def __init__(self, key: str, group: int, *, is_awaited: bool) -> None:
+        self.key, self.group, self.is_awaited = key, group, is_awaited
         self.is_cancelled = False
         self._opened = threading.Event()
         self._stream: LayerStream | None = None
 
     @property
-    def unread_bytes(self) -> int | None:
-        """What is still to come; None: not known yet."""
-        if not self._opened.is_set():
-            return None
+    def unread_bytes(self) -> int:
+        """What is still to come, as far as known: a file that is not open yet counts nothing."""
         stream = self._stream
         if stream is None or stream.is_done:
             return 0
         return stream.size_bytes * (len(stream) - stream.num_read) // len(stream)
+
+    @property
+    def num_unread_tokens(self) -> int:
+        """Tokens that would have to be computed in its place; 0 once it is there."""
+        stream = self._stream
+        return 0 if stream is None or stream.is_done else len(stream.chunk.tokens)
 
     def opened(self, stream: LayerStream | None) -> None:
         """Called by the loader with the open file; None: there is none, or it is not worth it."""

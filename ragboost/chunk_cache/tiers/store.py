@@ -75,7 +75,7 @@ class TieredStore:
         ]
         self._lock = threading.RLock()
         self._loads: dict[str, Load] = {}
-        self._num_loads = 0
+        self._num_groups = 0
         self._unwritten: dict[str, ChunkKV] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ragboost-write")
         self._loader = None
@@ -246,11 +246,9 @@ class TieredStore:
 
     def _start(self, keys: Sequence[str], *, is_awaited: bool) -> list[Load]:
         assert self._loader is not None, "a load without a disk"
-        loads = []
-        for key in keys:
-            self._num_loads += 1
-            loads.append(Load(key, self._num_loads, is_awaited=is_awaited))
-            self._loads[key] = loads[-1]
+        self._num_groups += 1
+        loads = [Load(key, self._num_groups, is_awaited=is_awaited) for key in keys]
+        self._loads.update((load.key, load) for load in loads)
         self._loader.start(loads)
         return loads
 
@@ -267,11 +265,13 @@ class TieredStore:
         stream = load.stream()
         if stream is None:
             return None
+        # The chunks of a request load together, so they are waited for together, or not at all.
         with self._lock:
-            ahead = [other for other in self._loads.values() if other.number <= load.number]
-        remaining = sum(other.unread_bytes or 0 for other in ahead)
-        prefill_s = self.speeds.compute_s(len(stream.chunk.tokens))
-        load_s = self.speeds.load_s(remaining)
+            ahead = [other for other in self._loads.values() if other.group <= load.group]
+        load_s = self.speeds.load_s(sum(other.unread_bytes for other in ahead))
+        prefill_s = self.speeds.compute_s(
+            sum(other.num_unread_tokens for other in ahead if other.group == load.group)
+        )
         if load_s is not None and prefill_s is not None and load_s > prefill_s:
             with self._lock:
                 self.num_late += 1

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ def test_what_was_written_comes_back_bit_by_bit(tmp_path: Path, dtype: torch.dty
     path.write_bytes(encode(KEY, chunk, codec="plain"))
     with ChunkFile(path, KEY) as file:
         assert (file.num_layers, file.num_tokens, file.compute_s) == (3, 6, 0.01)
+        assert same(file.read(), chunk)
+
+
+def test_layers_that_are_views_of_one_buffer_can_be_stored(tmp_path: Path) -> None:
+    buffer = torch.randn(4, 1, 2, 6, 4)
+    chunk = replace(make_chunk(), layers=((buffer[0], buffer[1]), (buffer[2], buffer[3])))
+    path = tmp_path / "chunk"
+    path.write_bytes(encode(KEY, chunk, codec="plain"))
+    with ChunkFile(path, KEY) as file:
         assert same(file.read(), chunk)
 
 
