@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install demo test lint format typecheck docs reference packages pytest clean engines test-engines
+.PHONY: help install demo test lint format typecheck docs reference packages pytest clean engines test-engines test-integrations
 
 help:                ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -62,5 +62,15 @@ test-engines: engines   ## the tests against real vLLM and SGLang servers, and h
 	@for engine in embedded vllm sglang; do $(BIN)/python -m benchmarks.fidelity --engine $$engine --json || exit 1; done
 	@for engine in vllm sglang; do $(BIN)/python -m benchmarks.fidelity --engine $$engine --signal hook --json || exit 1; done
 
+.venv-integrations/.installed: requirements-integrations.txt
+	@echo "Installing LiteLLM, Ray and others into .venv-integrations (1.5 GB, some minutes) ..."
+	@test -x .venv-integrations/bin/python || $(BIN)/python -m venv .venv-integrations
+	@.venv-integrations/bin/python -m pip install -q -r $<
+	@touch $@
+
+test-integrations: install .venv-integrations/.installed   ## the tests of what does not install beside the engine: LiteLLM, Ray, OpenAILike
+	@EMBEDDED_ENGINE_PYTHON=$(abspath $(BIN)/python) .venv-integrations/bin/python -m pytest \
+		tests/integrations tests/test_examples.py $(ARGS)
+
 clean:               ## remove .venv and caches
-	rm -rf $(VENV) .venv-vllm .venv-sglang .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-integrations .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

@@ -2,6 +2,8 @@
 
     python -m benchmarks.chunk_quality --json
     python -m benchmarks.chunk_quality --split development   # what the default policy was chosen on
+    python -m benchmarks.chunk_quality --neighbours similarity --json     # see prepared_quality
+    python -m benchmarks.chunk_quality --craft --json                     # see craft_quality
 
 The model is the project's own, trained on these tasks by scripts/train_reference_model.py. Both
 splits are drawn apart from the training stream and from each other. `score[task][policy][ratio]` is
@@ -21,6 +23,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks import craft_quality, prepared_quality
+from benchmarks.articles import SOURCES
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.eval.cases import from_prompt
 from ragboost.chunk_cache.eval.metrics import estimate, normalised
@@ -118,16 +122,50 @@ def show(result: dict[str, Any]) -> None:
     print(f"\nbest here: {result['best_policy']}; default: {result['default_policy']}")
 
 
+def measure_offline_stage(args: argparse.Namespace) -> None:
+    """Measure preprocessing or Cache-Craft, each in a benchmark of its own."""
+    seeds = SPLITS[args.split]
+    result: dict[str, Any]
+    if args.craft:
+        result = craft_quality.run(args.model, seeds=seeds, asked=args.articles, parts=args.parts)
+        result["split"] = args.split
+        show_it = craft_quality.show
+    else:
+        result = prepared_quality.run(
+            args.model,
+            seeds=seeds,
+            asked=args.articles,
+            source=args.neighbours,
+            top_n=[int(number) for number in args.top_n.split(",")],
+            policies=args.policies.split(",") if args.policies else prepared_quality.POLICIES,
+            ratios=prepared_quality.RATIOS,
+            parts=args.parts,
+        )
+        show_it = prepared_quality.show
+    if args.json:
+        print(json.dumps(result))
+    else:
+        show_it(result)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--split", choices=SPLITS, default="test")
     parser.add_argument("--prompts", type=int, default=100, help="per task and seed")
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--policies", default="", help="comma-separated; default: all")
     parser.add_argument("--granularity", type=int, default=1)
+    parser.add_argument("--neighbours", choices=SOURCES, help="measure preprocessing instead")
+    parser.add_argument("--top-n", default="0,2,5,10,15", help="with --neighbours")
+    parser.add_argument("--articles", type=int, default=30, help="asked per seed")
+    parser.add_argument("--parts", type=Path, help="keep finished parts here, and go on with them")
+    parser.add_argument("--craft", action="store_true", help="measure Cache-Craft instead")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    policies = args.policies.split(",")
+    if args.neighbours or args.craft:
+        measure_offline_stage(args)
+        return
+    policies = args.policies.split(",") if args.policies else list(POLICIES)
     begin = time.process_time()
     runs = [
         measure(

@@ -17,25 +17,53 @@ docs/end-to-end.md for what the defaults stand for.
 
 import argparse
 import json
-from collections.abc import Mapping
+import signal
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine_servers import missing
 from benchmarks.replays import ALONE, TURNS, replay_alone, replay_turns
-from benchmarks.served import serve
-from benchmarks.workloads import load_data, read_rows
+from benchmarks.served import Served, serve
+from benchmarks.workloads import Workload, load_data, read_rows
 from ragboost.types import Document, Request
 
 MAX_MODEL_LEN = 32_768
 PADDED_CHARACTERS = 960  # of a document: about 380 tokens of the tiny models
 
 
+class Loaded(NamedTuple):
+    """A workload with its texts."""
+
+    workload: Workload
+    requests: list[Request]
+    k: int
+
+
 def main() -> None:
     """Measure and print."""
+    options = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that the engines are stopped
+    loaded = load(options)
+    with serve(
+        TURNS if loaded.workload.conversations else ALONE,
+        engine=options.engine,
+        cache_tokens=options.cache_tokens,
+        max_model_len=MAX_MODEL_LEN,
+    ) as served:
+        result = measure(served, loaded, options)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; an engine that is not installed is an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
     parser.add_argument("--data", type=Path, required=True, help="a folder of a retrieval workload")
@@ -49,19 +77,15 @@ def main() -> None:
     )
     parser.add_argument("--cache-tokens", type=int, default=400_000)
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     reason = missing(options.engine)
     if reason:
         parser.error(reason)
-    result = measure(options)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    return options
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Start the engines, send the workload, and return the figures."""
+def load(options: argparse.Namespace) -> Loaded:
+    """Read the workload, with what the options leave to it."""
     has_native = any(options.data.glob("retrieved_native.jsonl*"))
     retriever = options.retriever or ("native" if has_native else "dense")
     k = options.k or (5 if has_native else 10)
@@ -71,22 +95,30 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         Request(question, tuple(documents[d] for d in context if d in documents))
         for question, context in zip(workload.questions, workload.contexts, strict=True)
     ]
-    with serve(
-        TURNS if workload.conversations else ALONE,
-        engine=options.engine,
-        cache_tokens=options.cache_tokens,
-        max_model_len=MAX_MODEL_LEN,
-    ) as served:
-        if workload.conversations:
-            figures = replay_turns(
-                served,
-                [[requests[i] for i in turns] for turns in workload.conversations],
-                count=options.requests,
-                at_once=options.at_once,
-                max_prompt_tokens=MAX_MODEL_LEN - 512,
-            )
-        else:
-            figures = replay_alone(served, requests, count=options.requests, sample=options.sample)
+    return Loaded(workload, requests, k)
+
+
+def measure(
+    served: Mapping[str, Served], loaded: Loaded, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Send the workload, and return the figures."""
+    workload, requests, k = loaded
+    if workload.conversations:
+        figures = replay_turns(
+            served,
+            [[requests[i] for i in turns] for turns in workload.conversations],
+            count=options.requests,
+            at_once=options.at_once,
+            max_prompt_tokens=MAX_MODEL_LEN - 512,
+        )
+    else:
+        figures = replay_alone(
+            served,
+            requests,
+            count=options.requests,
+            sample=options.sample,
+            at_once=options.at_once,
+        )
     return {
         "engine": options.engine,
         "workload": workload.name,

@@ -4,8 +4,11 @@ vLLM and SGLang live in environments of their own, made by `make engines`. Every
 loopback and in a temporary folder.
 """
 
+import contextlib
+import http.client
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -15,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -79,9 +82,15 @@ def tiny_model(kind: Kind) -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port below those that the system gives to engines for their own use meanwhile."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port found between 20000 and 32000")
 
 
 class EngineServer:
@@ -188,6 +197,13 @@ class EngineServer:
 
     def complete(self, token_ids: list[int], request_id: str, *, max_tokens: int = 1) -> Any:
         """One completion of a prompt given as token ids; returns the answer."""
+        return self.begin(token_ids, request_id, max_tokens=max_tokens)()
+
+    def begin(
+        self, token_ids: list[int], request_id: str, *, max_tokens: int = 1
+    ) -> Callable[[], Any]:
+        """As `complete`, but return when the request is written; what is returned waits for the
+        answer."""
         body = {
             "model": "tiny",
             "prompt": token_ids,
@@ -195,7 +211,19 @@ class EngineServer:
             "temperature": 0,
             "session_id": request_id,
         }
-        return self.post("/v1/completions", body)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        head = {"content-type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), head)
+
+        def answer() -> Any:
+            with contextlib.closing(connection):
+                response = connection.getresponse()
+                text = response.read().decode()
+                if response.status != 200:
+                    raise RuntimeError(f"{self.kind} answered {response.status}: {text[:200]}")
+                return json.loads(text)
+
+        return answer
 
     def clear_cache(self) -> None:
         """Empty the prefix cache."""

@@ -106,6 +106,7 @@ class Follower:
         }
         self.lock = threading.RLock()
         self.pressure, self.in_flight = Pressure(), InFlight()
+        self.unsettled: list[Sent] = []
         self.residency = Residency(self.indexes["documents"], self.lock)
         self.residency.follow(
             is_exact=True, capacity_tokens=server.cache_tokens, pressure=self.pressure
@@ -128,6 +129,7 @@ class Follower:
                 )
             for name, tokens in changes.resident_tokens.items():
                 self.in_flight.stored(name, tokens)
+            self.pressure.epoch += bool(changes.resident_tokens)
             self._press()
 
     def send(self, number: int, retrieved: Sequence[Hashable]) -> Sent:
@@ -149,6 +151,8 @@ class Follower:
                 signal: self._blocks(each.cached_tokens) for signal, each in recorded.items()
             }
             waiting = len(self.in_flight), self.in_flight.num_tokens, self.pressure.kept_share
+            if not len(self.in_flight):
+                self.pressure.epoch += 1
             self.in_flight.sent(
                 name,
                 prompt_tokens=len(HEADER) + sum(lengths) + QUESTION_TOKENS,
@@ -166,13 +170,26 @@ class Follower:
         return Sent(name, prompt, predicted, recorded["documents"], *waiting, time.monotonic())
 
     def _press(self) -> None:
-        resident = self.stream.mirror.num_resident_tokens if self.stream is not None else 0
+        if self.stream is None:
+            return
+        self.pressure.is_batched = self.stream.mirror.is_tree
+        resident = self.stream.mirror.num_resident_tokens
         self.pressure.kept_share = self.in_flight.kept_share(
             resident_tokens=resident, capacity_tokens=self.server.cache_tokens
         )
 
+    def settled(self) -> None:
+        """All that was sent is answered, and its events have come."""
+        with self.lock:
+            for sent in self.unsettled:
+                self.in_flight.done(sent.name)
+                self.residency.drop_unconfirmed(sent.recorded.documents)
+            self.unsettled.clear()
+            self._press()
+
     def answered(self, sent: Sent, reported: int) -> None:
         """Correct the model by what the engine reported."""
+        self.unsettled.append(sent)
         surplus = sent.predicted["usage"] - reported
         if surplus > 0:
             with self.lock:
@@ -255,11 +272,13 @@ def measure(
     """
     at_rest = {signal: Score() for signal in SIGNALS}
     at_dispatch = {signal: Score() for signal in SIGNALS}
-    guard = threading.Lock()
+    guard, in_order = threading.Lock(), threading.Lock()
 
     def serve(number: int, *, is_resting: bool) -> None:
-        sent = follower.send(number, contexts[number])
-        usage = read_usage(server.complete(sent.prompt, sent.name))
+        with in_order:  # as a proxy's event loop sends: in the order of its predictions
+            sent = follower.send(number, contexts[number])
+            answer = server.begin(sent.prompt, sent.name)
+        usage = read_usage(answer())
         reported = (usage and usage.cached_tokens) or 0
         follower.answered(sent, reported)
         with guard:
@@ -279,6 +298,7 @@ def measure(
             together, alone = numbers[start : start + step - 1], numbers[start + step - 1 :][:1]
             list(pool.map(lambda number: serve(number, is_resting=False), together))
             settle(follower.stream)
+            follower.settled()
             for number in alone:
                 serve(number, is_resting=True)
                 num_probes += 1

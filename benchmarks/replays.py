@@ -113,7 +113,7 @@ def send_in_turns(served: Mapping[str, Served], by_way: Mapping[str, Sequence[Ro
             if group.before:
                 served[way].prepare(COMPLETIONS, group.before)
             served[way].measure(COMPLETIONS, group.bodies)
-        _progress(f"round {number} of {max(map(len, by_way.values()))}", started)
+        _progress(f"round {number} of {max(map(len, by_way.values()))}", served, started)
 
 
 def replay_turns(
@@ -153,7 +153,7 @@ def replay_turns(
             conversation.answered(samples)
             for conversation, samples in zip(running, answers, strict=True)
         ]
-        _progress(f"{len(turns)} of {count}", started)
+        _progress(f"{len(turns)} of {count}", served, started)
     figures: dict[str, Any] = {way: served[way].summary() for way in TURNS}
     later = turn_figures(turn for turn in turns if turn.number > 1)
     return {
@@ -244,5 +244,11 @@ def completion(request: Request, *, boost: bool) -> Body:
     }
 
 
-def _progress(text: str, started: float) -> None:
-    print(f"{text} after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+def _progress(text: str, served: Mapping[str, Served], started: float) -> None:
+    medians = (
+        f"{way} {statistics.median(sample.ttft_ms for sample in engine.samples):.0f} ms"
+        for way, engine in served.items()
+        if engine.samples
+    )
+    seconds = f"after {time.monotonic() - started:.0f} s"
+    print(text, seconds, *medians, sep=", ", file=sys.stderr, flush=True)

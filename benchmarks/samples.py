@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--retriever", default="dense")
     parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--document-tokens", type=int, default=300)
+    parser.add_argument("--document-tokens", type=int, default=420)
     parser.add_argument("--question-tokens", type=int, default=150, help="with its hints")
     parser.add_argument("--cache-tokens", type=int, default=400_000)
     parser.add_argument("--json", action="store_true")

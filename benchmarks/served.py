@@ -94,7 +94,8 @@ class Served:
             "stream_options": {"include_usage": True},
             **body,
         }
-        started, first, usage, answer = time.perf_counter(), 0.0, {}, ""
+        usage: dict[str, Any] = {}
+        started, first, answer = time.perf_counter(), 0.0, ""
         with self._client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
                 raise RuntimeError(f"{response.status_code}: {response.read()!r}")

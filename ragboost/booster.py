@@ -8,19 +8,19 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from threading import RLock
 from typing import NamedTuple
 
-from ragboost.compose import Composed, History, Retrieved, compose
+from ragboost.compose import History, Retrieved, compose
 from ragboost.config import Settings
 from ragboost.dedup import distinct_elements, split_carried, unique_documents
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
 from ragboost.index.record import Recorded, record_front, record_turn
-from ragboost.ordering import RecentContexts, order_documents, plan_batch
-from ragboost.ordering.batch import with_last
+from ragboost.ordering import RecentContexts, order_documents
 from ragboost.ordering.turns import group_turns
-from ragboost.planning import Planned, Window, plan_alone, plan_together
+from ragboost.past_turns import add_turn, read_history
+from ragboost.planning import Planned, Window, plan_alone, plan_offline, plan_together
 from ragboost.residency import Residency
-from ragboost.session import MemorySessions, SentDocument, Session, SessionState, SessionStore, Turn
-from ragboost.tokens import TokenCounter
+from ragboost.session import MemorySessions, Session, SessionState, SessionStore, Turn
+from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import Context, DocumentLike, Plan, Request, as_documents
 
 
@@ -40,7 +40,9 @@ class Booster:
 
     Args:
         settings: None: the defaults.
-        count_tokens: tokens of a text, called once per document; None: an estimate.
+        count_tokens: tokens of a text, called once per document while its first request waits;
+            None: estimates, which `settings.tokens` makes exact in the background.
+        tokens: lengths shared with other Boosters for the same model; None: its own.
         sessions: where conversations are remembered; None: in memory, bounded by the settings.
     """
 
@@ -49,10 +51,13 @@ class Booster:
         settings: Settings | None = None,
         *,
         count_tokens: Callable[[str], int] | None = None,
+        tokens: TokenCounter | None = None,
         sessions: SessionStore | None = None,
     ) -> None:
         self.settings = settings or Settings()
-        self.tokens = TokenCounter(count_tokens)
+        if tokens is None:
+            tokens = make_counter(self.settings.tokens, count_tokens)
+        self.tokens = tokens
         if sessions is None:
             sessions = MemorySessions(
                 max_sessions=self.settings.session.max_sessions, ttl_s=self.settings.session.ttl_s
@@ -67,7 +72,7 @@ class Booster:
         self._recent_windows = self._recent if self._recent is not None else RecentContexts()
         self.usage = Usage()
         self._lock = RLock()  # guards index, sessions and usage
-        self.residency = Residency(self.index, self._lock)
+        self.residency = Residency(self.index, self._lock, ttl_s=self.settings.index.ttl_s)
 
     def __repr__(self) -> str:
         return f"Booster({self.settings!r})"
@@ -165,7 +170,8 @@ class Booster:
         with self._lock:
             going_on = {s for s in set(sessions) if s is not None and self.turns(s)}
         turns = group_turns(sessions, going_on)
-        permutations, release = self._plan([retrieved[i] for i in turns.leading])
+        leading = [retrieved[i] for i in turns.leading]
+        permutations, release = plan_offline(leading, settings=self.settings.ordering)
         planned = {i: permutations[at] for at, i in enumerate(turns.leading)}
         order = turns.release_order(release)
         contexts = []
@@ -207,11 +213,25 @@ class Booster:
         with self._lock:
             return self.sessions.remove(session_id)
 
-    def report_usage(self, context: Context, *, prompt_tokens: int, cached_tokens: int) -> None:
-        """Add what the engine reported for a context to `usage`, and correct the index by it.
+    def report_usage(
+        self,
+        context: Context,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+        found_tokens: int | None = None,
+    ) -> None:
+        """Add what the engine reported for a context to `usage`, and correct index and estimates.
 
         A prefix that was expected to be cached and was not has been evicted, with everything that
         was not used since; see `Residency.answered`.
+
+        Args:
+            context: of the request.
+            prompt_tokens: of the whole prompt.
+            cached_tokens: of them, what was cached.
+            found_tokens: of the cached ones, those in documents, for a caller who knows where these
+                stand and corrects estimates himself; None: their share of the prompt.
 
         Raises:
             RequestError: not 0 <= cached_tokens <= prompt_tokens.
@@ -229,12 +249,29 @@ class Booster:
                 self.usage.cached_tokens + cached_tokens,
                 self.usage.predicted_cached_tokens + context.predicted_cached_tokens,
             )
-            if context.recorded is not None:
+            if context.recorded is None:
+                return
+            if found_tokens is None:
+                self.tokens.correct(self.tokens.count(context.render()), prompt_tokens)
                 estimated = sum(context.recorded.tokens) + self.tokens.count(context.query)
-                share = cached_tokens / max(prompt_tokens, 1)
-                self.residency.answered(context.recorded, cached_tokens=round(share * estimated))
+                found_tokens = round(cached_tokens / max(prompt_tokens, 1) * estimated)
+            self.residency.answered(
+                context.recorded,
+                cached_tokens=found_tokens,
+                is_measured=self.is_measured(context),
+            )
+
+    def is_measured(self, context: Context) -> bool:
+        """Whether the lengths with which a context was placed were counted, not estimated."""
+        recorded = context.recorded
+        return (
+            recorded is not None
+            and self.tokens.are_exact(document.key for document in context.documents)
+            and recorded.tokens == tuple(self.tokens.count_documents(context.documents))
+        )
 
     def _retrieve(self, request: Request) -> Retrieved:
+        self.residency.expire()
         documents, preamble = request.documents, request.preamble
         if self.settings.dedup.enabled:
             unique, slots = unique_documents(documents)
@@ -249,24 +286,6 @@ class Booster:
     def _plan_alone(self, retrieved: Retrieved) -> Planned:
         ordering = self.settings.ordering
         return plan_alone(self.index, retrieved, settings=ordering, recent=self._recent)
-
-    def _plan(
-        self, leading: Sequence[Retrieved]
-    ) -> tuple[Sequence[tuple[int, ...]], Sequence[int]]:
-        """Prompt order of each context, and the release order of them all."""
-        ordering = self.settings.ordering
-        if not ordering.enabled or not leading:
-            return [tuple(range(len(r.elements))) for r in leading], range(len(leading))
-        plan = plan_batch(
-            [r.elements[ordering.keep_last :] for r in leading],
-            {e: length for r in leading for e, length in zip(r.elements, r.tokens, strict=True)},
-            linkage=ordering.linkage,
-            alpha=ordering.alpha,
-        )
-        return [
-            with_last(permutation, min(ordering.keep_last, len(r.elements)))
-            for permutation, r in zip(plan.permutations, leading, strict=True)
-        ], plan.release_order
 
     def _boost(
         self,
@@ -283,7 +302,7 @@ class Booster:
             state = session
         elif session:
             state = self.sessions.get(session) or SessionState(session)
-        past = self._history(state, history)
+        past = read_history(state, history, settings=self.settings)
         if planned is not None and planned.fits(retrieved.elements):
             order = planned.permutation
         sent = self._order(retrieved, past, planned=order)
@@ -297,7 +316,14 @@ class Booster:
             recorded = self._record_turn(state, retrieved, tokens)
         turn = 0
         if state is not None:
-            turn = self._commit(state, retrieved.query, composed, tokens, is_leading=past.is_empty)
+            turn = add_turn(
+                state,
+                composed,
+                tokens=tokens,
+                query_tokens=self.tokens.count(retrieved.query),
+                is_leading=past.is_empty,
+                max_documents=self.settings.session.max_documents,
+            )
             if state is not session:
                 self.sessions.put(state)
         return Context(
@@ -314,18 +340,6 @@ class Booster:
             session=state.id if state else None,
             turn=turn,
         )
-
-    def _history(self, state: SessionState | None, keys: Collection[str] | None) -> History:
-        known = state.labels() if state else {}
-        if keys is None:
-            carried, is_empty = known, not (state and state.turns)
-            is_complete = not (state and state.has_forgotten)
-        else:
-            carried, is_empty = {key: known[key] for key in keys if key in known}, not keys
-            is_complete = len(carried) == len(set(keys))
-        if not (self.settings.dedup.enabled and self.settings.hints.location):
-            carried = {}
-        return History(known, carried, is_empty, is_complete)
 
     def _order(
         self, retrieved: Retrieved, history: History, *, planned: Sequence[int] | None
@@ -362,33 +376,15 @@ class Booster:
         self, state: SessionState | None, retrieved: Retrieved, tokens: Sequence[int]
     ) -> Recorded:
         front = state.front() if state else ()
-        return record_turn(
+        recorded = record_turn(
             self.index,
             _behind(retrieved.preamble, distinct_elements([sent.key for sent in front])),
             [sent.num_tokens for sent in front],
             history_tokens=state.tail_tokens() if state else 0,
             turn_tokens=sum(tokens) + self.tokens.count(retrieved.query),
         )
-
-    def _commit(
-        self,
-        state: SessionState,
-        query: str,
-        composed: Composed,
-        tokens: Sequence[int],
-        *,
-        is_leading: bool,
-    ) -> int:
-        """Add the turn to its session; its number."""
-        sent = zip(composed.documents, composed.labels, tokens, strict=True)
-        turn = Turn(
-            number=state.next_turn,
-            is_leading=is_leading,
-            documents=tuple(SentDocument(d.key, label, length) for d, label, length in sent),
-            num_tokens=sum(tokens) + self.tokens.count(query),
-        )
-        state.add(turn, max_documents=self.settings.session.max_documents)
-        return turn.number
+        self.residency.used()
+        return recorded
 
 
 def _request(documents: Sequence[DocumentLike], *, preamble: str) -> Request:

@@ -16,6 +16,7 @@ Grouped by who can fix it::
         ContextIndexError           we: a broken invariant of the context index
         EventStreamError            a gap that could not be filled, an unknown event
         ChunkCacheError             chunk KV that cannot be used
+            ChunkLostError          stored KV turned out unusable while it was used
             UnsupportedModelError   the model's attention cannot be reused
 """
 
@@ -92,6 +93,11 @@ class EventStreamError(RagBoostError):
 
 class ChunkCacheError(RagBoostError):
     """Stored chunk KV cannot be used."""
+
+
+class ChunkLostError(ChunkCacheError):
+    """Stored KV turned out to be unusable while a request was using it; the request can be computed
+    again without it."""
 
 
 class UnsupportedModelError(ChunkCacheError):

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from ragboost.compose import Retrieved
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import RecentContexts, order_documents, plan_window
+from ragboost.ordering import RecentContexts, order_documents, plan_batch, plan_window
+from ragboost.ordering.batch import with_last
 
 
 class Planned(NamedTuple):
@@ -83,6 +84,25 @@ def plan_together(
         permutation = (*(position[element] for element in order), *last)
         planned[at] = _planned(retrieved[at], permutation, cached)
     return Window(window.release_order, tuple(planned[i] for i in range(len(retrieved))))
+
+
+def plan_offline(
+    leading: Sequence[Retrieved], *, settings: OrderingSettings
+) -> tuple[Sequence[tuple[int, ...]], Sequence[int]]:
+    """Plan a batch without an index: the prompt order of each context, and in which order to send
+    them all."""
+    if not settings.enabled or not leading:
+        return [tuple(range(len(each.elements))) for each in leading], range(len(leading))
+    plan = plan_batch(
+        [each.elements[settings.keep_last :] for each in leading],
+        {e: length for r in leading for e, length in zip(r.elements, r.tokens, strict=True)},
+        linkage=settings.linkage,
+        alpha=settings.alpha,
+    )
+    return [
+        with_last(permutation, min(settings.keep_last, len(each.elements)))
+        for permutation, each in zip(plan.permutations, leading, strict=True)
+    ], plan.release_order
 
 
 def _planned(retrieved: Retrieved, permutation: tuple[int, ...], cached_tokens: int) -> Planned:

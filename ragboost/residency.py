@@ -5,9 +5,11 @@ it is the paper's model (LRU on tokens), corrected by the usage of each answer. 
 hashable keys; does not know events, blocks or HTTP.
 """
 
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
 from threading import RLock
+from typing import NamedTuple
 
 from ragboost.index import ContextIndex
 from ragboost.index.pressure import Pressure
@@ -15,10 +17,21 @@ from ragboost.index.record import Recorded
 from ragboost.index.residency import drop_unconfirmed, drop_unused, set_resident
 
 _MAX_UNANSWERED = 1024
-# Lengths are estimates, the prompt holds more than documents, and engines count whole blocks: a
-# smaller shortfall says nothing. At a tenth the demo lost 5 points of hit rate to false alarms.
+_USES_PER_TTL = 64
+# The prompt holds more than documents, and engines count whole blocks: a smaller shortfall says
+# nothing. Where lengths are estimates it must be larger still: at a tenth the demo lost 5 points of
+# hit rate to false alarms.
 _MIN_SHORTFALL_TOKENS = 64
-_MIN_SHORTFALL = 0.5
+_MIN_SHORTFALL_ESTIMATED = 0.5
+_MIN_SHORTFALL_MEASURED = 0.1
+
+
+class _Use(NamedTuple):
+    """The index was used in this time, at the latest at this tick."""
+
+    since: float
+    until: float
+    tick: int
 
 
 class Residency:
@@ -27,13 +40,25 @@ class Residency:
     Args:
         index: the Booster's.
         lock: the Booster's; held for one sequence at a time.
+        ttl_s: seconds after its last use that a prefix stays cached, by the model; None: no limit.
+        clock: seconds, never going back.
 
     Attributes:
         is_exact: events say what is resident; nothing is evicted by the model.
     """
 
-    def __init__(self, index: ContextIndex, lock: RLock) -> None:
+    def __init__(
+        self,
+        index: ContextIndex,
+        lock: RLock,
+        *,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.is_exact = False
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._uses: deque[_Use] = deque()
         self._index = index
         self._lock = lock
         self._capacity_tokens = index.capacity_tokens
@@ -63,6 +88,7 @@ class Residency:
         """The cache is empty."""
         with self._lock:
             self._index.clear()
+            self._uses.clear()
             self._unanswered.clear()
             self._settled_before.clear()
 
@@ -86,11 +112,33 @@ class Residency:
             if self.is_exact:
                 drop_unconfirmed(self._index, documents)
 
+    def expire(self) -> None:
+        """Drop what has not been used for too long; to be called before the index is read."""
+        if self._ttl_s is None or not self._uses:
+            return
+        with self._lock:
+            limit, tick = self._clock() - self._ttl_s, None
+            while self._uses and self._uses[0].until <= limit:
+                tick = self._uses.popleft().tick
+            if tick is not None and not self.is_exact:
+                self._index.evict_unused(tick)
+
+    def used(self) -> None:
+        """Note when the index was used; uses shortly after each other count as one."""
+        if self._ttl_s is None:
+            return
+        now = self._clock()
+        since = now
+        if self._uses and now - self._uses[-1].since < self._ttl_s / _USES_PER_TTL:
+            since = self._uses.pop().since
+        self._uses.append(_Use(since, until=now, tick=self._index.tick))
+
     def dispatched(self, recorded: Recorded) -> None:
         """A sequence was inserted, and is now on its way to the engine."""
         with self._lock:
             oldest = next(iter(self._unanswered), recorded.tick)
             self._unanswered[recorded.tick] = None
+            self.used()
             self._settled_before[recorded.tick] = oldest
             if len(self._unanswered) > _MAX_UNANSWERED:
                 self._unanswered.popitem(last=False)
@@ -111,7 +159,9 @@ class Residency:
                     tick=recorded.tick,
                 )
 
-    def answered(self, recorded: Recorded, *, cached_tokens: int | None) -> None:
+    def answered(
+        self, recorded: Recorded, *, cached_tokens: int | None, is_measured: bool = False
+    ) -> None:
         """The engine has computed a sequence, and found some of it cached.
 
         A node that was expected and not found has been evicted. An engine evicts what was not used
@@ -122,7 +172,9 @@ class Residency:
         Args:
             recorded: the sequence.
             cached_tokens: what was found, in the index's tokens; None: not reported.
+            is_measured: the lengths were counted, so that a smaller shortfall is evidence.
         """
+        share = _MIN_SHORTFALL_MEASURED if is_measured else _MIN_SHORTFALL_ESTIMATED
         with self._lock:
             settled_before = self._settled_before.get(recorded.tick)
             self._forget(recorded)
@@ -130,7 +182,7 @@ class Residency:
                 return
             for reached, last_used in recorded.path:
                 shortfall = reached - cached_tokens
-                if shortfall > max(_MIN_SHORTFALL_TOKENS, _MIN_SHORTFALL * reached):
+                if shortfall > max(_MIN_SHORTFALL_TOKENS, share * reached):
                     if last_used < settled_before:
                         self._index.evict_unused(last_used)
                     return

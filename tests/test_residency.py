@@ -1,8 +1,15 @@
 """What an engine tells changes the Booster's index, and what it does not confirm goes."""
 
+import time
+from threading import RLock
+
 import pytest
 
 from ragboost import Booster
+from ragboost.config import IndexSettings, Settings
+from ragboost.index import ContextIndex
+from ragboost.index.record import record_front
+from ragboost.residency import Residency
 from ragboost.types import Context, Document
 
 DOCUMENTS = {name: Document(name * 4000, id=name) for name in "abcdef"}  # 1000 tokens each
@@ -83,3 +90,57 @@ def test_a_sequence_is_taken_back_to_its_confirmed_part(num_confirmed: int) -> N
     booster.residency.drop_unconfirmed(documents)
     booster.index.check_integrity()
     assert booster.index.num_tokens == 1000 * num_confirmed
+
+
+def test_a_small_shortfall_is_evidence_where_lengths_are_counted() -> None:
+    booster = Booster(count_tokens=lambda text: len(text) // 4)
+    for names in ("ab", "cd"):
+        answer(booster, boost(booster, names), 0)
+    answer(booster, boost(booster, "cd"), 1700)
+    assert [cached(booster, names) for names in ("ab", "cd")] == [0, 2000]
+
+
+def test_what_is_not_used_for_its_time_to_live_expires() -> None:
+    now = 0.0
+    index, lock = ContextIndex(), RLock()
+    residency = Residency(index, lock, ttl_s=300, clock=lambda: now)
+
+    def use(name: str) -> None:
+        residency.expire()
+        residency.dispatched(record_front(index, [name], [100]))
+
+    use("a")
+    now = 100.0
+    use("b")
+    now = 299.0
+    use("a")
+    residency.expire()
+    assert index.num_tokens == 200
+    now = 410.0
+    residency.expire()
+    assert [index.cached_prefix([name], [100])[1] for name in "ab"] == [100, 0]
+    residency.follow(is_exact=True, capacity_tokens=None)
+    now = 10_000.0
+    residency.expire()
+    assert index.num_tokens == 100  # events say what is there
+    index.check_integrity()
+
+
+def test_uses_in_quick_succession_are_kept_together_and_expire_late_not_early() -> None:
+    now = 0.0
+    index = ContextIndex()
+    residency = Residency(index, RLock(), ttl_s=64, clock=lambda: now)
+    for number in range(1000):
+        now = number * 0.1
+        residency.expire()
+        residency.dispatched(record_front(index, [number], [1]))
+    assert len(residency._uses) <= 66
+    assert 640 <= index.num_tokens <= 660
+
+
+def test_a_setting_gives_the_time_to_live() -> None:
+    booster = Booster(Settings(index=IndexSettings(ttl_s=0.05)))
+    boost(booster, "ab")
+    assert cached(booster, "ab") == 2000
+    time.sleep(0.1)
+    assert cached(booster, "ab") == 0

@@ -5,7 +5,7 @@ again where it stands. Knows no wire shapes; see `lines`.
 """
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +14,7 @@ from ragboost.batch.catalog import Catalog
 from ragboost.batch.files import atomic_file, check_output, open_input, side_path
 from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
 from ragboost.batch.plan import FilePlan, plan_file, predict
+from ragboost.batch.reading import Progress, read_requests
 from ragboost.batch.summary import BatchSummary
 from ragboost.compose import History, Retrieved, compose
 from ragboost.config import Settings
@@ -23,9 +24,6 @@ from ragboost.retrieval.corpus import Corpus
 from ragboost.simulate import PrefixCache
 from ragboost.tokens import TokenCounter
 from ragboost.types import Context
-
-Progress = Callable[[str, int, int], None]
-"""Called with the stage, what is done of it, and the whole."""
 
 _NO_HISTORY = History(known={}, carried={}, is_empty=True, is_complete=True)
 _EVERY = 64  # lines between two reports of progress
@@ -111,20 +109,13 @@ class _Job:
 
     def read(self, source: BinaryIO, rejects: BinaryIO) -> int:
         """First pass: fill the catalog; returns the number of malformed lines."""
-        total = source.seek(0, 2)
-        source.seek(0)
-        rejected = offset = 0
-        for number, raw in enumerate(source, 1):
-            try:
-                if raw.strip():
-                    self.catalog.add(self._parser.parse(raw), number=number, offset=offset)
-            except RagBoostError as error:
-                rejected += 1
-                rejects.write(_rejected(number, raw, error))
-            offset += len(raw)
-            if number % _EVERY == 0 or offset == total:
-                self._on_progress("reading", offset, total)
-        return rejected
+        return read_requests(
+            source,
+            self.catalog,
+            parser=self._parser,
+            on_rejected=lambda *rejected: rejects.write(_rejected(*rejected)),
+            on_progress=self._on_progress,
+        )
 
     def plan(self) -> FilePlan:
         """Order documents and requests."""

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from ragboost.batch.files import side_path
-from ragboost.batch.job import Progress as ProgressFunction
+from ragboost.batch.reading import Progress as ProgressFunction
 from ragboost.batch.summary import BatchSummary
 
 

@@ -6,12 +6,13 @@ Knows stored chunks and positions. Does not know which tokens will be computed a
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 
 import torch
 
 from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.kv_cache import RequestCache
-from ragboost.chunk_cache.rope import Frequencies, angles, rotate
+from ragboost.chunk_cache.kv_cache import RequestCache, RequestLayer
+from ragboost.chunk_cache.rope import Frequencies, Layout, angles, rotate
 from ragboost.chunk_cache.store import ChunkKV
 
 
@@ -88,7 +89,8 @@ def assemble(
 ) -> RequestCache:
     """Return a cache of `length` slots with the KV of the spans.
 
-    Stored KV is read, never written. The keys of each layer are turned in one go.
+    Stored KV is read, never written. The keys of each layer are turned in one go. Where stored KV
+    is still loading, a new cache's layers are filled one by one as they are looked at.
 
     Args:
         adapter: the model.
@@ -117,17 +119,34 @@ def assemble(
         old=[(old[kv.length], s.stop - s.start) for s, kv in known],
         new=adapter.frequencies(length),
     )
+    is_loading = into is None and any(not isinstance(kv.layers, tuple) for _, kv in known)
     for layer, target in enumerate(cache.layers):
-        keys = torch.cat([kv.layers[layer][0][:, :, : s.stop - s.start] for s, kv in known], 2)
-        cos, sin = turns.of(layer)
-        moved = rotate(keys, cos, sin, layout=adapter.layouts[layer])
-        offset = 0
-        for span, kv in known:
-            count = span.stop - span.start
-            target.keys[:, :, span.start : span.stop] = moved[:, :, offset : offset + count]
-            target.values[:, :, span.start : span.stop] = kv.layers[layer][1][:, :, :count]
-            offset += count
+        fill = partial(_fill, target, known, layer, turns=turns, layout=adapter.layouts[layer])
+        if is_loading:
+            target.fill_later(fill)
+        else:
+            fill()
     return cache
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _fill(
+    target: RequestLayer,
+    known: Sequence[tuple[Span, ChunkKV]],
+    layer: int,
+    *,
+    turns: "_Turns",
+    layout: Layout,
+) -> None:
+    keys = torch.cat([kv.layers[layer][0][:, :, : s.stop - s.start] for s, kv in known], 2)
+    cos, sin = turns.of(layer)
+    moved = rotate(keys, cos, sin, layout=layout)
+    offset = 0
+    for span, kv in known:
+        count = span.stop - span.start
+        target.keys[:, :, span.start : span.stop] = moved[:, :, offset : offset + count]
+        target.values[:, :, span.start : span.stop] = kv.layers[layer][1][:, :, :count]
+        offset += count
 
 
 class _Turns:

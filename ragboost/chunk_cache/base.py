@@ -42,3 +42,8 @@ class KVStore(Protocol):
     def clear(self) -> None:
         """Drop everything."""
         ...
+
+    def close(self) -> None:
+        """Keep what is to be kept beyond this process, and end what runs in the background. Nothing
+        else is called afterwards."""
+        ...

@@ -12,7 +12,7 @@ from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Assembly, Source, Span, assemble
 from ragboost.chunk_cache.attention.base import AttentionBackend
 from ragboost.chunk_cache.base import KVStore
-from ragboost.chunk_cache.pace import AT_ONCE, Pace
+from ragboost.chunk_cache.pace import AT_ONCE, Pace, Stopwatch
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.store import ChunkKV, Identity, chunk_key, tokens_digest
 
@@ -54,18 +54,33 @@ class Chunks:
         identity = replace(self._identity, recipe=recipe) if recipe else self._identity
         return chunk_key(identity, regime=regime, system=system, tokens=tokens)
 
-    def find(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV | None:
-        """Return a chunk's KV, prepared or else plain; None where it is not stored, or there are
-        no tokens."""
-        if not tokens:
-            return None
+    def keys(
+        self, system: Sequence[int], tokens: Sequence[int], *, is_first: bool = False
+    ) -> list[str]:
+        """Return the keys under which a chunk may be stored, the preferred one first.
+
+        Args:
+            system, tokens: ids.
+            is_first: whether the chunk stands right behind the system prompt, where plain KV is
+                exact.
+        """
         plain = self.key(system, tokens)
         recipe = self._recipes.get(plain)
-        if recipe is not None:
-            prepared = self.store.get(self.key(system, tokens, recipe=recipe))
-            if prepared is not None:
-                return prepared
-        return self.store.get(plain)
+        if recipe is None:
+            return [plain]
+        prepared = self.key(system, tokens, recipe=recipe)
+        return [plain, prepared] if is_first else [prepared, plain]
+
+    def find(
+        self, system: Sequence[int], tokens: Sequence[int], *, is_first: bool = False
+    ) -> ChunkKV | None:
+        """Return a chunk's KV, exact before prepared before plain; see `keys`. None where it is not
+        stored, or there are no tokens."""
+        if not tokens:
+            return None
+        keys = self.keys(system, tokens, is_first=is_first)
+        found = (self.store.get(key) for key in keys)
+        return next((kv for kv in found if kv is not None), None)
 
     def plain(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV:
         """Return a chunk's plain KV; computed and stored where it is not there."""
@@ -114,12 +129,22 @@ class Chunks:
         cache = assemble(adapter, spans, length=length)
         assembly = Assembly([*system, *tokens], cache, source, [], length, torch.zeros(0))
         nothing = torch.zeros(0, dtype=torch.long, device=adapter.device)
-        recompute(adapter, assembly, selected=nothing, backend=self._backend, pace=pace)
+        watch = Stopwatch(pace)
+        recompute(adapter, assembly, selected=nothing, backend=self._backend, pace=watch)
         layers = tuple(
             (layer.keys[:, :, base:].clone(), layer.values[:, :, base:].clone())
             for layer in cache.layers
         )
-        after = tokens_digest(system)
-        kv = ChunkKV(tokens, base, layers, regime, length, exact_after=after)
+        if adapter.device.type == "cuda":
+            torch.cuda.synchronize(adapter.device)
+        kv = ChunkKV(
+            tokens,
+            base,
+            layers,
+            regime,
+            length,
+            exact_after=tokens_digest(system),
+            compute_s=watch.seconds,
+        )
         self.store.put(self.key(system, tokens), kv)
         return kv

@@ -3,7 +3,7 @@
 Slot and position are the same thing here. Knows tensors; does not know where they came from.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,7 +12,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
     """A layer whose `update` writes into given rows while the cache is in a `writing` block, and
-    appends like any dynamic layer otherwise."""
+    appends like any dynamic layer otherwise. It can be filled when it is first looked at."""
+
+    _fill: Callable[[], None] | None = None
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
@@ -20,6 +22,36 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         self.rows: torch.Tensor | None = None
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """(1, kv heads, tokens, head_dim)."""
+        self._settle()
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: torch.Tensor) -> None:
+        self._keys = keys
+
+    @property
+    def values(self) -> torch.Tensor:
+        """(1, kv heads, tokens, head_dim)."""
+        self._settle()
+        return self._values
+
+    @values.setter
+    def values(self, values: torch.Tensor) -> None:
+        self._values = values
+
+    def fill_later(self, fill: Callable[[], None]) -> None:
+        """Call `fill` before the keys or values are next looked at, such as when the model comes to
+        this layer. What it raises reaches whoever looks."""
+        self._fill = fill
+
+    def _settle(self) -> None:
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            fill()
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object

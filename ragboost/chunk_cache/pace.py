@@ -4,6 +4,7 @@ Knows rows. Does not know engines or models: a computation rests between two pie
 gave it its pace decides how long.
 """
 
+import time
 from collections.abc import Iterator
 
 import torch
@@ -35,6 +36,32 @@ class Pace:
             count = len(rows) if self.rows is None else max(1, int(self.rows / share))
             yield rows[start : start + count]
             start += count
+
+
+class Stopwatch(Pace):
+    """Another pace, and the time that is not spent resting.
+
+    Args:
+        pace: whose pieces and rests are taken over.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        self.rows = pace.rows
+        self._pace = pace
+        self._rested_s = 0.0
+        self._begin = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it was made, without rests."""
+        return time.perf_counter() - self._begin - self._rested_s
+
+    def rest(self) -> None:
+        begin = time.perf_counter()
+        self._pace.rest()
+        # A pace may change how much it gives from piece to piece.
+        self.rows = self._pace.rows
+        self._rested_s += time.perf_counter() - begin
 
 
 AT_ONCE = Pace()

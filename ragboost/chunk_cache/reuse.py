@@ -5,9 +5,12 @@ Knows token ids, stored KV and policies. Does not know texts, tokenizers or HTTP
 tokenised apart and joined by ids: tokenising the joined text would merge across borders and miss.
 """
 
+import copy
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -28,7 +31,9 @@ from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_p
 from ragboost.chunk_cache.selection.base import Policy, choose
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store import ChunkKV, Identity, tokens_digest
-from ragboost.errors import ChunkCacheError
+from ragboost.errors import ChunkCacheError, ChunkLostError
+
+logger = logging.getLogger(__name__)
 
 
 class ChunkReuse:
@@ -63,10 +68,26 @@ class ChunkReuse:
         self.identity = identity or Identity(
             model=adapter.fingerprint(), dtype=str(adapter.dtype).removeprefix("torch.")
         )
+        self._recipes = recipes
         self.backend: AttentionBackend | None = make_backend(backend) if backend else None
         self.chunks = Chunks(
             adapter, store, identity=self.identity, backend=self.backend, recipes=recipes
         )
+
+    def for_tenant(self, salt: str | None) -> "ChunkReuse":
+        """Return reuse of chunks that only requests with this salt share; None: this very one."""
+        if not salt:
+            return self
+        own = copy.copy(self)
+        own.identity = replace(self.identity, salt=salt)
+        own.chunks = Chunks(
+            self.adapter,
+            self.store,
+            identity=own.identity,
+            backend=self.backend,
+            recipes=self._recipes,
+        )
+        return own
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
         """Compute and store chunks, see `Chunks.precompute`; returns how many were not stored."""
@@ -103,11 +124,40 @@ class ChunkReuse:
         Raises:
             ChunkCacheError: no question, a prefix of other tokens, a ratio out of range.
         """
+        chosen = make_policy(policy) if isinstance(policy, str) else policy
+        attempt = partial(
+            self._prefill,
+            (system, chunks, question),
+            prefix=prefix,
+            policy=chosen,
+            ratio=ratio,
+            granularity=granularity,
+            keep_tokens=keep_tokens,
+            observe=observe,
+        )
+        try:
+            return attempt(stored=stored)
+        except ChunkLostError:  # KV that was still loading; its file is gone now
+            logger.warning("stored KV was lost while it was used; the prompt is computed again")
+            return attempt(stored=[None] * len(chunks))
+
+    def _prefill(
+        self,
+        prompt: tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]],
+        *,
+        policy: Policy,
+        ratio: float,
+        granularity: int,
+        prefix: ChunkKV | None,
+        keep_tokens: int | None,
+        stored: Sequence[ChunkKV | None] | None,
+        observe: Observer | None,
+    ) -> Prefill:
         begin = time.perf_counter()
-        chosen_policy = make_policy(policy) if isinstance(policy, str) else policy
-        assembly = self.assemble(system, chunks, question, prefix=prefix, stored=stored)
+        system, _, question = prompt
+        assembly = self.assemble(*prompt, prefix=prefix, stored=stored)
         assembled = time.perf_counter()
-        selected = self.select(assembly, policy=chosen_policy, ratio=ratio, granularity=granularity)
+        selected = self.select(assembly, policy=policy, ratio=ratio, granularity=granularity)
         chosen = time.perf_counter()
         watched = QuestionWindow(len(question)) if keep_tokens is not None else None
         logits = recompute(
@@ -155,7 +205,10 @@ class ChunkReuse:
         covered = max(num_held, self._check_prefix(prefix, tokens, regime))
         spans = [Span(0, covered, Source.EXACT, prefix)] if covered else []
         if stored is None:
-            stored = [self.chunks.find(system, chunk) for chunk in chunks]
+            stored = [
+                self.chunks.find(system, chunk, is_first=number == 0)
+                for number, chunk in enumerate(chunks)
+            ]
         known = [self.chunks.find((), system), *stored]
         borders = []
         start = 0

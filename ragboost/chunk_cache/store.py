@@ -31,6 +31,7 @@ class Identity:
         dtype: of the KV.
         lora: the LoRA adapter in use; empty for none.
         recipe: how chunks were prepared, such as the neighbours they attended to; empty: plain.
+        salt: of a tenant who shares nothing with others; empty: none.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Identity:
     dtype: str = ""
     lora: str = ""
     recipe: str = ""
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +59,18 @@ class ChunkKV:
         exact_after: digest of all tokens before it (`tokens_digest`), where the KV is what an
             ordinary forward over them and the chunk gives; None: it is not, as after neighbours
             that had not seen each other.
+        compute_s: seconds that computing it took; None: not measured.
     """
 
     tokens: tuple[int, ...]
     base: int
-    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
     regime: str
     length: int
     sensitivity: torch.Tensor | None = None
     influence: Influence | None = None
     exact_after: str | None = None
+    compute_s: float | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -92,6 +96,7 @@ def chunk_key(
         identity.dtype,
         identity.lora,
         identity.recipe,
+        identity.salt,
         regime,
         [int(token) for token in system],
         [int(token) for token in tokens],
@@ -174,6 +179,9 @@ class ChunkStore:
         with self._lock:
             self._chunks.clear()
             self.size_bytes = 0
+
+    def close(self) -> None:
+        """Nothing to do: nothing is kept."""
 
     def check_integrity(self) -> None:
         """Raise where the books do not add up.

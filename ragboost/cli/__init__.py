@@ -8,8 +8,8 @@ import sys
 import typer
 
 from ragboost import __version__
-from ragboost.cli.offline import batch, demo
-from ragboost.cli.reuse import eval_reuse
+from ragboost.cli.offline import batch, demo, simulate
+from ragboost.cli.reuse import eval_reuse, precompute, tune_alpha
 from ragboost.cli.servers import doctor, engine, serve
 from ragboost.errors import RagBoostError
 
@@ -29,9 +29,11 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
         raise typer.Exit
 
 
-for _command in (serve, batch, demo, doctor, engine):
+for _command in (serve, simulate, batch, demo, doctor, engine):
     app.command()(_command)
 app.command("eval-reuse")(eval_reuse)
+app.command("tune-alpha")(tune_alpha)
+app.command()(precompute)
 
 
 def main() -> None:

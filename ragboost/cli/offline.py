@@ -1,4 +1,4 @@
-"""`batch`, `demo`: commands that end by themselves."""
+"""`batch`, `simulate`, `demo`: commands that end by themselves."""
 
 import json
 from pathlib import Path
@@ -53,6 +53,44 @@ def batch(
     else:
         Console().print(summary_table(summary))
         typer.echo(summary_sentence(summary))
+
+
+def simulate(
+    trace: Path = typer.Argument(..., metavar="TRACE.jsonl", help="Requests, as for `batch`."),
+    corpus: Path | None = typer.Option(None, help="JSONL of documents that `doc_ids` name."),
+    cache_tokens: list[int] = typer.Option(
+        [], min=1, help="Size of the prefix cache in tokens, repeatable; by default several."
+    ),
+    plot: Path | None = typer.Option(
+        None, help="Write hit rate against cache size to this .png or .svg; needs the extra plot."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    progress: bool | None = typer.Option(
+        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
+    ),
+) -> None:
+    """Forecast what RAGBoost would save of your own trace. Runs no model."""
+    from ragboost.batch.forecast import forecast
+    from ragboost.batch.forecast_report import forecast_sentence, forecast_table, write_plot
+    from ragboost.batch.report import progress_bar
+    from ragboost.retrieval.corpus import Corpus
+
+    console = Console(stderr=True)
+    with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+        result = forecast(
+            trace,
+            settings=load_settings(),
+            corpus=Corpus.read(corpus) if corpus else None,
+            cache_tokens=cache_tokens,
+            on_progress=p,
+        )
+    if plot is not None:
+        write_plot(result, plot)
+    if as_json:
+        typer.echo(json.dumps(result.as_json()))
+    else:
+        Console().print(forecast_table(result))
+        typer.echo(forecast_sentence(result))
 
 
 def demo(

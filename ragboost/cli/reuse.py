@@ -1,4 +1,4 @@
-"""`eval-reuse`: what chunk reuse does with a user's own model."""
+"""`eval-reuse`, `tune-alpha`, `precompute`: chunk reuse with a user's own model and corpus."""
 
 from pathlib import Path
 
@@ -40,4 +40,106 @@ def eval_reuse(
         plot_path=plot,
         as_json=as_json,
     )
+    typer.echo(text)
+
+
+def tune_alpha(
+    model: Path = typer.Option(..., help="Directory of a Hugging Face causal LM."),
+    data: Path = typer.Option(
+        ..., help="JSONL as for eval-reuse; requests in the order they came in."
+    ),
+    warm_up: int = typer.Option(
+        20, min=1, help="First requests that are served only, to leave their chunks behind."
+    ),
+    alpha: list[float] = typer.Option(
+        [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0], help="Alpha to try, repeatable."
+    ),
+    desired: float = typer.Option(
+        0.9, min=0.0, max=1.0, help="Share of full attention's score that is good enough."
+    ),
+    literal: bool = typer.Option(False, help="The paper's printed forms of CCI and Alg. 1."),
+    cautious: bool = typer.Option(
+        False, help="Distrust chunks that were computed with no chunk before them."
+    ),
+    peak: bool = typer.Option(
+        False, help="Order tokens by their highest attention weight, not by the sum."
+    ),
+    max_new_tokens: int = typer.Option(32, min=1, help="Length of text answers."),
+    device: str = typer.Option("cpu", help="Where the model runs."),
+    plot: Path | None = typer.Option(None, help="Write score against recompute ratio as SVG."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+) -> None:
+    """Find the cheapest alpha of Cache-Craft that keeps your answers good enough (eq. 13)."""
+    from ragboost.chunk_cache.craft.command import run
+
+    text = run(
+        model,
+        data,
+        warm_up=warm_up,
+        alphas=alpha,
+        desired=desired,
+        literal=literal,
+        cautious=cautious,
+        order="peak" if peak else "mass",
+        max_new_tokens=max_new_tokens,
+        device=device,
+        plot_path=plot,
+        as_json=as_json,
+    )
+    typer.echo(text)
+
+
+def precompute(
+    model: Path = typer.Option(..., help="Directory of a Hugging Face causal LM."),
+    corpus: Path = typer.Option(..., help="JSONL of documents: id, title, text."),
+    out: Path = typer.Option(..., help="Directory for the KV; run again to bring it up to date."),
+    top_n: int = typer.Option(10, min=0, help="Neighbours each document is computed after."),
+    vectors: Path | None = typer.Option(
+        None, help="Neighbours by embedding: .npy, a row for each document of the corpus."
+    ),
+    edges: Path | None = typer.Option(
+        None, help="Neighbours by a graph: JSONL of source, target and weight."
+    ),
+    trace: Path | None = typer.Option(
+        None, help="Neighbours by co-occurrence: JSONL of earlier requests with doc_ids."
+    ),
+    system: Path | None = typer.Option(
+        None, help="File with the text that stands before the first document of a prompt."
+    ),
+    template: str = typer.Option(
+        "{title}\\n{text}\\n\\n", help="How a document stands in a prompt; \\n is a line end."
+    ),
+    capacity_gb: float = typer.Option(100.0, min=0.001, help="Disk space for KV."),
+    working_gb: float = typer.Option(4.0, min=0.001, help="Memory for plain KV of neighbours."),
+    device: str = typer.Option("cpu", help="Where the model runs."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    progress: bool | None = typer.Option(
+        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
+    ),
+) -> None:
+    """Compute the KV of a corpus offline, each document after those it is likely to stand with.
+
+    Neighbours come from BM25 unless --vectors, --edges or --trace says otherwise.
+    """
+    from rich.console import Console
+
+    from ragboost.batch.report import progress_bar
+    from ragboost.chunk_cache.precompute.command import Sources, run
+
+    console = Console(stderr=True)
+    with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+        text = run(
+            model,
+            corpus,
+            out,
+            top_n=top_n,
+            sources=Sources(vectors=vectors, edges=edges, trace=trace),
+            system=system,
+            template=template.replace("\\n", "\n"),
+            capacity_bytes=int(capacity_gb * 1e9),
+            working_bytes=int(working_gb * 1e9),
+            device=device,
+            as_json=as_json,
+            on_progress=p,
+        )
     typer.echo(text)

@@ -12,6 +12,7 @@ from ragboost.config.library import (
     IndexSettings,
     OrderingSettings,
     SessionSettings,
+    TokenSettings,
 )
 from ragboost.config.load import TOML_NAME, field_paths, load_settings
 from ragboost.config.proxy import (
@@ -42,6 +43,7 @@ __all__ = [
     "Section",
     "SessionSettings",
     "Settings",
+    "TokenSettings",
     "WaitingRoomSettings",
     "field_paths",
     "load_settings",

@@ -21,9 +21,10 @@ class EngineSettings(Section):
     )
     block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
     eviction: Literal["lru", "lfu", "lacr", "next-use", "next-use-lfu"] = Field(
-        "lru",
+        "next-use",
         description="Which blocks of the prefix cache go first: by last use, by number of uses, or "
-        "(lacr, next-use) by what waiting requests will use, too.",
+        "(lacr, next-use) by what waiting requests will use, too. Without waiting requests "
+        "next-use is lru.",
     )
     served_model_name: str | None = Field(
         None, description="Name of the model in the API; None: its directory's."
@@ -69,7 +70,21 @@ class EngineSettings(Section):
         0.15, ge=0, le=1, description="Share of reused tokens to compute again, likewise."
     )
     reuse_capacity_bytes: int = Field(
-        1 << 30, ge=1, description="Memory for the KV of stored chunks."
+        1 << 30, ge=1, description="Memory for the KV of stored chunks, on the model's device."
+    )
+    reuse_directory: Path | None = Field(
+        None,
+        description="Directory for the KV of stored chunks that memory does not hold, and for the "
+        "next start; several engines may share one. None: none is kept.",
+    )
+    reuse_disk_bytes: int = Field(
+        64 << 30, ge=1, description="Size of `reuse_directory`, all engines together."
+    )
+    reuse_host_bytes: int = Field(
+        8 << 30,
+        ge=1,
+        description="With `reuse_directory` and a model on a GPU: host memory for the KV of stored "
+        "chunks.",
     )
     graph_attention: Literal["auto", "dependency", "self"] = Field(
         "auto",

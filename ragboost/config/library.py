@@ -20,10 +20,34 @@ class IndexSettings(Section):
     capacity_tokens: int | None = Field(
         None, ge=1, description="Tokens that the engine's prefix cache holds; None: unbounded."
     )
+    ttl_s: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after its last use that a prefix stays cached, such as 300 for hosted "
+        "APIs; None: as long as there is room. Does not count while cache events are exact.",
+    )
     max_nodes: int = Field(
         200_000, ge=1, description="Nodes kept; the least recently used go first."
     )
     max_visits: int = Field(32, ge=1, description="Nodes that one search may go on from.")
+
+
+class TokenSettings(Section):
+    """Lengths of documents; no request waits for them."""
+
+    tokenizer: Path | None = Field(
+        None,
+        description="A tokenizer.json, or a model's directory that has one, to count documents "
+        "with in the background; needs the extra tokens. None: ask the backend.",
+    )
+    ask_backend: bool = Field(
+        True,
+        description="Ask a backend that tells of its prefix cache for the tokens of each document "
+        "(POST /tokenize), once and in the background; off: lengths are estimates.",
+    )
+    max_documents: int = Field(
+        200_000, ge=1, description="Lengths kept per model; the least recently used go first."
+    )
 
 
 class OrderingSettings(Section):

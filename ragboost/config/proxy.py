@@ -19,6 +19,12 @@ class BackendSettings(Section):
     max_concurrency: int | None = Field(
         None, ge=1, description="Completions running on a backend at a time; None: unbounded."
     )
+    cache_marks: Literal["none", "openai", "anthropic"] = Field(
+        "none",
+        description="For hosted APIs, where the caller has set none: openai adds a "
+        "prompt_cache_key that requests with the same first document share, anthropic a "
+        "cache_control breakpoint at the end of the documents that were sent before.",
+    )
     reuse_chunks: bool | None = Field(
         None,
         description="Tell the backend where documents stand, so that it can reuse their KV; None: "

@@ -11,6 +11,7 @@ from ragboost.config.library import (
     IndexSettings,
     OrderingSettings,
     SessionSettings,
+    TokenSettings,
 )
 from ragboost.config.proxy import (
     BackendSettings,
@@ -33,6 +34,7 @@ class Settings(Changed, BaseSettings):
     )
 
     index: IndexSettings = IndexSettings()
+    tokens: TokenSettings = TokenSettings()
     ordering: OrderingSettings = OrderingSettings()
     dedup: DedupSettings = DedupSettings()
     hints: HintSettings = HintSettings()

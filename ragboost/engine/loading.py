@@ -9,11 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.base import KVStore
 from ragboost.chunk_cache.replacement import make_replacement
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import POLICIES
 from ragboost.chunk_cache.selftest import self_test
 from ragboost.chunk_cache.store import ChunkStore
+from ragboost.chunk_cache.tiers.disk import DiskTier
+from ragboost.chunk_cache.tiers.store import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin
 from ragboost.engine.core import Engine
@@ -23,7 +26,7 @@ from ragboost.engine.prefix_cache import Event
 from ragboost.engine.prefix_store import PrefixStore
 from ragboost.engine.reuse import Reuser
 from ragboost.engine.tokenizer import ChatTokenizer
-from ragboost.errors import ConfigError, UnsupportedModelError
+from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -144,8 +147,24 @@ def _adapter(model: Any, settings: EngineSettings) -> tuple[ModelAdapter | None,
 def _reuser(loaded: LoadedModel, settings: EngineSettings) -> Reuser | None:
     if loaded.adapter is None:
         return None
-    store = ChunkStore(capacity_bytes=settings.reuse_capacity_bytes)
-    return Reuser(ChunkReuse(loaded.adapter, store))
+    return Reuser(ChunkReuse(loaded.adapter, _chunk_store(loaded.adapter.device, settings)))
+
+
+def _chunk_store(device: torch.device, settings: EngineSettings) -> KVStore:
+    if settings.reuse_directory is None:
+        return ChunkStore(capacity_bytes=settings.reuse_capacity_bytes)
+    try:
+        disk = DiskTier(settings.reuse_directory, capacity_bytes=settings.reuse_disk_bytes)
+    except ChunkCacheError as error:
+        raise ConfigError(f"engine.reuse_directory: {error}") from error
+    if device.type == "cpu":
+        return TieredStore(host_bytes=settings.reuse_capacity_bytes, disk=disk)
+    return TieredStore(
+        accelerator_bytes=settings.reuse_capacity_bytes,
+        host_bytes=settings.reuse_host_bytes,
+        disk=disk,
+        device=device,
+    )
 
 
 def _from_directory(settings: EngineSettings) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ragboost.chunk_cache.assemble import Source
+from ragboost.chunk_cache.assemble import Assembly, Source
 from ragboost.chunk_cache.kv_cache import RequestCache
 from ragboost.chunk_cache.pace import Pace
 from ragboost.chunk_cache.prefill import Counts
@@ -25,8 +25,12 @@ logger = logging.getLogger(__name__)
 MAX_MISSING = 1024
 """Chunks that wait to be stored; more are forgotten, the oldest first."""
 
-Chunk = tuple[tuple[int, ...], tuple[int, ...]]
-"""System prompt and chunk, as token ids."""
+WORTH_LOOKING = 2
+"""With fewer reused tokens than one for so many missing ones everything is computed, and exact. A
+model of 14 layers breaks even there with the default policy; deeper ones a little earlier."""
+
+Chunk = tuple[str | None, tuple[int, ...], tuple[int, ...]]
+"""Cache salt, system prompt and chunk, the latter as token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,13 @@ class ReuseTotals:
     recomputed: int = 0
     computed: int = 0
     chunks_stored: int = 0
+
+
+def _is_worth_looking(assembly: Assembly) -> bool:
+    """Whether choosing can save more than it costs: its first layers are computed for the missing
+    tokens, too, which are computed again afterwards."""
+    num_missing = int((assembly.source == Source.MISSING).sum())
+    return WORTH_LOOKING * len(assembly.candidates) >= num_missing
 
 
 class Reuser:
@@ -85,9 +96,11 @@ class Reuser:
     def prefetch(self, sequence: Sequence) -> None:
         """Tell the store what a sequence that waits will ask for; any thread may call it."""
         if sequence.parts is not None:
-            system, chunks = sequence.parts.system, self.reuse.chunks
+            system = sequence.parts.system
+            chunks = self.reuse.for_tenant(sequence.salt).chunks
             keys = [chunks.key((), system)] if system else []
-            keys += [chunks.key(system, chunk) for chunk in sequence.parts.chunks]
+            for chunk in sequence.parts.chunks:
+                keys += chunks.keys(system, chunk)
             self.reuse.store.prefetch(keys)
 
     def choose(self, sequence: Sequence, *, rows: int) -> None:
@@ -112,9 +125,10 @@ class Reuser:
     def store_missing(self, *, rows: int) -> None:
         """Go on storing chunks, by one piece of so many rows."""
         if self._storing is None:
-            (system, chunk), _ = self._missing.popitem(last=False)
+            (salt, system, chunk), _ = self._missing.popitem(last=False)
             self._storing = Job(
-                lambda pace: self._precompute(system, chunk, pace), name="ragboost-storing"
+                lambda pace: self._precompute(salt, system, chunk, pace=pace),
+                name="ragboost-storing",
             )
         if self._storing.advance(rows=rows):
             if self._storing.error is not None:
@@ -129,13 +143,14 @@ class Reuser:
             self._choosing = None
 
     def close(self) -> None:
-        """Stop everything."""
+        """Stop everything, and close the store."""
         if self._choosing is not None:
             self.forget(self._choosing[0])
         if self._storing is not None:
             self._storing.cancel()
         self._storing = None
         self._missing.clear()
+        self.reuse.store.close()
 
     def _choice(self, sequence: Sequence, pace: Pace) -> Choice:
         parts, kv, approx = sequence.parts, sequence.kv, sequence.approx
@@ -151,14 +166,15 @@ class Reuser:
                 ]
             )
             pieces = [piece.tokens for piece in parts.pieces]
-            assembly = self.reuse.assemble(
+            assembly = self.reuse.for_tenant(sequence.salt).assemble(
                 parts.system, pieces, parts.question, into=own, num_held=sequence.num_computed
             )
-            selected = self.reuse.select(
-                assembly, policy=make_policy(approx.policy), ratio=approx.ratio, pace=pace
-            )
+            policy, ratio = make_policy(approx.policy), approx.ratio
+            if policy.looks_at_all and ratio > 0 and not _is_worth_looking(assembly):
+                ratio = 1.0
+            selected = self.reuse.select(assembly, policy=policy, ratio=ratio, pace=pace)
             missing = [
-                (parts.system, piece.tokens)
+                (sequence.salt, parts.system, piece.tokens)
                 for piece, (start, _) in zip(parts.pieces, assembly.chunks, strict=True)
                 if piece.is_chunk and assembly.source[start] == Source.MISSING
             ]
@@ -178,6 +194,8 @@ class Reuser:
         while len(self._missing) > MAX_MISSING:
             self._missing.popitem(last=False)
 
-    def _precompute(self, system: tuple[int, ...], chunk: tuple[int, ...], pace: Pace) -> int:
+    def _precompute(
+        self, salt: str | None, system: tuple[int, ...], chunk: tuple[int, ...], *, pace: Pace
+    ) -> int:
         with torch.inference_mode():
-            return self.reuse.chunks.precompute(system, [chunk], pace=pace)
+            return self.reuse.for_tenant(salt).chunks.precompute(system, [chunk], pace=pace)

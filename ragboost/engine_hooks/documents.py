@@ -30,7 +30,7 @@ class ResidentContext(NamedTuple):
 
 
 def document_ends(
-    tokens: Sequence[int], *, tokens_before: int = 0, scale: float = 1.0
+    tokens: Sequence[float], *, tokens_before: int = 0, scale: float = 1.0
 ) -> tuple[int, ...]:
     """Ends of documents in the prompt, from their lengths.
 

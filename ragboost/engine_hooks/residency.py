@@ -47,6 +47,8 @@ class PrefixMirror:
         num_unknown: events that could not be applied: chains without a known parent, removals of
             blocks never stored, blocks that contradict earlier ones, unknown kinds.
         num_resident_tokens: tokens of all blocks that a prompt could hit.
+        is_tree: a radix tree, such as SGLang's, which names no groups of blocks. It holds a prompt
+            when its prefill is over; others hold blocks as soon as they are scheduled.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class PrefixMirror:
         self._touched.clear()
         self._group: int | None = None
         self.block_size = 0
+        self.is_tree = False
         self.num_resident_tokens = 0
         self.is_partial = is_partial
 
@@ -143,6 +146,7 @@ class PrefixMirror:
         if parent is None or size <= 0 or len(event.token_ids) not in (0, len(hashes) * size):
             self._miss(1)
             return
+        self.is_tree = event.group_idx is None
         medium = event.medium or "GPU"
         raw, width = token_bytes(event.token_ids), size * 8
         for i, block_hash in enumerate(hashes):

@@ -15,11 +15,14 @@ class Usage(NamedTuple):
         prompt_tokens: all tokens of the prompt, cached ones too.
         cached_tokens: tokens read from the prefix cache; None where the answer does not say.
         cache_write_tokens: tokens newly written to the cache; None where the answer does not say.
+        prompt_ids: the prompt as the engine tokenised it, where the answer tells (vLLM's
+            `return_token_ids`); else None.
     """
 
     prompt_tokens: int
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
+    prompt_ids: tuple[int, ...] | None = None
 
 
 def read_usage(answer: Mapping[str, Any]) -> Usage | None:
@@ -32,7 +35,19 @@ def read_usage(answer: Mapping[str, Any]) -> Usage | None:
             for name in ("usage", "meta_info"):  # SGLang's /generate answers with meta_info
                 usage = holder.get(name)
                 if isinstance(usage, Mapping):
-                    return _from_usage(usage)
+                    found = _from_usage(usage)
+                    return found and found._replace(prompt_ids=_prompt_ids(answer))
+    return None
+
+
+def _prompt_ids(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """vLLM: beside the choices of a chat, in the choices of a completion."""
+    choices = answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    for holder in (answer, first):
+        ids = holder.get("prompt_token_ids") if isinstance(holder, Mapping) else None
+        if isinstance(ids, list) and ids and all(isinstance(number, int) for number in ids):
+            return tuple(ids)
     return None
 
 

@@ -12,7 +12,7 @@ from ragboost.index.eviction import EvictionQueue
 from ragboost.index.integrity import check_node, check_sequence, check_totals
 from ragboost.index.node import Node, common_length
 from ragboost.index.pressure import Ages, Pressure
-from ragboost.index.search import Match, search
+from ragboost.index.search import Match, cached_prefix, search
 
 Tokens = Sequence[int]
 
@@ -78,9 +78,14 @@ class ContextIndex:
             documents: distinct documents, most relevant first.
             tokens: their lengths.
         """
-        self._mark()
+        blind = self._mark()
         return search(
-            self.root, documents, tokens, max_visits=self.max_visits, gone=self._ages.gone
+            self.root,
+            documents,
+            tokens,
+            max_visits=self.max_visits,
+            gone=self._ages.gone,
+            blind_from=blind,
         )
 
     def cached_prefix(self, documents: Sequence[Hashable], tokens: Tokens) -> tuple[int, int]:
@@ -89,25 +94,8 @@ class ContextIndex:
         Returns:
             The number of leading documents with resident tokens, and these tokens.
         """
-        self._mark()
-        node, at, cached = self.root, 0, 0
-        tick = left = 0  # of the oldest tick on the way, tokens that stay
-        while at < len(documents):
-            child = node.children.get(documents[at])
-            if child is None or child.last_used <= self._ages.gone:
-                break
-            count = common_length(child.documents, documents, at)
-            if child.last_used != tick:
-                tick, left = child.last_used, self._ages.kept(child.last_used)
-            resident = child.resident_prefix(count)
-            kept = min(resident, left)
-            left -= kept
-            cached += kept
-            at += child.resident_documents(count, within=kept)
-            if count < len(child.documents) or kept < resident:
-                break
-            node = child
-        return at, cached
+        blind = self._mark()
+        return cached_prefix(self.root, documents, ages=self._ages, blind_from=blind)
 
     def insert(
         self,
@@ -148,6 +136,7 @@ class ContextIndex:
             self._restore(child)
             if is_use:
                 self._use(child)
+                self._measure(child, tuple(tokens[at : at + count]))
             node, at = child, at + count
         node.is_multi_turn = node.is_multi_turn or multi_turn
         self._shrink()
@@ -306,6 +295,7 @@ class ContextIndex:
             slot=parent.next_slot,
             serial=self._serial,
             last_used=tick,
+            epoch=self.pressure.epoch if self.pressure is not None else 0,
         )
         parent.attach(node)
         self.num_nodes += 1
@@ -326,6 +316,7 @@ class ContextIndex:
             slot=node.slot,
             serial=self._serial,
             last_used=node.last_used,
+            epoch=node.epoch,
         )
         parent.attach(upper)
         upper.num_tokens = min(upper.num_tokens, node.num_tokens)
@@ -350,6 +341,16 @@ class ContextIndex:
         missing = sum(node.tokens) + node.generated_tokens - node.num_tokens
         self._count(node, missing)
 
+    def _measure(self, node: Node, tokens: tuple[int, ...]) -> None:
+        """The lengths of a whole node's documents are known better now."""
+        if tokens != node.tokens:
+            whole = sum(node.tokens)
+            if node.confirmed_tokens >= whole:
+                node.confirmed_tokens = sum(tokens)
+            node.confirmed_tokens = min(node.confirmed_tokens, sum(tokens))
+            node.tokens = tokens
+            self._count(node, sum(tokens) - whole)
+
     def _count(self, node: Node, num_tokens: int) -> None:
         """A node holds so many tokens more."""
         node.num_tokens += num_tokens
@@ -362,9 +363,14 @@ class ContextIndex:
         node.last_used = self._tick
         self._ages.add(node.last_used, node.num_tokens)
 
-    def _mark(self) -> None:
-        share = self.pressure.kept_share if self.pressure is not None else 1.0
-        self._ages.mark(self.num_tokens - int(self.num_tokens * share))
+    def _mark(self) -> int | None:
+        """Say what is about to be evicted; the epoch from which nodes are found when confirmed."""
+        pressure = self.pressure
+        if pressure is None:
+            self._ages.mark(0)
+            return None
+        self._ages.mark(self.num_tokens - int(self.num_tokens * pressure.kept_share))
+        return pressure.blind_from
 
     def _shrink(self) -> None:
         while self.num_nodes > self.max_nodes:

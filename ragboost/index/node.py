@@ -29,6 +29,7 @@ class Node:
         last_used: tick of the last insertion or traversal through this node.
         serial: order of creation; breaks ties of `last_used`.
         is_queued: the index's eviction heap holds an entry for it.
+        epoch: of `Pressure`, when it was made.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class Node:
         "children",
         "confirmed_tokens",
         "documents",
+        "epoch",
         "generated_tokens",
         "is_multi_turn",
         "is_queued",
@@ -57,6 +59,7 @@ class Node:
         slot: int = 0,
         serial: int = 0,
         last_used: int = 0,
+        epoch: int = 0,
     ) -> None:
         self.documents = documents
         self.tokens = tokens
@@ -64,6 +67,7 @@ class Node:
         self.slot = slot
         self.serial = serial
         self.last_used = last_used
+        self.epoch = epoch
         self.children: dict[Hashable, Node] = {}
         self._by_slot: dict[int, Node] | None = None  # None: never had a child
         self.next_slot = 0

@@ -11,18 +11,27 @@ from ragboost.errors import ContextIndexError
 
 
 class Pressure:
-    """How much of a prefix cache will still be there when a request sent now gets its turn.
+    """What of a prefix cache will be there when a request sent now gets its turn.
 
     One object serves all context indexes of a backend; see `engine_hooks.in_flight`.
 
     Attributes:
         kept_share: of all tokens; the rest, last used longest ago, is as good as evicted.
+        epoch: counts the batches that the engine has begun to compute.
+        is_batched: requests of one batch do not find what the others of it compute.
     """
 
-    __slots__ = ("kept_share",)
+    __slots__ = ("epoch", "is_batched", "kept_share")
 
     def __init__(self) -> None:
         self.kept_share = 1.0
+        self.epoch = 0
+        self.is_batched = False
+
+    @property
+    def blind_from(self) -> int | None:
+        """Nodes of this epoch on are found once they are confirmed; None: all nodes are found."""
+        return self.epoch if self.is_batched else None
 
 
 class Ages:

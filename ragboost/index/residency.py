@@ -18,11 +18,12 @@ def set_resident(
     num_documents: int,
     cut_tokens: int = 0,
 ) -> None:
-    """Make the index hold exactly the leading part of a sequence, and nothing behind it.
+    """Make the index hold the leading part of a sequence, and nothing of it behind that.
 
-    What is missing of that part is added. What follows it in the index goes, also of other
-    sequences: a prefix cache cannot hold a sequence without its prefix. Other ways that branch off
-    before stay as they are.
+    What is missing of that part is added. What the sequence has behind it goes, with everything
+    that no engine has confirmed: a prefix cache cannot hold a sequence without its prefix. What it
+    has confirmed of other sequences stays until they are told of their own loss, and keeps what
+    stands before it: where documents end is an estimate.
 
     Args:
         index: the context index.
@@ -38,15 +39,32 @@ def set_resident(
         node = index.insert(documents[:keep], tokens[:keep], is_use=False)
     if not index.holds(node):  # the index is too small for it
         return
-    gone = list(node.children.values()) if is_cut else []
-    if keep < len(documents) and documents[keep] in node.children and not is_cut:
-        gone = [node.children[documents[keep]]]
-    for child in gone:
-        index.remove(child)
-    if is_cut:
+    _drop_behind(index, node, documents[keep:])
+    if is_cut and not _has_confirmed(node):
+        for child in list(node.children.values()):
+            index.remove(child)
         index.cut(node, sum(node.tokens[:-1]) + cut_tokens)
     for step in node.ancestors:
         step.confirmed_tokens = min(step.num_tokens, sum(step.tokens))
+
+
+def _drop_behind(index: ContextIndex, node: Node, documents: Sequence[Hashable]) -> None:
+    """Remove the way of these documents behind a node, up from its end to what others confirm."""
+    way, at = [], 0
+    while at < len(documents) and (child := node.children.get(documents[at])) is not None:
+        run = child.documents
+        if run != tuple(documents[at : at + len(run)]) and child.confirmed_tokens:
+            break  # another sequence's
+        way.append(child)
+        node, at = child, at + len(run)
+    for child in reversed(way):
+        if _has_confirmed(child):
+            return
+        index.remove(child)
+
+
+def _has_confirmed(node: Node) -> bool:
+    return any(child.confirmed_tokens for child in node.children.values())
 
 
 def drop_unconfirmed(index: ContextIndex, documents: Sequence[Hashable]) -> None:

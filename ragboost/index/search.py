@@ -7,7 +7,8 @@ from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ragboost.index.node import Node
+from ragboost.index.node import Node, common_length
+from ragboost.index.pressure import Ages
 
 
 class Match(NamedTuple):
@@ -27,9 +28,19 @@ class Match(NamedTuple):
 
 
 def search(
-    root: Node, documents: Sequence[Hashable], tokens: Sequence[int], *, max_visits: int, gone: int
+    root: Node,
+    documents: Sequence[Hashable],
+    tokens: Sequence[int],
+    *,
+    max_visits: int,
+    gone: int,
+    blind_from: int | None,
 ) -> Match:
-    """See `ContextIndex.search`; nodes last used at tick `gone` or before do not count."""
+    """See `ContextIndex.search`.
+
+    Nodes last used at tick `gone` or before do not count, nor those of epoch `blind_from` on that
+    are not confirmed.
+    """
     position = {document: i for i, document in enumerate(documents)}
     wanted = position.keys()
     total = sum(tokens)
@@ -45,6 +56,8 @@ def search(
         for start in sorted(starts, key=position.__getitem__) if len(starts) > 1 else starts:
             child = children[start]
             if child.last_used <= gone:
+                continue
+            if blind_from is not None and child.epoch >= blind_from and not child.confirmed_tokens:
                 continue
             run = child.documents
             count = 0
@@ -63,6 +76,32 @@ def search(
                     found += 1
                     heappush(frontier, (-matched, found, child, after))
     return _match(best_node, best_count, best_tokens)
+
+
+def cached_prefix(
+    root: Node, documents: Sequence[Hashable], *, ages: Ages, blind_from: int | None
+) -> tuple[int, int]:
+    """See `ContextIndex.cached_prefix`; `ages` say what is about to be evicted."""
+    node, at, cached = root, 0, 0
+    tick = left = 0  # of the oldest tick on the way, tokens that stay
+    while at < len(documents):
+        child = node.children.get(documents[at])
+        if child is None or child.last_used <= ages.gone:
+            break
+        if blind_from is not None and child.epoch >= blind_from and not child.confirmed_tokens:
+            break
+        count = common_length(child.documents, documents, at)
+        if child.last_used != tick:
+            tick, left = child.last_used, ages.kept(child.last_used)
+        resident = child.resident_prefix(count)
+        kept = min(resident, left)
+        left -= kept
+        cached += kept
+        at += child.resident_documents(count, within=kept)
+        if count < len(child.documents) or kept < resident:
+            break
+        node = child
+    return at, cached
 
 
 def _match(node: Node, count: int, cached_tokens: int) -> Match:

@@ -160,22 +160,31 @@ class Backend:
         except (aiohttp.ClientError, TimeoutError):
             return False
 
-    async def fetch(self, path: str) -> bytes | None:
-        """GET a small answer of the backend's own; None: it cannot be reached. Empty: no 200."""
+    async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
+        """Ask for a small answer of the backend's own; None: it cannot be reached. Empty: no 200.
+
+        Args:
+            path: what to GET.
+            body: JSON to POST instead.
+        """
         timeout = aiohttp.ClientTimeout(total=_READY_TIMEOUT_S)
         try:
-            headers = self.with_key(CIMultiDict())
-            async with self._fresh.get(
-                f"{self.url}{path}", headers=headers, timeout=timeout
+            headers = self.with_key(CIMultiDict({"content-type": "application/json"}))
+            async with self._fresh.request(
+                "GET" if body is None else "POST",
+                f"{self.url}{path}",
+                headers=headers,
+                data=body,
+                timeout=timeout,
             ) as response:
                 if response.status != 200:
                     return b""
-                body = bytearray()
+                told = bytearray()
                 async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > _MAX_FETCHED_BYTES:
+                    told += chunk
+                    if len(told) > _MAX_FETCHED_BYTES:
                         return b""
-                return bytes(body)
+                return bytes(told)
         except (aiohttp.ClientError, TimeoutError):
             return None
 

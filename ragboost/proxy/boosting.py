@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from ragboost.config import Settings
 from ragboost.engine_hooks.usage import Usage
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.proxy.cache_marks import mark_shared
 from ragboost.proxy.chunk_spans import ChunkSpans
 from ragboost.proxy.conversation import Conversation, Conversations, Learned, Past
 from ragboost.proxy.follower import Follower
-from ragboost.proxy.following import SESSION_FIELD, Followed, Tag, front_of
+from ragboost.proxy.following import SESSION_FIELD, Followed, Tag, ends_told, front_of
 from ragboost.proxy.headers import RawHeaders
 from ragboost.proxy.metrics import Metrics
 from ragboost.proxy.offload import Stopwatch, call, is_large
@@ -155,11 +156,17 @@ class Boosting:
             prompt_tokens=usage.prompt_tokens,
         )
         self._metrics.observe_prediction(error, self._sync.fidelity.read())
+        front = followed.front
+        cached_tokens = min(max(cached_tokens, 0), usage.prompt_tokens)
+        if front is not None:
+            prepared.tenant.tokens.correct(front.prompt_tokens, usage.prompt_tokens)
+            front = front.corrected(usage.prompt_tokens)
         async with prepared.tenant.lock:
             prepared.tenant.booster(name).report_usage(
                 context,
                 prompt_tokens=usage.prompt_tokens,
-                cached_tokens=min(max(cached_tokens, 0), usage.prompt_tokens),
+                cached_tokens=cached_tokens,
+                found_tokens=front.cached_documents(cached_tokens) if front else None,
             )
 
     def answered(self, prepared: Prepared, usage: Usage | None, *, is_computed: bool) -> None:
@@ -177,8 +184,12 @@ class Boosting:
         if context.recorded is not None and not is_computed:
             followed.follower.failed(followed.name, followed.front, context.recorded)
             return
-        prompt_tokens = usage and usage.prompt_tokens
-        followed.follower.answered(followed.name, followed.front, prompt_tokens=prompt_tokens)
+        followed.follower.answered(
+            followed.name,
+            followed.front,
+            prompt_tokens=usage and usage.prompt_tokens,
+            ends=ends_told(usage, context, prepared.tenant.tokens) if prepared.tenant else None,
+        )
 
     def _parse(self, raw: bytes) -> tuple[Payload, Detected]:
         payload = Payload.parse(raw)
@@ -208,6 +219,7 @@ class Boosting:
                     rewritten = self._shadow(job, tenant, ticket, conversation, tried)
                 else:
                     rewritten = self._boost(job, tenant, ticket, conversation)
+                rewritten = self._marked(rewritten)
                 body, is_usage_added = rewritten.body, False
                 if job.can_ask_usage:
                     body, is_usage_added = self._with_usage(rewritten)
@@ -291,6 +303,13 @@ class Boosting:
         self._metrics.count_passages(shared.saved_bytes)
         return rewritten._replace(body={**rewritten.body, "messages": shared.messages})
 
+    def _marked(self, rewritten: Rewritten) -> Rewritten:
+        """Mark what is shared, for a hosted API that wants to be told."""
+        context, style = rewritten.context, self._settings.backend.cache_marks
+        if context is None or style == "none":
+            return rewritten
+        return rewritten._replace(body=mark_shared(rewritten.body, context, style=style))
+
     def _with_usage(self, rewritten: Rewritten) -> tuple[Mapping[str, Any], bool]:
         """Ask for the usage of a boosted stream where the caller did not."""
         body = rewritten.body
@@ -352,6 +371,8 @@ def _follow(
             tenant.key,
             bytes_before=rewritten.bytes_before,
             bytes_behind=rewritten.bytes_behind,
+            is_measured=tenant.booster(follower.name).is_measured(context),
+            tokens=tenant.tokens,
         )
         cached = context.predicted_cached_tokens
         front = follower.sent(tag.name if follower.streams else None, front, cached_tokens=cached)

@@ -10,18 +10,19 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from ragboost.engine_hooks.documents import DocumentTracker, ResidentContext, document_ends
+from ragboost.engine_hooks.documents import DocumentTracker, ResidentContext
 from ragboost.engine_hooks.in_flight import InFlight
 from ragboost.engine_hooks.residency import Changes
 from ragboost.engine_hooks.stream import EventStream, StreamState
 from ragboost.errors import ContextIndexError
 from ragboost.index.pressure import Pressure
 from ragboost.index.record import Recorded
-from ragboost.proxy.tenants import CacheMode, TenantKey, Tenants
+from ragboost.proxy.front import Front
+from ragboost.proxy.tenants import CacheMode, Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -29,42 +30,9 @@ logger = logging.getLogger(__name__)
 _CONFIRM_S = 1.0
 _LOOK_S = 0.1
 _PER_TURN = 32
-# Ends of documents are estimates. Where a cached prefix ends this close to a document's end it ends
-# there: taking back what goes on behind would be worse than a few tokens too many.
-_SLACK_TOKENS = 16
-_SLACK = 0.01
+_MIN_CUT_TOKENS = 16
 _MAX_REQUESTS = 100_000
 _SCALE_WEIGHT = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Front:
-    """The documents at the front of a request, as the context index knows them.
-
-    Attributes:
-        tenant: whose index holds them.
-        documents: in prompt order.
-        tokens: their lengths in the index.
-        frames: estimated tokens around each of them.
-        tokens_before: estimated tokens of the prompt in front of them.
-        prompt_tokens: estimated length of the whole prompt.
-        scale: the engine's tokens per estimated token.
-    """
-
-    tenant: TenantKey
-    documents: tuple[Hashable, ...]
-    tokens: tuple[int, ...]
-    frames: tuple[int, ...]
-    tokens_before: int
-    prompt_tokens: int
-    scale: float = 1.0
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """Where the documents end in the prompt, in the engine's tokens."""
-        lengths = [a + b for a, b in zip(self.tokens, self.frames, strict=True)]
-        before = round(self.tokens_before * self.scale)
-        return document_ends(lengths, tokens_before=before, scale=self.scale)
 
 
 class _Due(NamedTuple):
@@ -86,8 +54,8 @@ class Follower:
         self.name = name
         self.streams: dict[str, EventStream] = {}
         self.capacity_tokens: int | None = None
-        self.scale = 1.0
-        self._has_scale = False
+        self._scale: float | None = None  # for documents whose lengths are estimates
+        self._unknown_tokens = 0  # for those that were counted
         self._tenants = tenants
         self._mode = CacheMode()
         self._pressure = Pressure()
@@ -145,42 +113,45 @@ class Follower:
             front: its documents.
             cached_tokens: of them, what is expected to be cached, in the index's tokens.
         """
-        front = replace(front, scale=self.scale)
+        if front.is_measured:
+            front = replace(front, unknown_tokens=self._unknown_tokens)
+        else:
+            front = replace(front, scale=self._scale or 1.0)
         if request_id is None:
             return front
         old = self._fronts.pop(request_id, None)
         if old is not None and old.documents != front.documents[: len(old.documents)]:
             self._left.append(old)
         self._track(request_id, front)
+        if not len(self._in_flight):
+            self._pressure.epoch += 1  # an idle engine begins with it at once
         self._in_flight.sent(
             request_id,
-            prompt_tokens=round(front.prompt_tokens * front.scale),
+            prompt_tokens=front.total,
             cached_tokens=self.predict(front, cached_tokens),
             block_size=self._block_size(),
         )
         self._press()
         return front
 
-    def answered(self, request_id: str | None, front: Front, *, prompt_tokens: int | None) -> None:
+    def answered(
+        self,
+        request_id: str | None,
+        front: Front,
+        *,
+        prompt_tokens: int | None,
+        ends: tuple[int, ...] | None = None,
+    ) -> None:
         """A request's answer is over.
 
         Args:
             request_id: the id that it was sent with; None: it was not followed.
             front: what `sent` returned.
             prompt_tokens: of the prompt, as reported; None: unknown.
+            ends: where its documents end in the prompt, if the answer told its token ids.
         """
         if prompt_tokens:
-            scale = prompt_tokens / max(front.prompt_tokens, 1)
-            weight = _SCALE_WEIGHT if self._has_scale else 1.0
-            self.scale += weight * (scale - self.scale)
-            self._has_scale = True
-            if request_id is not None:
-                self._in_flight.measured(request_id, prompt_tokens)
-            if request_id is not None and self._fronts.get(request_id) is front:
-                self._track(request_id, replace(front, scale=scale))
-                tokens = self._resident_tokens(request_id)
-                if tokens is not None:
-                    self.on_change("", Changes({request_id: tokens}))
+            front = self._learn(front, prompt_tokens, ends=ends, request_id=request_id)
         if self._mode.is_exact:
             self._answered.append(_Due(time.monotonic() + _CONFIRM_S, front, request_id))
         elif request_id is not None:
@@ -192,6 +163,31 @@ class Follower:
         if request_id is not None:
             self._in_flight.done(request_id)
 
+    def _learn(
+        self,
+        front: Front,
+        prompt_tokens: int,
+        *,
+        ends: tuple[int, ...] | None,
+        request_id: str | None,
+    ) -> Front:
+        """Take in how long a prompt really was; the front with its documents in their places."""
+        told = replace(front.corrected(prompt_tokens), ends_told=ends)
+        if told.is_measured:
+            self._unknown_tokens = told.unknown_tokens
+        elif self._scale is None:
+            self._scale = told.scale
+        else:
+            self._scale += _SCALE_WEIGHT * (told.scale - self._scale)
+        if request_id is not None:
+            self._in_flight.measured(request_id, prompt_tokens)
+            if self._fronts.get(request_id) is front:
+                self._track(request_id, told)
+                tokens = self._resident_tokens(request_id)
+                if tokens is not None:
+                    self.on_change("", Changes({request_id: tokens}))
+        return told
+
     def predict(self, front: Front | None, cached_tokens: int) -> int:
         """The engine's cached tokens for a request, where the index expects this.
 
@@ -199,16 +195,10 @@ class Follower:
             front: its documents; None in a later turn.
             cached_tokens: of them, in the index's tokens.
         """
-        if not cached_tokens or front is None:
-            return round(cached_tokens * self.scale)
-        frames, rest = 0, cached_tokens
-        for length, frame in zip(front.tokens, front.frames, strict=True):
-            if rest <= 0:
-                break
-            frames, rest = frames + frame, rest - length
-        tokens = round((front.tokens_before + cached_tokens + frames) * self.scale)
+        if front is None:
+            return round(cached_tokens * (self._scale or 1.0))
         size = self._block_size() or 1
-        return tokens // size * size
+        return front.cached_prompt(cached_tokens) // size * size
 
     async def run(self) -> None:
         """Apply what comes in until cancelled."""
@@ -226,6 +216,7 @@ class Follower:
         if changes.is_cleared:
             await self._clear()
         await self._apply(changes.resident_tokens)
+        self._pressure.epoch += bool(changes.resident_tokens)  # a batch is over
         mode = CacheMode(
             self.state is StreamState.EXACT, self.capacity_tokens, pressure=self._pressure
         )
@@ -267,7 +258,7 @@ class Follower:
         size = self._block_size()
         for number, (request_id, tokens) in enumerate(in_order, start=1):
             front = self._fronts.get(request_id)
-            slack = _SLACK_TOKENS + round(_SLACK * tokens)
+            slack = front.slack(tokens) if front is not None else 0
             context = self._tracker.resident(request_id, tokens, block_size=size + slack)
             if front is not None and context is not None:
                 await self._set(front, context)
@@ -281,11 +272,9 @@ class Follower:
         count = context.num_resident
         cut = 0
         if count < len(front.documents):
-            ends = front.ends
-            start = ends[count - 1] if count else round(front.tokens_before * front.scale)
-            told = context.resident_tokens + round(front.tokens_before * front.scale)
-            cut = int((told - start) / front.scale) - front.frames[count]
-            cut = cut if cut > _SLACK_TOKENS else 0
+            told = context.resident_tokens + front.start
+            cut = front.cached_documents(told) - sum(front.tokens[:count])
+            cut = cut if cut > _MIN_CUT_TOKENS else 0
         tenant = self._tenants.find(front.tenant)
         if tenant is None:
             return
@@ -326,9 +315,11 @@ class Follower:
                     tenant.booster(self.name).residency.drop_unconfirmed(front.documents)
 
     def _press(self) -> None:
-        """Say how much of the cache will be there when a request that is sent now gets its turn."""
+        """Say what of the cache will be there when a request that is sent now gets its turn."""
         if self._mode.is_exact:
-            resident = sum(each.mirror.num_resident_tokens for each in self.streams.values())
+            mirrors = [stream.mirror for stream in self.streams.values()]
+            self._pressure.is_batched = any(mirror.is_tree for mirror in mirrors)
+            resident = sum(mirror.num_resident_tokens for mirror in mirrors)
             self._pressure.kept_share = self._in_flight.kept_share(
                 resident_tokens=resident, capacity_tokens=self.capacity_tokens
             )
@@ -348,7 +339,7 @@ class Follower:
             request_id,
             front.documents,
             ends=front.ends,
-            tokens_before=round(front.tokens_before * front.scale),
+            tokens_before=front.start,
         )
 
     def _resident_tokens(self, request_id: str) -> int | None:

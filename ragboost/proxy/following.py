@@ -3,17 +3,22 @@
 Knows bodies, headers and contexts. Does not know streams or the context index.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ragboost.proxy.follower import Follower, Front
+from ragboost.engine_hooks.documents import locate_documents
+from ragboost.engine_hooks.usage import Usage
+from ragboost.proxy.follower import Follower
+from ragboost.proxy.front import Front
 from ragboost.proxy.headers import RawHeaders, get_header, new_request_id
 from ragboost.proxy.tenants import TenantKey
+from ragboost.tokens import TokenCounter
 from ragboost.types import Context
 
 SESSION_FIELD = "session_id"
 SESSION_HEADER = "x-session-id"
-_BYTES_PER_TOKEN = 4
+_FRAME_BYTES = 3  # line breaks around a label
 _TEMPLATE_TOKENS = 8  # what a chat template puts around one message
 
 
@@ -62,7 +67,15 @@ class Followed(NamedTuple):
         return self.tag.name if self.tag is not None else None
 
 
-def front_of(context: Context, tenant: TenantKey, *, bytes_before: int, bytes_behind: int) -> Front:
+def front_of(
+    context: Context,
+    tenant: TenantKey,
+    *,
+    bytes_before: int,
+    bytes_behind: int,
+    is_measured: bool,
+    tokens: TokenCounter,
+) -> Front:
     """Estimate where the documents of a boosted request will stand in its prompt.
 
     Args:
@@ -70,13 +83,16 @@ def front_of(context: Context, tenant: TenantKey, *, bytes_before: int, bytes_be
         tenant: of the request.
         bytes_before: of the prompt's text in front of the documents.
         bytes_behind: of the text behind them, without question and hints.
+        is_measured: the documents' lengths were counted.
+        tokens: what is known of texts that were not.
     """
     recorded = context.recorded
     assert recorded is not None, "a later turn has no front"
-    frames = tuple((len(label) + 3) // _BYTES_PER_TOKEN for label in context.labels)
+    per_byte = tokens.tokens_per_byte
+    frames = tuple(math.ceil((len(label) + _FRAME_BYTES) * per_byte) for label in context.labels)
     behind = len(context.query) + sum(len(hint.text) for hint in context.hints) + bytes_behind
-    before = bytes_before // _BYTES_PER_TOKEN + _TEMPLATE_TOKENS
-    rest = sum(recorded.tokens) + sum(frames) + behind // _BYTES_PER_TOKEN
+    before = round(bytes_before * per_byte) + _TEMPLATE_TOKENS
+    rest = sum(recorded.tokens) + sum(frames) + round(behind * per_byte)
     return Front(
         tenant,
         recorded.documents,
@@ -84,4 +100,22 @@ def front_of(context: Context, tenant: TenantKey, *, bytes_before: int, bytes_be
         frames=frames,
         tokens_before=before,
         prompt_tokens=before + rest,
+        is_measured=is_measured,
     )
+
+
+def ends_told(
+    usage: Usage | None, context: Context, tokens: TokenCounter
+) -> tuple[int, ...] | None:
+    """Where the documents end in the prompt as the engine tokenised it.
+
+    None where the answer does not tell the prompt's token ids, or a document is not found in them.
+    """
+    if usage is None or usage.prompt_ids is None or context.recorded is None:
+        return None
+    ids = [tokens.ids(document.key) for document in context.documents]
+    known = [each for each in ids if each is not None]
+    if len(known) < len(ids):
+        return None
+    ends = locate_documents(usage.prompt_ids, known)
+    return ends if len(ends) == len(ids) else None

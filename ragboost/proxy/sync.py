@@ -21,6 +21,7 @@ from ragboost.proxy.backends import Backend, Backends
 from ragboost.proxy.discovery import configured, discover
 from ragboost.proxy.follower import Follower
 from ragboost.proxy.tenants import Tenants
+from ragboost.proxy.tokenizing import Tokenizing
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class CacheSync:
         self.followers = {each.name: Follower(each.name, tenants) for each in backends.all}
         self.fidelity = FidelityTracker()
         self.tenants = tenants
+        self._is_tokenizing = settings.tokens.ask_backend and settings.tokens.tokenizer is None
         self._subscribers: dict[str, Subscriber] = {}
         self._sources: dict[str, tuple[Source, ...]] = {}
         self._receiver = ReportReceiver(on_change=self._on_report, check=self._follower_of)
@@ -79,6 +81,9 @@ class CacheSync:
                 watch = self._watch(backend)
                 self._tasks.append(_start(watch, name=f"watching {backend.name}"))
         self._tasks.append(_start(self._expire(), name="expiring reports"))
+        if self._is_tokenizing:
+            asking = Tokenizing(self._backends, followers=self.followers, tenants=self.tenants)
+            self._tasks.append(_start(asking.run(), name="asking for tokens"))
 
     async def close(self) -> None:
         """Stop listening."""

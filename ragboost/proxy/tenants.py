@@ -15,6 +15,9 @@ from ragboost.config import DedupSettings, OrderingSettings, Settings
 from ragboost.index.pressure import Pressure
 from ragboost.proxy.headers import RawHeaders
 from ragboost.session import MemorySessions
+from ragboost.tokens import TokenCounter, make_counter
+
+_MAX_MODELS = 64
 
 
 class TenantKey(NamedTuple):
@@ -46,12 +49,22 @@ class CacheMode(NamedTuple):
 
 class Tenant:
     """A Booster per backend and the lock under which they are used, so that the event loop never
-    waits for a worker thread that is boosting a large request."""
+    waits for a worker thread that is boosting a large request.
+
+    Attributes:
+        tokens: lengths of documents, for all its Boosters.
+    """
 
     def __init__(
-        self, key: TenantKey, settings: Settings, modes: Mapping[str, CacheMode] | None = None
+        self,
+        key: TenantKey,
+        settings: Settings,
+        modes: Mapping[str, CacheMode] | None = None,
+        *,
+        tokens: TokenCounter | None = None,
     ) -> None:
         self.key = key
+        self.tokens = make_counter(settings.tokens) if tokens is None else tokens
         self._modes = {} if modes is None else modes
         self.lock = asyncio.Lock()
         self._settings = settings
@@ -65,7 +78,7 @@ class Tenant:
         """The Booster that mirrors the prefix cache of the backend of this name."""
         booster = self._boosters.get(backend)
         if booster is None:
-            booster = Booster(self._settings, sessions=self._sessions)
+            booster = Booster(self._settings, tokens=self.tokens, sessions=self._sessions)
             mode = self._modes.get(backend, CacheMode())
             booster.residency.follow(
                 is_exact=mode.is_exact,
@@ -89,7 +102,7 @@ class Tenant:
                 ordering=OrderingSettings(enabled=False),
                 dedup=DedupSettings(enabled=False),
             )
-            booster = self._originals[backend] = Booster(settings)
+            booster = self._originals[backend] = Booster(settings, tokens=self.tokens)
         return booster
 
     def forget(self, backend: str) -> None:
@@ -108,10 +121,14 @@ class Tenants:
 
     Attributes:
         modes: by name of the backend; holds for Boosters that are made from then on.
+        counters: lengths of documents by model; all models have one where a tokenizer is given.
+        is_counting: somebody counts what new counters want.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.modes: dict[str, CacheMode] = {}
+        self.is_counting = False
+        self.counters: OrderedDict[str, TokenCounter] = OrderedDict()
         self._settings = settings
         self._tenants: OrderedDict[TenantKey, Tenant] = OrderedDict()
 
@@ -122,11 +139,26 @@ class Tenants:
         """The tenant of this key, new if it is unknown; the least recently used one goes for it."""
         tenant = self._tenants.get(key)
         if tenant is None:
-            tenant = self._tenants[key] = Tenant(key, self._settings, self.modes)
+            counter = self._counter(key.model)
+            tenant = Tenant(key, self._settings, self.modes, tokens=counter)
+            self._tenants[key] = tenant
             if len(self._tenants) > self._settings.proxy.max_tenants:
                 self._tenants.popitem(last=False)
         self._tenants.move_to_end(key)
         return tenant
+
+    def _counter(self, model: str) -> TokenCounter:
+        """Lengths depend on the text and the tokenizer only, so that tenants may share them."""
+        if self._settings.tokens.tokenizer is not None:
+            model = ""
+        counter = self.counters.get(model)
+        if counter is None:
+            counter = self.counters[model] = make_counter(self._settings.tokens)
+            counter.is_counted = counter.is_counted or self.is_counting
+            if len(self.counters) > _MAX_MODELS:
+                self.counters.popitem(last=False)
+        self.counters.move_to_end(model)
+        return counter
 
     def find(self, key: TenantKey) -> Tenant | None:
         """The tenant of this key; None if it is unknown. Does not count as use."""

@@ -21,6 +21,7 @@ _MAX_EVENT_BYTES = 1024 * 1024
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
 
 
+_PROMPT_IDS = b'"prompt_token_ids"'
 _NULL = msgspec.Raw(b"null")
 
 
@@ -29,6 +30,7 @@ class _Answer(msgspec.Struct):
     choices: list[msgspec.Raw] | None = None
     message: msgspec.Raw = _NULL  # Anthropic's first event
     response: msgspec.Raw = _NULL  # OpenAI's Responses
+    prompt_token_ids: msgspec.Raw = _NULL  # vLLM
 
 
 _ANSWER = msgspec.json.Decoder(_Answer)
@@ -177,9 +179,16 @@ def _loose_usages(data: bytes) -> list[Usage]:
 def _usage(answer: _Answer | None) -> Usage | None:
     if answer is None:
         return None
-    parts = {"usage": answer.usage, "message": answer.message, "response": answer.response}
+    parts = {
+        "usage": answer.usage,
+        "message": answer.message,
+        "response": answer.response,
+        "prompt_token_ids": answer.prompt_token_ids,
+    }
+    told = [choice for choice in answer.choices or () if _PROMPT_IDS in bytes(choice)]
     try:
         decoded = {name: _VALUE.decode(raw) for name, raw in parts.items()}
+        decoded["choices"] = [_VALUE.decode(choice) for choice in told]
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return read_usage(decoded)

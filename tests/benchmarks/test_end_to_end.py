@@ -1,28 +1,60 @@
 """The end-to-end benchmark: how it samples a plan, and a small run on the embedded engine."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.replays import ALONE, replay_alone, replay_turns, stretches
+from benchmarks.end_to_end import load, measure, parse
+from benchmarks.replays import ALONE, stretches
 from benchmarks.served import Served, serve
-from ragboost.types import Document, Request
 
-DOCUMENTS = [Document(f"Document {i} tells of {i}. " * 20, id=f"d{i}") for i in range(9)]
 # The same three documents in another order, or others.
-REQUESTS = [
-    Request(f"What of {order}?", tuple(DOCUMENTS[int(digit)] for digit in order))
-    for order in ("012", "345", "210", "678", "120", "543")
-]
+ORDERS = ("012", "345", "210", "678", "120", "543")
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[dict[str, Served]]:
+def engines() -> Iterator[dict[str, Served]]:
     with serve(ALONE, engine="embedded", cache_tokens=8_000, max_model_len=8_192) as by_way:
         yield by_way
+
+
+@pytest.fixture
+def served(engines: dict[str, Served]) -> dict[str, Served]:
+    for way in engines.values():
+        way.empty()
+    return engines
+
+
+def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def workload(folder: Path, *, conversations: int = 0) -> Path:
+    """Nine documents and a request for each of ORDERS, as turns in turn where asked for."""
+    write(
+        folder / "corpus.jsonl",
+        ({"id": f"d{i}", "text": f"Document {i} tells of {i}. " * 20} for i in range(9)),
+    )
+    rows = [{"id": order, "doc_ids": [f"d{digit}" for digit in order]} for order in ORDERS]
+    write(folder / f"retrieved_{'native' if conversations else 'dense'}.jsonl", rows)
+    queries: list[dict[str, Any]] = [
+        {"id": order, "question": f"What of {order}?"} for order in ORDERS
+    ]
+    for i in range(len(ORDERS) if conversations else 0):
+        queries[i] |= {"conversation_id": i % conversations, "turn": i // conversations}
+    write(folder / "queries.jsonl", queries)
+    return folder
+
+
+def run(served: dict[str, Served], folder: Path, *flags: str) -> dict[str, Any]:
+    options = parse(["--engine", "embedded", "--data", str(folder), "--k", "3", *flags])
+    return measure(served, load(options), options)
 
 
 @given(st.integers(1, 3_000), st.data())
@@ -39,8 +71,10 @@ def test_stretches_lie_apart_inside_the_plan_and_hold_as_many_as_asked(
     assert max(runs)[1] <= total
 
 
-def test_requests_alone_reuse_the_prefix_where_plain_ones_do_not(served: dict[str, Served]) -> None:
-    result = replay_alone(served, REQUESTS, count=6, sample="stretches", at_once=2)
+def test_requests_alone_reuse_the_prefix_where_plain_ones_do_not(
+    served: dict[str, Served], tmp_path: Path
+) -> None:
+    result = run(served, workload(tmp_path), "--at-once", "2")
 
     assert result["requests"] == 6
     assert result["plain"]["hit_rate"] < 0.1
@@ -51,24 +85,17 @@ def test_requests_alone_reuse_the_prefix_where_plain_ones_do_not(served: dict[st
     assert result["ttft_ratio"] > 0
 
 
-def test_what_prepares_the_cache_does_not_count(served: dict[str, Served]) -> None:
-    for way in served.values():
-        way.empty()
-
-    result = replay_alone(served, REQUESTS, count=4, sample="stretches", at_once=2)
+def test_what_prepares_the_cache_does_not_count(served: dict[str, Served], tmp_path: Path) -> None:
+    result = run(served, workload(tmp_path), "--requests", "4")
 
     assert [len(way.samples) for way in served.values()] == [4, 4, 4]
-    prompt_tokens = result["boosted"]["prompt_tokens"]
-    computed = 1 - result["boosted"]["prefill_tokens"] / prompt_tokens
-    assert result["boosted"]["hit_rate"] == pytest.approx(computed, abs=0.001)
+    boosted = result["boosted"]
+    cached = 1 - boosted["prefill_tokens"] / boosted["prompt_tokens"]
+    assert boosted["hit_rate"] == pytest.approx(cached, abs=0.001)
 
 
-def test_turns_send_a_document_once(served: dict[str, Served]) -> None:
-    for way in served.values():
-        way.empty()
-
-    conversations = [REQUESTS[::2], REQUESTS[1::2]]
-    result = replay_turns(served, conversations, count=6, at_once=2, max_prompt_tokens=8_000)
+def test_turns_send_a_document_once(served: dict[str, Served], tmp_path: Path) -> None:
+    result = run(served, workload(tmp_path, conversations=2), "--at-once", "2")
 
     assert [row["requests"] for row in result["turns"]] == [2, 2, 2]
     first, second, _ = result["turns"]

@@ -71,6 +71,7 @@ def test_storing_a_key_again_keeps_the_first_kv() -> None:
         {"identity": replace(IDENTITY, dtype="bfloat16")},
         {"identity": replace(IDENTITY, lora="adapter")},
         {"identity": replace(IDENTITY, recipe="primed")},
+        {"identity": replace(IDENTITY, salt="tenant")},
         {"regime": "other"},
         {"system": (1, 2)},
         {"tokens": (3, 4)},

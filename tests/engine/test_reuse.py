@@ -72,6 +72,7 @@ class Request:
         *,
         approx: Approx | None,
         max_tokens: int = 4,
+        salt: str | None = None,
     ) -> None:
         self.engine = engine
         self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
@@ -82,6 +83,7 @@ class Request:
             emit=self.outputs.put,
             parts=parts if approx else None,
             approx=approx,
+            salt=salt,
         )
         assert engine.submit(self.sequence)
 
@@ -322,6 +324,43 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
     assert sum(sources) == 152
     assert sources[3] >= 40 + 12
     engine.stop()
+
+
+def test_where_few_tokens_are_stored_everything_is_computed_and_exact(engine: Engine) -> None:
+    """40 reused tokens do not pay for looking at 92 missing ones; for a policy that looks at the
+    question alone they do."""
+    assert engine.reuser is not None
+    engine.reuser.reuse.precompute(SYSTEM, [chunk(1)])
+    for policy, recomputed, others in (("gradual", 40, (7, 8)), ("mean-layers", 10, (9, 10))):
+        parts = parts_of([others[0], 1, others[1]], question=3)
+        request = Request(engine, parts, approx=approx(policy))
+        assert request.sources()[1:] == (40 - recomputed, recomputed, 80 + 12)
+        assert (request.sequence.exact_until is None) == (policy == "gradual")
+
+
+def test_salts_do_not_share_chunks(engine: Engine) -> None:
+    def sources(order: list[int], salt: str | None) -> tuple[int, int, int, int]:
+        return Request(engine, parts_of(order), approx=approx(), salt=salt).sources()
+
+    for number, salt in enumerate((None, "a", "b"), 1):
+        assert sources([1, 2], salt) == (0, 0, 0, 112)
+        wait_for_chunks(engine, 2 * number)
+        assert sources([2, 1], salt)[:3] == (60, 30, 10)
+
+
+def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
+    assert engine.reuser is not None
+    reuse = engine.reuser.reuse
+    chunks = [chunk(number) for number in (1, 2, 3)]
+    reuse.precompute(SYSTEM, chunks)
+    stored = [reuse.chunks.find(SYSTEM, each) for each in chunks] + [reuse.chunks.find((), SYSTEM)]
+    tensors = [t for kv in stored if kv is not None for layer in kv.layers for t in layer]
+    before = [tensor.clone() for tensor in tensors]
+    for policy in ("gradual", "two-stage", "reuse", "full"):
+        engine.reset_prefix_cache().result(10)
+        Request(engine, parts_of([3, 1, 2]), approx=approx(policy), max_tokens=20).finish()
+    assert len(tensors) == 4 * 2 * 2
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
 
 
 def test_a_policy_that_the_model_is_too_small_for_computes_everything(

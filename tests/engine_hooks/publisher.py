@@ -52,6 +52,10 @@ class Publisher:
         if batch.events:
             self._queue.put(encode_batch(batch))
 
+    def publish_payload(self, payload: bytes) -> None:
+        """Publish an engine's own bytes."""
+        self._queue.put(payload)
+
     def close(self) -> None:
         self._queue.put(None)
         self._thread.join()

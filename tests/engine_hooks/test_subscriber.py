@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.engine_hooks.events import decode_batch
 from ragboost.engine_hooks.residency import Changes
 from ragboost.engine_hooks.sources import Source
 from ragboost.engine_hooks.stream import EventStream, StreamState
 from ragboost.engine_hooks.subscriber import Subscriber
 from ragboost.errors import ConfigError
 from tests.engine_hooks.publisher import Publisher
-from tests.engine_hooks.test_events import frames
 from tests.engine_hooks.toy import ToyCache
 
 DOCUMENTS = [[1000 * i + j for j in range(8 + i % 5)] for i in range(12)]
@@ -314,25 +312,6 @@ def test_each_rank_has_a_stream_of_its_own(tmp_path: Path) -> None:
         assert first.resident_tokens("r1") is None
     for publisher in publishers:
         publisher.close()
-
-
-@pytest.mark.parametrize("name", ["vllm-0.32.0", "sglang-0.5.23"])
-def test_golden_frames_survive_losses_on_a_real_socket(tmp_path: Path, name: str) -> None:
-    lose = random.Random(1)
-    endpoint, replay = f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay"
-    publisher = Publisher(
-        endpoint,
-        replay_endpoint=replay,
-        deliver=lambda seq, payload: [] if lose.random() < 0.3 else [(seq, payload)],
-    )
-    with Subscriber([Source("a", endpoint, replay_endpoint=replay)], probe_interval_s=0.1) as sub:
-        stream = sub.streams["a"]
-        for payload in frames(name):
-            publisher.publish(decode_batch(payload))
-        wait(lambda: stream.status().num_batches == len(frames(name)))
-        wait(lambda: stream.state is StreamState.EXACT)
-        assert stream.mirror.num_resident_tokens == {"vllm-0.32.0": 128, "sglang-0.5.23": 144}[name]
-    publisher.close()
 
 
 def test_an_endpoint_that_cannot_be_used_is_a_config_error(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ragboost.index import ContextIndex
 from ragboost.index.pressure import Ages, Pressure
+from ragboost.index.residency import set_resident
 
 SEQUENCE = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True)
 TOKENS = {document: 10 + 7 * document for document in range(7)}
@@ -69,3 +70,20 @@ def test_a_mark_moves_over_ticks_that_have_no_tokens_any_more() -> None:
     assert ages.kept(990) == 10
     ages.mark(10_000)
     assert ages.kept(999) == 0
+
+
+def test_a_batch_is_blind_to_what_it_computes_itself_until_it_is_over_or_confirmed() -> None:
+    index = ContextIndex()
+    pressure = index.pressure = Pressure()
+    pressure.is_batched = True
+    index.insert([0, 1], [100, 100])
+    index.insert([2], [100])
+    assert index.cached_prefix([0, 1], [100, 100]) == (0, 0)
+    assert index.search([0, 1], [100, 100]).cached_tokens == 0
+    set_resident(index, [0, 1], [100, 100], num_documents=1)
+    assert index.cached_prefix([0, 1], [100, 100]) == (1, 100)
+    pressure.epoch += 1
+    assert index.cached_prefix([2], [100]) == (1, 100)
+    index.insert([3], [100])
+    pressure.is_batched = False
+    assert index.cached_prefix([3], [100]) == (1, 100)

@@ -1,6 +1,7 @@
 """The proxy's context index follows its engine's prefix cache: real ZeroMQ frames, real HTTP."""
 
 import contextlib
+import json
 import random
 import re
 import time
@@ -14,7 +15,8 @@ import pytest
 
 from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, encode_report
 from ragboost.proxy.follower import Follower
-from ragboost.proxy.tenants import TenantKey
+from ragboost.proxy.tenants import TenantKey, Tenants
+from ragboost.tokens import TokenCounter
 from ragboost.types import Document
 from tests.fakes import FakeEngine, Received
 from tests.fakes.events import EventPublisher
@@ -84,7 +86,9 @@ def settle(proxy: ProxyServer, engine: FakeEngine) -> None:
     wait(lambda: follower.is_settled)
 
 
-def misfits(proxy: ProxyServer, received: list[Received], engine: FakeEngine) -> list[str]:
+def misfits(
+    proxy: ProxyServer, received: list[Received], engine: FakeEngine, *, tolerance: int = TOLERANCE
+) -> list[str]:
     """Requests of whose documents the index believes more or less than the engine holds."""
     booster = proxy.app.state.cache_sync.tenants.get(TenantKey("m", "")).booster(
         follower_of(proxy).name
@@ -100,7 +104,7 @@ def misfits(proxy: ProxyServer, received: list[Received], engine: FakeEngine) ->
         held = min(engine.cache.match([*tokenize(request.prompt), 0]), end)
         lengths = booster.tokens.count_documents([DOCUMENTS[i] for i in numbers])
         believed = booster.index.cached_prefix(keys, lengths)[1] * end / sum(lengths)
-        if abs(believed - held) > TOLERANCE:
+        if abs(believed - held) > tolerance:
             found.append(f"{numbers}: believed {believed:.0f}, held {held}")
     return found
 
@@ -257,6 +261,57 @@ def index_capacity(proxy: ProxyServer) -> int | None:
     tenant = proxy.app.state.cache_sync.tenants.get(TenantKey("m", ""))
     capacity: int | None = tenant.booster(follower_of(proxy).name).index.capacity_tokens
     return capacity
+
+
+def test_lengths_are_asked_of_the_backend_once_and_places_become_exact() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        wait(lambda: follower_of(proxy).is_exact and tenants_of(proxy).is_counting)
+        tokens = tokens_of(proxy)
+        keys = [document.key for document in DOCUMENTS]
+        ask(proxy, list(range(14)))
+        wait(lambda: tokens.are_exact(keys))
+        asked = [json.loads(r.body) for r in engine.requests if r.path == "/tokenize"]
+        assert len(asked) == len(keys)
+        assert asked[0].keys() == {"model", "prompt", "add_special_tokens"}
+        ask_many(proxy, engine, num=20, seed=9)
+        assert len([r for r in engine.requests if r.path == "/tokenize"]) == len(keys)
+        assert misfits(proxy, engine.completions, engine, tolerance=BLOCK) == []
+
+
+def test_a_backend_that_refuses_to_tokenise_is_asked_once() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        wait(lambda: tenants_of(proxy).is_counting)
+        engine.misbehave(status=404)
+        for numbers in ([0, 1], [2, 3], [4, 5]):
+            ask(proxy, numbers)
+            time.sleep(0.3)
+        assert len([r for r in engine.requests if r.path == "/tokenize"]) == 1
+        assert not tokens_of(proxy).are_exact([DOCUMENTS[0].key])
+
+
+@pytest.mark.parametrize("backend", ["hosted", "off"])
+def test_hosted_apis_are_not_asked_for_tokens(backend: str) -> None:
+    with (
+        fake_engine(events=backend == "off") as engine,
+        start(
+            engine,
+            engine_hooks={"discover": backend == "off"},
+            tokens={"ask_backend": backend == "hosted"},
+        ) as proxy,
+    ):
+        ask(proxy, [0, 1])
+        time.sleep(0.5)
+        assert [r.path for r in engine.requests] == [URL]
+
+
+def tenants_of(proxy: ProxyServer) -> Tenants:
+    tenants = proxy.app.state.cache_sync.tenants
+    assert isinstance(tenants, Tenants)
+    return tenants
+
+
+def tokens_of(proxy: ProxyServer) -> TokenCounter:
+    return tenants_of(proxy).get(TenantKey("m", "")).tokens
 
 
 def test_usage_alone_corrects_an_index_that_believes_too_much() -> None:

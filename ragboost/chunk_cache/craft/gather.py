@@ -40,6 +40,7 @@ class Gather:
         # Per watched chunk, summed over layers: attention of each token to each chunk, and within.
         self._inter: dict[int, torch.Tensor] = {}
         self._intra: dict[int, float] = dict.fromkeys(self._watched, 0.0)
+        self._peak: dict[int, torch.Tensor] = {}  # the highest weight of each token, over layers
 
     def __call__(self, layer: int, inputs: AttentionInputs) -> None:
         self._num_layers += 1
@@ -49,20 +50,24 @@ class Gather:
         for number in self._watched:
             start, stop = self._chunks[number]
             first = int(torch.searchsorted(inputs.positions, start))
-            parts = []
+            parts, peaks = [], []
             for row in range(first, first + stop - start, ROWS):
                 rows = slice(row, min(row + ROWS, first + stop - start))
-                mass, within = self._block(inputs, rows, owner, number)
+                mass, peak, within = self._block(inputs, rows, owner, number)
                 parts.append(mass)
+                peaks.append(peak)
                 self._intra[number] += within
-            found = torch.cat(parts)
-            self._inter[number] = found + self._inter[number] if number in self._inter else found
+            found, highest = torch.cat(parts), torch.cat(peaks)
+            known = number in self._inter
+            self._inter[number] = found + self._inter[number] if known else found
+            self._peak[number] = highest.maximum(self._peak[number]) if known else highest
 
     def _block(
         self, inputs: AttentionInputs, rows: slice, owner: torch.Tensor, number: int
-    ) -> tuple[torch.Tensor, float]:
-        """Return the attention of a block of rows to each chunk before theirs, (rows, chunks), and
-        the sum of their attention to earlier tokens of their own chunk."""
+    ) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Return the attention of a block of rows to each chunk before theirs, (rows, chunks), the
+        highest weight of each row among those, (rows,), and the sum of the rows' attention to
+        earlier tokens of their own chunk."""
         start, stop = self._chunks[number]
         positions = inputs.positions[rows]
         mask = exact_mask(positions, stop, window=inputs.window, visible=inputs.visible)
@@ -72,7 +77,11 @@ class Gather:
         mass.index_add_(1, owner[:stop], mean)
         diagonal = mean.gather(1, positions[:, None]).sum()
         within = mean[:, start:].sum() - diagonal
-        return mass[:, :number].double(), float(within)
+        before = slice(self._chunks[0][0], start)
+        peak = torch.zeros(len(positions), device=mean.device)
+        if before.start < start:
+            peak = weights[0, :, :, before].amax((0, 2))
+        return mass[:, :number].double(), peak, float(within)
 
     def influences(self) -> dict[int, Influence]:
         """Return what was gathered, by the number of the chunk."""
@@ -91,4 +100,5 @@ class Gather:
             a=sum(value / (length * sizes[i]) for value, i in zip(sums, kept, strict=True)),
             b=self._intra[number] / self._num_layers / length**2,
             order=tuple(order.tolist()),
+            peak_order=tuple(self._peak[number].argsort(descending=True, stable=True).tolist()),
         )

@@ -7,6 +7,7 @@ and numbers. Does not know KV or models.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ragboost.chunk_cache.craft.formulas import (
     adjusted_overlap,
@@ -15,6 +16,10 @@ from ragboost.chunk_cache.craft.formulas import (
     order_penalty,
     prefix_overlap,
 )
+
+Order = Literal["mass", "peak"]
+"""What makes a token depend on other chunks: the attention that it gives them in all, as in the
+paper, or the highest weight that it gives to one of their tokens."""
 
 
 def chunk_name(tokens: Sequence[int]) -> str:
@@ -36,6 +41,8 @@ class Influence:
         a: inter-attention per pair of tokens, summed over chunks (eq. 9).
         b: intra-attention, of its tokens to earlier ones of its own, over its length squared.
         order: its tokens by their inter-attention, highest first; ties by place.
+        peak_order: its tokens by the highest single weight that any of their heads in any layer
+            gave to a token of another chunk.
     """
 
     context: tuple[str, ...]
@@ -43,6 +50,11 @@ class Influence:
     a: float
     b: float
     order: tuple[int, ...]
+    peak_order: tuple[int, ...] = ()
+
+    def tokens(self, order: Order) -> tuple[int, ...]:
+        """Return the tokens, those most in need of their context first."""
+        return self.peak_order or self.order if order == "peak" else self.order
 
     def impact(self, *, literal: bool = False) -> float:
         """CCI, see `context_impact`."""

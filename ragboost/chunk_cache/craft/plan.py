@@ -19,7 +19,7 @@ class PlannedChunk:
         start, stop: positions.
         pick: the version to use; None: a miss, computed whole.
         is_exact: the version is what an ordinary forward gives here.
-        num_to_fix: tokens to compute again, or for the first time.
+        fixed: positions of the tokens to compute again, ascending; none of a miss.
     """
 
     name: str
@@ -27,16 +27,21 @@ class PlannedChunk:
     stop: int
     pick: Pick | None
     is_exact: bool
-    num_to_fix: int
+    fixed: tuple[int, ...]
 
     @property
     def num_tokens(self) -> int:
         return self.stop - self.start
 
     @property
+    def num_computed(self) -> int:
+        """Tokens to compute, again or for the first time."""
+        return self.num_tokens if self.pick is None else len(self.fixed)
+
+    @property
     def is_whole(self) -> bool:
         """Whether every token is computed, so that a new version of the chunk comes of it."""
-        return self.num_to_fix == self.num_tokens
+        return self.num_computed == self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class InferencePlan:
     @property
     def num_recomputed(self) -> int:
         """Tokens of hits that are computed again."""
-        return sum(chunk.num_to_fix for chunk in self.hits)
+        return sum(len(chunk.fixed) for chunk in self.hits)
 
     @property
     def num_computed(self) -> int:
@@ -88,7 +93,7 @@ class InferencePlan:
                 impact = chunk.pick.impact
                 numbers = f"{impact:5.3f}  {chunk.pick.overlap:5.3f}  {chunk.pick.overhead:5.3f}"
             row = f"{chunk.name:16}  {chunk.num_tokens:6}  {kind:5}  {numbers}"
-            lines.append(f"{row}  {chunk.num_to_fix:7}")
+            lines.append(f"{row}  {chunk.num_computed:7}")
         lines.append(
             f"{len(self.hits)} hits, {len(self.misses)} misses; {self.num_recomputed} tokens "
             f"computed again, {self.num_computed} for the first time"

@@ -7,9 +7,12 @@ Knows the parts and their order. What is computed and how is `ChunkReuse`'s busi
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from ragboost.chunk_cache.assemble import Assembly
 from ragboost.chunk_cache.craft.formulas import num_to_fix
 from ragboost.chunk_cache.craft.gather import Gather
-from ragboost.chunk_cache.craft.influence import chunk_name
+from ragboost.chunk_cache.craft.influence import Order, chunk_name
 from ragboost.chunk_cache.craft.plan import InferencePlan, PlannedChunk
 from ragboost.chunk_cache.craft.variants import Pick, Variant, Variants
 from ragboost.chunk_cache.craft.watch import FocusWatch
@@ -18,7 +21,8 @@ from ragboost.chunk_cache.keep import kv_of
 from ragboost.chunk_cache.narrow import install_narrowing
 from ragboost.chunk_cache.prefill import Prefill
 from ragboost.chunk_cache.reuse import ChunkReuse, is_exact
-from ragboost.chunk_cache.selection.cachecraft import CacheCraft
+from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store import ChunkKV
 
 
@@ -44,6 +48,20 @@ class CraftPrefill:
     num_new: int
 
 
+class Follow(Policy):
+    """The tokens that a plan names, whatever ratio is asked for."""
+
+    def __init__(self, plan: InferencePlan) -> None:
+        self._fixed = [position for chunk in plan.chunks for position in chunk.fixed]
+
+    def num_tokens(self, assembly: Assembly, asked: float) -> int:
+        return len(self._fixed)
+
+    def score(self, view: SelectionView) -> torch.Tensor:
+        fixed = torch.tensor(self._fixed, device=view.candidates.device)
+        return torch.isin(view.candidates, fixed).float()
+
+
 class CraftReuse:
     """Chunk reuse in the versions that earlier requests left behind. Safe to use from several
     threads.
@@ -54,6 +72,9 @@ class CraftReuse:
             them.
         alpha: scale of what is computed again (eq. 12); see `alpha.tune`.
         literal: the printed forms of CCI and Alg. 1.
+        cautious: distrust versions that were computed with no chunk before them, see
+            `Variants.pick`.
+        order: what makes a token worth fixing, see `Order`.
         early_stop: leave out later layers of chunks that the question does not look at.
     """
 
@@ -64,11 +85,14 @@ class CraftReuse:
         variants: Variants | None = None,
         alpha: float = 1.0,
         literal: bool = False,
+        cautious: bool = False,
+        order: Order = "mass",
         early_stop: bool = True,
     ) -> None:
         self.reuse = reuse
         self.variants = Variants(on_drop=reuse.store.discard) if variants is None else variants
         self.alpha, self.literal, self.early_stop = alpha, literal, early_stop
+        self.cautious, self.order = cautious, order
         if early_stop:
             install_narrowing(reuse.adapter.model, num_layers=reuse.adapter.num_layers)
 
@@ -76,7 +100,7 @@ class CraftReuse:
         self, system: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int]
     ) -> InferencePlan:
         """Say what a request would take and compute. Uses nothing up, counts nothing."""
-        return self._plan(system, chunks, question)[0]
+        return self.take(system, chunks, question)[0]
 
     def prefill(
         self,
@@ -96,7 +120,7 @@ class CraftReuse:
             ChunkCacheError: no question.
         """
         self.reuse.precompute(system, [])
-        plan, stored = self._plan(system, chunks, question)
+        plan, stored = self.take(system, chunks, question)
         tokens = [*system, *(token for chunk in chunks for token in chunk), *question]
         spans = [(chunk.start, chunk.stop) for chunk in plan.chunks]
         whole = [n for n, chunk in enumerate(plan.chunks) if chunk.is_whole and not chunk.is_exact]
@@ -106,7 +130,7 @@ class CraftReuse:
             system,
             chunks,
             question,
-            policy=CacheCraft(alpha=self.alpha, literal=self.literal),
+            policy=Follow(plan),
             stored=stored,
             observe=both(gather, watch),
         )
@@ -126,19 +150,23 @@ class CraftReuse:
             num_new=num_new,
         )
 
-    def _plan(
+    def take(
         self, system: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int]
     ) -> tuple[InferencePlan, list[ChunkKV | None]]:
+        """Return the plan of a request and the KV that it names, for `ChunkReuse.prefill`."""
         planned, stored = [], []
         before, prefix = list(system), list[str]()
         for chunk in chunks:
             name = chunk_name(chunk)
             pick, kv = self._pick(name, prefix)
             exact = is_exact(kv, before)
-            fix = len(chunk) if pick is None else num_to_fix(pick.overhead, len(chunk))
             start = len(before)
+            fixed: list[int] = []
+            if pick is not None and not exact:
+                count = num_to_fix(pick.overhead, len(chunk))
+                fixed = sorted(start + token for token in pick.order[:count])
             stop = start + len(chunk)
-            planned.append(PlannedChunk(name, start, stop, pick, exact, 0 if exact else fix))
+            planned.append(PlannedChunk(name, start, stop, pick, exact, tuple(fixed)))
             stored.append(kv)
             before += chunk
             prefix += [name] if chunk else []
@@ -147,7 +175,14 @@ class CraftReuse:
     def _pick(self, name: str, prefix: Sequence[str]) -> tuple[Pick | None, ChunkKV | None]:
         """Return the best version whose KV is still there."""
         while True:
-            pick = self.variants.pick(name, prefix, alpha=self.alpha, literal=self.literal)
+            pick = self.variants.pick(
+                name,
+                prefix,
+                alpha=self.alpha,
+                literal=self.literal,
+                cautious=self.cautious,
+                order=self.order,
+            )
             if pick is None:
                 return None, None
             kv = self.reuse.store.get(pick.variant.key)
@@ -161,7 +196,7 @@ class CraftReuse:
         partly = [
             number
             for number, chunk in enumerate(plan.chunks)
-            if chunk.pick is not None and chunk.num_to_fix > 0 and number not in whole
+            if chunk.fixed and number not in whole
         ]
         return FocusWatch(
             spans,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ragboost.chunk_cache.craft.formulas import fix_overhead
-from ragboost.chunk_cache.craft.influence import Influence
+from ragboost.chunk_cache.craft.influence import Influence, Order
 from ragboost.errors import ChunkCacheError
 
 NUM_CHUNKS = 100
@@ -47,12 +47,14 @@ class Pick:
         impact: CCI.
         overlap: beta'.
         overhead: CFO.
+        order: its tokens, those most in need of their context first.
     """
 
     variant: Variant
     impact: float
     overlap: float
     overhead: float
+    order: tuple[int, ...]
 
 
 class Variants:
@@ -97,21 +99,40 @@ class Variants:
         *,
         alpha: float = 1.0,
         literal: bool = False,
+        cautious: bool = False,
+        order: Order = "mass",
     ) -> Pick | None:
         """Return the variant that is cheapest to fix after these chunks, the newest of equal ones;
         None where there is none. Does not count as a use.
 
         Costs are compared before clipping: alpha scales all of them alike.
+
+        Args:
+            chunk: its name.
+            prefix: names of the chunks before it.
+            alpha, literal: see `fix_overhead` and `context_impact`.
+            cautious: a variant that was computed with no chunk before it says nothing about what
+                a context does to it. By the formulas it costs nothing wherever it goes; cautious,
+                it takes impact and order of the variant that depended most on its context, and an
+                impact of 1 where there is none.
+            order: which of a variant's lists says what to fix first.
         """
+        known = self.of(chunk)
+        informed = [variant.influence for variant in known if variant.influence.context]
+        most = max(informed, key=lambda influence: influence.impact(), default=None)
         best: Pick | None = None
         lowest = float("inf")
-        for variant in self.of(chunk):
-            impact = variant.influence.impact(literal=literal)
+        for variant in known:
+            source: Influence | None = variant.influence
+            if cautious and prefix and not variant.influence.context:
+                source = most
+            impact = 1.0 if source is None else source.impact(literal=literal)
             overlap = variant.influence.overlap(prefix)
             cost = impact * (1.0 - overlap)
             if cost <= lowest:
                 overhead = fix_overhead(impact, overlap, alpha=alpha)
-                best, lowest = Pick(variant, impact, overlap, overhead), cost
+                tokens = (source or variant.influence).tokens(order)
+                best, lowest = Pick(variant, impact, overlap, overhead, tokens), cost
         return best
 
     def use(self, pick: Pick) -> None:

@@ -7,18 +7,17 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import Case, read_cases
+from ragboost.chunk_cache.eval.loading import check_paths, load, load_tokenizer
 from ragboost.chunk_cache.eval.runner import evaluate
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.selftest import self_test
 from ragboost.chunk_cache.store import ChunkStore
-from ragboost.errors import ChunkCacheError, ConfigError, import_extra
+from ragboost.errors import ChunkCacheError
 
-OFFLINE = frozenset({"hybrid-offline", "cachecraft"})
+OFFLINE = frozenset({"hybrid-offline", "cachecraft", "cachecraft-peak"})
 """Policies that look at what was measured when a chunk was stored."""
 NEIGHBOURS = 4
 """Chunks of the case before that a chunk is computed after to measure its sensitivity."""
@@ -45,9 +44,7 @@ def run(
         RequestError: a line of the data that cannot be used.
         UnsupportedModelError: KV of the model cannot be reused.
     """
-    for name, path in (("--model", model), ("--data", data)):
-        if not path.exists():
-            raise ConfigError(f"{name} {path} does not exist")
+    check_paths(model=model, data=data)
     for policy in policies:
         make_policy(policy)
     for ratio in ratios:
@@ -55,15 +52,8 @@ def run(
             raise ChunkCacheError(
                 f"--ratio must be between 0 and 1, got {ratio}; 0 and 1 are always measured"
             )
-    transformers = import_extra("transformers", extra="engine")
-    has_tokenizer = any(model.glob("tokenizer*")) or any(model.glob("vocab*"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model) if has_tokenizer else None
-    cases = read_cases(data, tokenizer=tokenizer, limit=limit)
-    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(
-        model, dtype="float32" if device == "cpu" else "auto"
-    ).to(device)
-    adapter = ModelAdapter(causal_lm)
-    checked = self_test(adapter)
+    cases = read_cases(data, tokenizer=load_tokenizer(model), limit=limit)
+    adapter, tokenizer, checked = load(model, device=device)
     reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=4 << 30))
     if OFFLINE & set(policies):
         _measure(reuse, cases)

@@ -43,7 +43,9 @@ class Row:
 
 
 @dataclass(slots=True)
-class _Outcome:
+class Outcome:
+    """One answer; see `Row`."""
+
     score: float
     kl: float
     recomputed: float
@@ -77,8 +79,8 @@ def evaluate(
     """
     plans = [("full", 1.0), ("reuse", 0.0)]
     plans += [(p, r) for p in policies if p not in ("full", "reuse") for r in ratios]
-    outcomes: dict[tuple[str, str, float], list[_Outcome]] = {}
-    judge = _Judge(reuse, tokenizer, max_new_tokens)
+    outcomes: dict[tuple[str, str, float], list[Outcome]] = {}
+    judge = Judge(reuse, tokenizer, max_new_tokens)
     for number, case in enumerate(cases, 1):
         reuse.precompute(case.system, case.chunks)
         full: Prefill | None = None
@@ -100,16 +102,16 @@ def evaluate(
     return _rows(outcomes)
 
 
-class _Judge:
+class Judge:
     """Scores a prefill by its next token, or by the text it leads to."""
 
     def __init__(self, reuse: ChunkReuse, tokenizer: Any | None, max_new_tokens: int) -> None:
         self._reuse, self._tokenizer, self._max = reuse, tokenizer, max_new_tokens
         self._full_text = ""
 
-    def __call__(self, case: Case, result: Prefill, full: Prefill) -> _Outcome:
+    def __call__(self, case: Case, result: Prefill, full: Prefill) -> Outcome:
         timing = result.timing
-        return _Outcome(
+        return Outcome(
             score=self._score(case, result, is_full=result is full),
             kl=kl_divergence(result.logits, full.logits),
             recomputed=(result.num_recomputed + result.num_computed) / result.num_tokens,
@@ -158,7 +160,7 @@ def _policy(name: str, case: Case) -> Policy:
     return make_policy(name)
 
 
-def _rows(outcomes: dict[tuple[str, str, float], list[_Outcome]]) -> list[Row]:
+def _rows(outcomes: dict[tuple[str, str, float], list[Outcome]]) -> list[Row]:
     mean = {key: estimate([o.score for o in found]).mean for key, found in outcomes.items()}
     rows = []
     for (task, policy, ratio), found in outcomes.items():

@@ -5,7 +5,7 @@ from typing import Any
 
 from langchain_core.documents import Document as LangChainDocument
 
-from ragboost.formats.ragboost_object import FIELD
+from ragboost.integrations.handing_over import ragboost_body
 from ragboost.integrations.langchain.documents import as_document
 
 
@@ -20,11 +20,4 @@ def extra_body(
         documents: most relevant first; blank ones are left out.
         session_id: names the conversation, where its history alone does not.
     """
-    given = []
-    for document in documents:
-        known = as_document(document)
-        if known is not None:
-            named = {} if known.id is None else {"id": known.id}
-            given.append({**named, "text": known.text})
-    session = {} if session_id is None else {"session_id": session_id}
-    return {FIELD: {"documents": given, **session}}
+    return ragboost_body(map(as_document, documents), session_id=session_id)

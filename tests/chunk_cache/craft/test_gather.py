@@ -24,12 +24,12 @@ def positions() -> list[tuple[int, int]]:
 
 
 def dense_attention(model: object, tokens: list[int]) -> torch.Tensor:
-    """Mean over heads of an ordinary forward, (layers, tokens, tokens)."""
+    """Of an ordinary forward, (layers, heads, tokens, tokens)."""
     plain = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").eval()  # type: ignore[attr-defined]
     plain.load_state_dict(model.state_dict())  # type: ignore[attr-defined]
     with torch.no_grad():
         out = plain(torch.tensor([tokens]), output_attentions=True)
-    return torch.stack([layer[0].mean(0) for layer in out.attentions])
+    return torch.stack([layer[0] for layer in out.attentions])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-qk-norm", "mistral-window"])
@@ -51,7 +51,7 @@ def test_gathered_attention_is_that_of_the_dense_matrix(
     assert sorted(found) == [0, 2, 3, 4]  # an empty chunk has no attention
     for number, influence in found.items():
         start, stop = borders[number]
-        block = dense.mean(0)[start:stop]
+        block = dense.mean((0, 1))[start:stop]
         before = [i for i in range(number) if CHUNKS[i]]
         sums = [float(block[:, borders[i][0] : borders[i][1]].sum()) for i in before]
         within = block[:, start:stop].tril(-1).sum()
@@ -65,6 +65,10 @@ def test_gathered_attention_is_that_of_the_dense_matrix(
         got = by_token[list(influence.order)]
         assert sorted(influence.order) == list(range(size))
         assert bool((got[:-1] >= got[1:] - 1e-6).all())
+        if before:
+            peak = dense[:, :, start:stop, len(SYSTEM) : start].amax((0, 1, 3))
+            highest = peak[list(influence.peak_order)]
+            assert bool((highest[:-1] >= highest[1:] - 1e-6).all())
 
 
 def test_only_watched_chunks_need_their_rows_in_the_pass() -> None:

@@ -1,6 +1,7 @@
 """Requests leave versions of their chunks behind; later ones take the best and fix what changed."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from ragboost.chunk_cache.craft.influence import chunk_name
 from ragboost.chunk_cache.craft.reuse import CraftPrefill, CraftReuse
 from ragboost.chunk_cache.craft.variants import Variants
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.selection.cachecraft import CacheCraft
-from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.store import ChunkStore
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
 from tests.chunk_cache.reference import ordinary
@@ -78,10 +78,10 @@ def test_another_context_recomputes_as_many_tokens_as_the_formula_says(craft: Cr
     for number, variant, prefix in ((0, b, []), (2, c, [B, D])):
         planned = result.plan.chunks[number]
         overhead = variant.influence.overhead([chunk_name(chunk) for chunk in prefix])
-        assert planned.num_to_fix == num_to_fix(overhead, 20)
+        assert planned.num_computed == num_to_fix(overhead, 20)
         start = planned.start
         chosen = {p - start for p in result.prefill.selected if start <= p < planned.stop}
-        assert chosen == set(variant.influence.order[: planned.num_to_fix])
+        assert chosen == set(variant.influence.order[: planned.num_computed])
     assert 0 < result.plan.num_recomputed < 40
     assert result.prefill.num_recomputed == result.plan.num_recomputed
     assert result.prefill.num_publishable == len(SYSTEM)
@@ -93,7 +93,7 @@ def test_what_was_computed_over_approximate_kv_is_never_taken_as_exact(craft: Cr
     craft.prefill(SYSTEM, [B, D, C], QUESTION)
     again = craft.prefill(SYSTEM, [B, D, C], QUESTION)
     assert kinds(again) == "hhh"  # D's KV stands on B's, which was that of another context
-    assert again.plan.chunks[1].num_to_fix == 0
+    assert again.plan.chunks[1].num_computed == 0
 
 
 def test_a_chunk_that_must_be_fixed_throughout_becomes_a_new_version(craft: CraftReuse) -> None:
@@ -177,7 +177,7 @@ def test_stopping_early_saves_rows_and_never_publishes_what_was_left_as_it_was()
             for n, chunk in enumerate(some.plan.chunks)
             if n not in some.focused and chunk.pick is not None
         ]
-        assert some.num_saved == sum(c.num_to_fix for c in out) * (8 - some.stopped_after)
+        assert some.num_saved == sum(c.num_computed for c in out) * (8 - some.stopped_after)
         assert some.prefill.num_publishable <= out[0].start
         for index, (got, want) in enumerate(
             zip(some.prefill.cache.layers, whole.prefill.cache.layers, strict=True)
@@ -200,18 +200,41 @@ def test_requests_may_run_at_a_time(craft: CraftReuse) -> None:
     craft.variants.check_integrity()
 
 
-def test_the_policy_by_ratio_is_the_policy_by_alpha_with_the_alpha_that_fits(
+@pytest.mark.parametrize("order", ["mass", "peak"])
+def test_the_policy_by_ratio_is_a_plan_with_the_alpha_that_fits(
+    craft: CraftReuse, order: Literal["mass", "peak"]
+) -> None:
+    craft.order = order
+    for before in ([D, C, B, A], [C, D, A, B]):
+        craft.prefill(SYSTEM, before, QUESTION)
+    for alpha in (0.3, 1.0, 2.0, 4.0):
+        craft.alpha = alpha
+        plan, stored = craft.take(SYSTEM, [A, C, B, D], QUESTION)
+        fixed = [position for chunk in plan.chunks for position in chunk.fixed]
+        result = craft.reuse.prefill(
+            SYSTEM,
+            [A, C, B, D],
+            QUESTION,
+            policy=make_policy("cachecraft" if order == "mass" else "cachecraft-peak"),
+            ratio=plan.recompute_ratio,
+            stored=stored,
+        )
+        assert list(result.selected) == fixed
+
+
+def test_a_version_that_saw_no_other_chunk_costs_nothing_unless_distrusted(
     craft: CraftReuse,
 ) -> None:
-    craft.prefill(SYSTEM, CHUNKS, QUESTION)
-    _, stored = craft._plan(SYSTEM, [D, B, A, C], QUESTION)
-    assembly = craft.reuse.assemble(SYSTEM, [D, B, A, C], QUESTION, stored=stored)
-    for alpha in (0.3, 1.0, 2.0, 4.0):
-        by_alpha = CacheCraft(alpha=alpha)
-        count = by_alpha.num_tokens(assembly, 0.99)
-        view = SelectionView(craft.reuse.adapter, assembly, budget=count)
-        chosen = by_alpha.score(view).argsort(descending=True, stable=True)[:count]
-        same = CacheCraft().score(view).argsort(descending=True, stable=True)[:count]
-        assert chosen.tolist() == same.tolist()
-    assert CacheCraft(alpha=0.0).num_tokens(assembly, 0.5) == 0
-    assert CacheCraft().num_tokens(assembly, 0.5) == 40
+    craft.prefill(SYSTEM, [A, B], QUESTION)
+    trusting = craft.plan(SYSTEM, [C, A], QUESTION)
+    craft.cautious = True
+    alone = craft.plan(SYSTEM, [C, A], QUESTION)
+    craft.prefill(SYSTEM, [B, A], QUESTION)  # whole, so there is a version with a context now
+    informed = craft.plan(SYSTEM, [C, A], QUESTION)
+    first = craft.plan(SYSTEM, [A, C], QUESTION)
+
+    assert trusting.chunks[1].num_computed == 0
+    assert alone.chunks[1].num_computed == 20
+    assert [len(v.influence.context) for v in craft.variants.of(chunk_name(A))] == [0, 1]
+    assert 0 < informed.chunks[1].num_computed < 20
+    assert first.chunks[0].num_computed == 0  # it needs no context where it has none

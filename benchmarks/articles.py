@@ -1,0 +1,127 @@
+"""A corpus for the preprocessing benchmark: articles whose documents depend on each other, and the
+three ways to find out what belongs together.
+
+Documents are those of the synthetic tasks (`ragboost.chunk_cache.eval.tasks`); an article is the
+documents of one prompt. Twelve words with random fillers say little about a topic, so embeddings
+are drawn and not computed: a direction for the article, a turn with the place in it, and noise. Of
+the two documents most similar to one, 69 % are of its article, of the ten most similar 35 % (seven
+are there to be found); the most similar one stands right before it in 29 % and right behind it in
+28 % of all cases.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ragboost.chunk_cache.eval.cases import Case
+from ragboost.chunk_cache.eval.tasks import SYSTEM, TASKS, ask, make_world
+from ragboost.chunk_cache.precompute.neighbours import (
+    Neighbours,
+    by_cooccurrence,
+    by_edges,
+    by_vectors,
+)
+
+DOCUMENTS, LENGTH = 8, 12
+DIMENSION, DRIFT, NOISE = 24, 0.7, 0.8
+REQUESTS, RETRIEVED = 12, 5
+"""Of the trace: earlier requests per article, and documents that each retrieved; one more is of
+another article."""
+
+
+@dataclass(frozen=True, slots=True)
+class Articles:
+    """A corpus and questions about some of its articles.
+
+    Attributes:
+        documents: token ids; article i is documents 8 i to 8 i + 7, in order.
+        cases: questions; a case's documents are one whole article.
+        asked: articles that have questions, the first ones.
+        vectors: an embedding of each document, (documents, dimension), of length 1.
+        trace: documents of earlier requests.
+    """
+
+    documents: list[tuple[int, ...]]
+    cases: list[Case]
+    asked: int
+    vectors: npt.NDArray[np.float32]
+    trace: list[tuple[int, ...]]
+
+
+def make_articles(*, seed: int, asked: int, num_articles: int = 200) -> Articles:
+    """Draw a corpus; the same arguments give the same one.
+
+    Args:
+        seed: of everything.
+        asked: articles that questions are asked about: one of each task where it can be asked.
+        num_articles: in the corpus, at least `asked`.
+    """
+    rng = np.random.default_rng([seed, 77])
+    world = make_world(rng, num_articles, documents=DOCUMENTS, length=LENGTH)
+    documents = [tuple(row) for article in world.documents.tolist() for row in article]
+    cases: list[Case] = []
+    for task in TASKS:
+        questions = ask(rng, world, task=task)
+        usable = questions.answer >= 0
+        if task == "update":
+            usable &= questions.hard
+        cases += [
+            Case(
+                SYSTEM,
+                tuple(documents[DOCUMENTS * row : DOCUMENTS * (row + 1)]),
+                tuple(questions.tokens[row].tolist()),
+                task=task,
+                answer=int(questions.answer[row]),
+            )
+            for row in np.flatnonzero(usable[:asked]).tolist()
+        ]
+    vectors = _embeddings(rng, num_articles)
+    return Articles(documents, cases, asked, vectors, _trace(rng, num_articles))
+
+
+def _embeddings(rng: np.random.Generator, num_articles: int) -> npt.NDArray[np.float32]:
+    topic = rng.normal(size=(num_articles, 1, DIMENSION)) / np.sqrt(DIMENSION)
+    place = np.arange(DOCUMENTS) * np.pi / DOCUMENTS
+    turn = DRIFT * np.stack([np.cos(place), np.sin(place)], -1)
+    noise = NOISE * rng.normal(size=(num_articles, DOCUMENTS, DIMENSION)) / np.sqrt(DIMENSION)
+    vectors = np.concatenate(
+        [topic + noise, np.broadcast_to(turn, (num_articles, DOCUMENTS, 2))], -1
+    ).reshape(num_articles * DOCUMENTS, -1)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
+
+
+def _trace(rng: np.random.Generator, num_articles: int) -> list[tuple[int, ...]]:
+    requests = []
+    for article in range(num_articles):
+        for _ in range(REQUESTS):
+            own = rng.choice(DOCUMENTS, RETRIEVED, replace=False) + DOCUMENTS * article
+            stranger = rng.integers(num_articles * DOCUMENTS)
+            requests.append((*own.tolist(), int(stranger)))
+    return requests
+
+
+def _similar(articles: Articles, top_n: int) -> Neighbours:
+    return by_vectors(articles.vectors, top_n=top_n)
+
+
+def _cooccurring(articles: Articles, top_n: int) -> Neighbours:
+    return by_cooccurrence(articles.trace, num_documents=len(articles.documents), top_n=top_n)
+
+
+def _linked(articles: Articles, top_n: int) -> Neighbours:
+    """The edges say which documents of the article come before, the nearest with most weight."""
+    edges = [
+        (number, before, 1.0 / (number - before))
+        for number in range(len(articles.documents))
+        for before in range(number - number % DOCUMENTS, number)
+    ]
+    return by_edges(edges, num_documents=len(articles.documents), top_n=top_n)
+
+
+SOURCES: dict[str, Callable[[Articles, int], Neighbours]] = {
+    "similarity": _similar,
+    "trace": _cooccurring,
+    "graph": _linked,
+}

@@ -1,0 +1,372 @@
+"""Chunk reuse end to end: a RAG workload through proxy and embedded engine, in three ways.
+
+    python -m benchmarks.chunk_end_to_end --json
+
+`workload`: eight documents per question, drawn from a corpus of Python's own documentation by
+their popularity and in an order of their own; a random model of 16 layers, whose answers mean
+nothing; streamed. plain: the client writes the prompt; exact: the proxy orders and de-duplicates;
+approx: the same, and what is left over is reused as chunks. Each way has an engine and a proxy of
+its own, and they take turns. `tokens` says where prompt tokens came from; they add up to the
+prompts, or the run fails.
+
+`tasks`: the project's reference model answers its tasks through proxy and engine. The order of the
+documents matters there, so the proxy does not order. `itl`: time between the tokens of a running
+answer, alone and while another request is prefilled.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedTokenizerFast as FastTokenizer
+
+from benchmarks.chunk_served import SOURCES, Answer, Served, serve
+from ragboost.booster import Booster
+from ragboost.chunk_cache.eval.tasks import TASKS, Prompt, make_prompts
+from ragboost.chunk_cache.selection import DEFAULT_POLICY
+from ragboost.config import (
+    DedupSettings,
+    EngineSettings,
+    FormatSettings,
+    HintSettings,
+    IndexSettings,
+    OrderingSettings,
+    Settings,
+)
+from ragboost.demo.corpus import standard_library
+from ragboost.demo.workload import Turn
+from ragboost.engine.builtin import build_tokenizer
+
+MODEL = Path(__file__).parent / "reference_model"
+WAYS = ("plain", "exact", "approx")
+ANSWER_TOKENS = 8
+SEED = 301
+
+
+def build_model(path: Path, *, layers: int) -> None:
+    """Write a random model with the built-in tokenizer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=layers,
+        vocab_size=4096,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    build_tokenizer().save_pretrained(path)
+
+
+def draw(num_requests: int, *, k: int, corpus: int, seed: int) -> list[Turn]:
+    """Draw questions, each with documents in an order of its own: some documents are asked about
+    much more often than others (rank to the power of -0.8)."""
+    documents = sorted(standard_library(), key=lambda document: -len(document.text))[:corpus]
+    rng = np.random.default_rng(seed)
+    weights = np.arange(1, corpus + 1) ** -0.8
+    turns = []
+    for _ in range(num_requests):
+        chosen = rng.choice(corpus, size=k, replace=False, p=weights / weights.sum())
+        found = tuple(documents[number] for number in chosen)
+        turns.append(Turn(f"How does {found[0].title} work, and what does it return?", found))
+    return turns
+
+
+def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Send the workload's requests to the three ways in turns."""
+    drawn = draw(args.warm + args.requests, k=args.k, corpus=args.corpus, seed=1)
+    settings = EngineSettings(model=model, num_threads=1, capacity_tokens=args.capacity_tokens)
+    index = IndexSettings(capacity_tokens=args.capacity_tokens)
+    answers: dict[str, list[Answer]] = {way: [] for way in WAYS}
+    storing_s = 0.0
+    with ExitStack() as stack:
+        served = {
+            way: stack.enter_context(
+                serve(
+                    settings,
+                    Settings(index=index, formats=FormatSettings(in_text=way != "plain")),
+                )
+            )
+            for way in WAYS
+        }
+        for number, turn in enumerate(drawn):
+            for way in WAYS:
+                answers[way].append(served[way].ask(_body(turn, way, args.ratio)))
+            storing_s += served["approx"].wait_until_stored()
+            print(f"\rworkload {number + 1}/{len(drawn)}", end="", file=sys.stderr)
+        reuser = served["approx"].engine.reuser
+        assert reuser is not None
+        stored = reuser.totals.chunks_stored
+    print(file=sys.stderr)
+    measured = {way: found[args.warm :] for way, found in answers.items()}
+    result = {way: _summary(found) for way, found in measured.items()}
+    return {
+        "requests": args.requests,
+        "warm_up": args.warm,
+        "documents": args.k,
+        "corpus": args.corpus,
+        "layers": args.layers,
+        "ratio": args.ratio,
+        "policy": DEFAULT_POLICY,
+        **result,
+        "ttft_ratio": _ratios({way: result[way]["ttft_ms"]["mean"] for way in WAYS}),
+        "cpu_ratio": _ratios({way: result[way]["cpu_ms"] for way in WAYS}),
+        "chunks_stored": stored,
+        "storing_s": round(storing_s, 2),
+    }
+
+
+def _ratios(times: Mapping[str, float]) -> dict[str, float]:
+    return {
+        f"{slow}/{fast}": round(times[slow] / times[fast], 2)
+        for slow, fast in (("plain", "exact"), ("plain", "approx"), ("exact", "approx"))
+    }
+
+
+def _body(turn: Turn, way: str, ratio: float) -> dict[str, Any]:
+    system = {"role": "system", "content": "Answer from the documentation, briefly."}
+    body: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
+    if way == "plain":
+        plain = Settings(
+            ordering=OrderingSettings(enabled=False),
+            hints=HintSettings(order=False, location=False),
+        )
+        content = Booster(plain).boost(turn.question, turn.documents).render()
+        return {**body, "messages": [system, {"role": "user", "content": content}]}
+    given = [{"id": d.id, "title": d.title, "text": d.text} for d in turn.documents]
+    ours: dict[str, Any] = {"documents": given}
+    if way == "approx":
+        ours["reuse"] = {"policy": DEFAULT_POLICY, "ratio": ratio}
+    question = {"role": "user", "content": turn.question}
+    return {**body, "messages": [system, question], "ragboost": ours}
+
+
+def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
+    times = sorted(answer.ttft_ms for answer in answers)
+    tokens = {name: sum(answer.sources[name] for answer in answers) for name in SOURCES}
+    total = sum(answer.usage["prompt_tokens"] for answer in answers)
+    assert sum(tokens.values()) == total
+    return {
+        "prompt_tokens": total,
+        "tokens": tokens,
+        "share": {name: round(count / total, 4) for name, count in tokens.items()},
+        "ttft_ms": {
+            "mean": round(statistics.fmean(times), 1),
+            "median": round(statistics.median(times), 1),
+            "p95": round(times[int(0.95 * (len(times) - 1))], 1),
+        },
+        "cpu_ms": round(statistics.fmean(answer.cpu_ms for answer in answers), 1),
+    }
+
+
+def build_task_model(path: Path) -> None:
+    """Write the reference model with a tokenizer whose words are its ids: `t17` is 17. All other
+    text, such as the labels of documents, is nothing."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model.save_pretrained(path)
+    size = int(model.config.vocab_size)
+    words = {f"t{number}": number for number in range(size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))  # no password
+    tokenizer.normalizer = normalizers.Replace(Regex(r"\[[^\]]*\]"), " ")
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece()
+    fast = FastTokenizer(tokenizer_object=tokenizer)
+    fast.chat_template = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
+    fast.save_pretrained(path)
+
+
+def measure_tasks(model: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Ask the reference tasks exactly, with reuse at some ratios, and with nothing recomputed."""
+    proxy = Settings(
+        ordering=OrderingSettings(enabled=False),
+        dedup=DedupSettings(enabled=False),
+        hints=HintSettings(order=False, location=False),
+    )
+    modes: dict[str, Any] = {"exact": "exact", "0": {"policy": DEFAULT_POLICY, "ratio": 0.0}}
+    modes |= {f"{r:g}": {"policy": DEFAULT_POLICY, "ratio": r} for r in (0.1, 0.15)}
+    right: dict[str, dict[str, list[bool]]] = {}
+    same: dict[str, list[bool]] = {mode: [] for mode in modes}
+    tokens = dict.fromkeys(SOURCES, 0)
+    total = 0
+    with serve(EngineSettings(model=model, num_threads=1), proxy) as served:
+        for task in TASKS:
+            found = right.setdefault(task, {mode: [] for mode in modes})
+            for prompt in make_prompts(task, args.prompts, seed=SEED):
+                # Elsewhere before: every chunk is stored, and none of them is a prefix here.
+                served.ask(_task_body(prompt, "approx", shift=1))
+                served.wait_until_stored()
+                texts = {}
+                for mode, reuse in modes.items():
+                    served.engine.reset_prefix_cache().result(60)
+                    answer = served.ask(_task_body(prompt, reuse))
+                    texts[mode] = answer.text.strip()
+                    found[mode].append(texts[mode] == f"t{prompt.answer}")
+                    same[mode].append(texts[mode] == texts["exact"])
+                    if mode == "0.15":
+                        total += answer.usage["prompt_tokens"]
+                        for name, count in answer.sources.items():
+                            tokens[name] += count
+            print(f"tasks: {task} done", file=sys.stderr)
+    assert sum(tokens.values()) == total
+    accuracy = {
+        task: {mode: round(statistics.fmean(hits), 4) for mode, hits in by_mode.items()}
+        for task, by_mode in right.items()
+    }
+    return {
+        "prompts": args.prompts,
+        "policy": DEFAULT_POLICY,
+        "accuracy": accuracy,
+        "normalised": {task: _normalised(scores) for task, scores in accuracy.items()},
+        "same_as_exact": {mode: round(statistics.fmean(hits), 4) for mode, hits in same.items()},
+        "tokens_at_0.15": tokens,
+        "prompt_tokens_at_0.15": total,
+    }
+
+
+def _normalised(scores: Mapping[str, float]) -> dict[str, float] | None:
+    """FusionRAG eq. 11; None where reusing everything loses nothing."""
+    lost = scores["exact"] - scores["0"]
+    if lost <= 0:
+        return None
+    return {mode: round((scores[mode] - scores["0"]) / lost, 4) for mode in ("0.1", "0.15")}
+
+
+def _task_body(prompt: Prompt, reuse: Any, *, shift: int = 0) -> dict[str, Any]:
+    chunks = [*prompt.chunks[shift:], *prompt.chunks[:shift]]
+    return {
+        "messages": [
+            {"role": "system", "content": _words(prompt.system)},
+            {"role": "user", "content": _words(prompt.question)},
+        ],
+        "max_tokens": 1,
+        "ragboost": {"documents": [{"text": _words(chunk)} for chunk in chunks], "reuse": reuse},
+    }
+
+
+def _words(ids: Sequence[int]) -> str:
+    return " ".join(f"t{number}" for number in ids)
+
+
+def measure_itl(model: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Stream one answer, alone and beside prefills of other requests, in turns."""
+    drawn = draw(args.repeats, k=args.k, corpus=args.corpus, seed=2)
+    settings = EngineSettings(model=model, num_threads=1, capacity_tokens=args.capacity_tokens)
+    gaps: dict[str, list[float]] = {"alone": [], "exact": [], "approx": []}
+    with serve(settings) as served:
+        for turn in drawn:
+            turned = turn._replace(documents=turn.documents[1:] + turn.documents[:1])
+            served.ask(_body(turned, "approx", args.ratio))
+            served.wait_until_stored()
+        for turn in drawn:
+            for way in gaps:
+                served.engine.reset_prefix_cache().result(60)
+                gaps[way] += _gaps_beside(served, turn, way, args)
+    return {
+        "repeats": args.repeats,
+        "step_tokens": settings.max_step_tokens,
+        **{
+            way: {
+                "median_ms": round(statistics.median(found), 1),
+                "p95_ms": round(sorted(found)[int(0.95 * (len(found) - 1))], 1),
+                "max_ms": round(max(found), 1),
+            }
+            for way, found in gaps.items()
+        },
+    }
+
+
+def _gaps_beside(served: Served, turn: Turn, way: str, args: argparse.Namespace) -> list[float]:
+    """Times between tokens of an answer that runs while another request is prefilled."""
+    answers: list[Answer] = []
+    body = {
+        "messages": [{"role": "user", "content": "Tell me a long story."}],
+        "max_tokens": args.itl_tokens,
+        "ignore_eos": True,
+    }
+    thread = threading.Thread(target=lambda: answers.append(served.ask(body)))
+    thread.start()
+    if way != "alone":
+        time.sleep(0.1)
+        prompt = {**_body(turn, way, args.ratio), "max_tokens": 1}
+        with httpx.Client(timeout=600) as client:
+            served._replace(client=client).ask(prompt)
+    thread.join()
+    return answers[0].gaps_ms
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Print tables for people."""
+    if work := result.get("workload"):
+        print(f"\n{work['requests']} requests, {work['documents']} documents each")
+        for way in WAYS:
+            shares = (f"{name} {share:6.1%}" for name, share in work[way]["share"].items())
+            times = f"TTFT {work[way]['ttft_ms']['mean']:.0f} ms, CPU {work[way]['cpu_ms']:.0f} ms"
+            print(f"  {way:7} {times} ", "  ".join(shares))
+        print(
+            f"  TTFT {work['ttft_ratio']}, CPU {work['cpu_ratio']}, storing {work['storing_s']} s"
+        )
+    if tasks := result.get("tasks"):
+        print("\naccuracy by task: exact, and reuse at 0, 10 and 15 %")
+        for task, scores in tasks["accuracy"].items():
+            print(f"  {task:10}", "  ".join(f"{value:.3f}" for value in scores.values()))
+        print(f"  same answer as exact: {tasks['same_as_exact']}")
+    if itl := result.get("itl"):
+        print("\ntime between tokens of a running answer")
+        for way in ("alone", "exact", "approx"):
+            print(f"  {way:7} {itl[way]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", default="tasks,workload,itl", help="what to measure")
+    parser.add_argument("--requests", type=int, default=24, help="measured, per way")
+    parser.add_argument("--warm", type=int, default=12, help="requests before")
+    parser.add_argument("--corpus", type=int, default=48, help="documents in all")
+    parser.add_argument("--k", type=int, default=8, help="documents per request")
+    parser.add_argument("--layers", type=int, default=16, help="of the random model")
+    parser.add_argument("--ratio", type=float, default=0.15)
+    parser.add_argument("--prompts", type=int, default=40, help="per task")
+    parser.add_argument("--repeats", type=int, default=3, help="of the running answer")
+    parser.add_argument("--itl-tokens", type=int, default=150, help="tokens of the running answer")
+    parser.add_argument("--capacity-tokens", type=int, default=32_768)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    begin = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        random_model, task_model = Path(folder, "random"), Path(folder, "tasks")
+        build_model(random_model, layers=args.layers)
+        build_task_model(task_model)
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "tasks": lambda: measure_tasks(task_model, args),
+            "workload": lambda: measure_workload(random_model, args),
+            "itl": lambda: measure_itl(random_model, args),
+        }
+        result: dict[str, Any] = {name: parts[name]() for name in args.parts.split(",")}
+    result["cpu_s"] = round(time.process_time() - begin)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Cache-Craft as a whole: versions of chunks left by earlier requests, fixed by what their context
+did (`python -m benchmarks.chunk_quality --craft`).
+
+The earlier requests retrieve some of an article's documents in any order, among documents of other
+articles; then the article's questions are asked. Alpha (eq. 12) is set per form so that the plans
+recompute a fifth, or three tenths, of the hits' tokens on average. `stopped` is the share of
+prompts where the focus was settled and some chunks were left off, `work` the computed token-layers
+as a share of all. Beside them, over the same versions: computing nothing again, and as many tokens
+chosen at random or by `gradual`.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.articles import DOCUMENTS, Articles, make_articles
+from benchmarks.parts import part
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.craft.reuse import CraftReuse
+from ragboost.chunk_cache.craft.variants import Variants
+from ragboost.chunk_cache.eval.cases import Case
+from ragboost.chunk_cache.eval.metrics import estimate
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.store import ChunkStore
+
+TARGETS = (0.2, 0.3)
+FORMS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "literal": {"literal": True},
+    "cautious": {"cautious": True},
+    "peak": {"order": "peak"},
+    "cautious peak": {"cautious": True, "order": "peak"},
+}
+WARM_UP, OWN, STRANGERS = 3, 5, 3
+"""Earlier requests per article, documents of the article in each, and of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One prompt answered one way."""
+
+    score: float
+    ratio: float
+    work: float
+    stopped: bool
+
+
+def warm_up(craft: CraftReuse, articles: Articles, *, seed: int) -> None:
+    """Serve the earlier requests."""
+    rng = np.random.default_rng([seed, 5])
+    system, question = articles.cases[0].system, articles.cases[0].question
+    for article in range(articles.asked):
+        for _ in range(WARM_UP):
+            own = rng.choice(DOCUMENTS, OWN, replace=False) + DOCUMENTS * article
+            others = rng.integers(DOCUMENTS * articles.asked, len(articles.documents), STRANGERS)
+            mixed = rng.permutation(np.concatenate([own, others]))
+            chunks = [articles.documents[number] for number in mixed.tolist()]
+            craft.prefill(system, chunks, question)
+
+
+def alpha_for(craft: CraftReuse, cases: Sequence[Case], *, ratio: float) -> float:
+    """Return the alpha whose plans recompute this share of the hits' tokens on average, or come
+    closest to it."""
+    low, high = 0.0, 64.0
+    for _ in range(14):
+        craft.alpha = (low + high) / 2
+        plans = [craft.plan(case.system, case.chunks, case.question) for case in cases]
+        mean = sum(plan.recompute_ratio for plan in plans) / len(plans)
+        low, high = (craft.alpha, high) if mean < ratio else (low, craft.alpha)
+    return high
+
+
+def answer(craft: CraftReuse, case: Case) -> Outcome:
+    result = craft.prefill(case.system, case.chunks, case.question, learn=False)
+    done, layers = result.prefill, craft.reuse.adapter.num_layers
+    rows = done.num_recomputed + done.num_computed
+    return Outcome(
+        score=float(int(done.logits.argmax()) == case.answer),
+        ratio=result.plan.recompute_ratio,
+        work=(rows - result.num_saved / layers) / done.num_tokens,
+        stopped=result.stopped_after is not None,
+    )
+
+
+def rival(craft: CraftReuse, case: Case, *, policy: Policy, ratio: float) -> Outcome:
+    """Choose this share of the same versions' tokens in another way."""
+    _, stored = craft.take(case.system, case.chunks, case.question)
+    done = craft.reuse.prefill(
+        case.system, case.chunks, case.question, policy=policy, ratio=ratio, stored=stored
+    )
+    rows = done.num_recomputed + done.num_computed
+    right = float(int(done.logits.argmax()) == case.answer)
+    return Outcome(right, ratio, rows / done.num_tokens, stopped=False)
+
+
+def measure_seed(model: Path, *, seed: int, asked: int) -> dict[tuple[str, str], list[Outcome]]:
+    """Answer every case in every way; by task and way."""
+    causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=2 << 30))
+    articles = make_articles(seed=seed, asked=asked)
+    variants = Variants(capacity=100_000)
+    # Computed whole, so that every request leaves a version of its context behind.
+    warm_up(CraftReuse(reuse, variants=variants, literal=True, alpha=1e9), articles, seed=seed)
+    print(f"seed {seed}: {len(variants)} versions", file=sys.stderr)
+    found: dict[tuple[str, str], list[Outcome]] = {}
+
+    def note(way: str, case: Case, outcome: Outcome) -> None:
+        found.setdefault((case.task, way), []).append(outcome)
+
+    for name, options in FORMS.items():
+        for target in TARGETS:
+            craft = CraftReuse(reuse, variants=variants, early_stop=False, **options)
+            alpha = craft.alpha = alpha_for(craft, articles.cases, ratio=target)
+            early = CraftReuse(reuse, variants=variants, alpha=alpha, **options)
+            for case in articles.cases:
+                note(f"{name}, {target:.0%}", case, answer(craft, case))
+                note(f"{name}, {target:.0%}, early stop", case, answer(early, case))
+            print(f"seed {seed}: {name} at {target}: alpha {alpha:.2f}", file=sys.stderr)
+    craft = CraftReuse(reuse, variants=variants, alpha=0.0, early_stop=False)
+    for number, case in enumerate(articles.cases):
+        note("nothing computed again", case, answer(craft, case))
+        note("full", case, rival(craft, case, policy=make_policy("full"), ratio=1.0))
+        rivals = {"random": make_policy("random", seed=number), "gradual": make_policy("gradual")}
+        for name, policy in rivals.items():
+            for target in TARGETS:
+                outcome = rival(craft, case, policy=policy, ratio=target)
+                note(f"{name}, {target:.0%}", case, outcome)
+    return found
+
+
+def _rows(model: Path, seed: int, asked: int) -> list[Any]:
+    found = measure_seed(model, seed=seed, asked=asked)
+    return [[*key, [asdict(outcome) for outcome in outcomes]] for key, outcomes in found.items()]
+
+
+def run(
+    model: Path, *, seeds: Sequence[int], asked: int, parts: Path | None = None
+) -> dict[str, Any]:
+    """Evaluate all seeds: means and standard errors between them, by task and way. See `parts.part`
+    for `parts`."""
+    begin = time.process_time()
+    runs = []
+    for seed in seeds:
+        rows = part(parts, f"craft-{seed}-{asked}", partial(_rows, model, seed, asked))
+        runs.append({(task, way): [Outcome(**o) for o in found] for task, way, found in rows})
+    result: dict[str, Any] = {}
+    for task, way in runs[0]:
+        cell: dict[str, float | None] = {}
+        for field in ("score", "ratio", "work", "stopped"):
+            means = [
+                estimate([float(getattr(o, field)) for o in run[task, way]]).mean for run in runs
+            ]
+            found = estimate(means)
+            cell[field] = round(found.mean, 4)
+            if field == "score":
+                cell["error"] = None if math.isnan(found.error) else round(found.error, 4)
+        result.setdefault(task, {})[way] = cell
+    return {
+        "craft": result,
+        "seeds": list(seeds),
+        "articles": asked,
+        "cpu_s": round(time.process_time() - begin),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a table per task."""
+    for task, by_way in result["craft"].items():
+        print(f"\n{task}\n  {'':32} {'score':>6} {'+-':>5} {'ratio':>6} {'work':>5} {'stopped':>7}")
+        for way, cell in by_way.items():
+            print(
+                f"  {way:32} {cell['score']:6.3f} {cell['error'] or 0:5.3f} {cell['ratio']:6.3f} "
+                f"{cell['work']:5.3f} {cell['stopped']:7.2f}"
+            )

@@ -1,0 +1,178 @@
+"""Answer quality with and without preprocessing (FusionRAG Fig. 16 and 17), by policy.
+
+Run through `python -m benchmarks.chunk_quality --neighbours similarity --top-n 0,2,5,10,15`. Every
+policy meets the same prompts over plain KV (top-n 0) and over KV computed after the top-n
+neighbours of each chunk. Policies that look at offline measures (`cachecraft`, `hybrid-offline`)
+have them measured after five neighbours where the KV is plain.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.articles import DOCUMENTS, SOURCES, Articles, make_articles
+from benchmarks.parts import part
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.eval.metrics import estimate
+from ragboost.chunk_cache.eval.runner import Row, evaluate
+from ragboost.chunk_cache.precompute.prime import measure, prime
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store import ChunkStore
+
+POLICIES = (
+    "random",
+    "epic",
+    "cacheblend",
+    "cachecraft",
+    "cachecraft-peak",
+    "a3",
+    "fusionrag",
+    "mean-layers",
+    "two-stage",
+    "hybrid",
+    "hybrid-offline",
+    "gradual",
+)
+RATIOS = (0.05, 0.1, 0.15)
+MEASURED_AFTER = 5
+"""Neighbours after which plain chunks are measured."""
+
+Key = tuple[str, str, int, str]  # task, policy, top-n, ratio
+
+
+def measure_seed(
+    model: Path,
+    *,
+    seed: int,
+    asked: int,
+    source: str,
+    top_n: Sequence[int],
+    policies: Sequence[str],
+    ratios: Sequence[float],
+    parts: Path | None,
+) -> dict[Key, Row]:
+    """Evaluate one corpus, and return a row per task, policy, number of neighbours and ratio."""
+    causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    adapter = ModelAdapter(causal_lm)
+    articles = make_articles(seed=seed, asked=asked)
+    rows: dict[Key, Row] = {}
+
+    def make(number: int) -> list[dict[str, Any]]:
+        reuse = _prepare(adapter, articles, source=source, top_n=number)
+        found = evaluate(reuse, articles.cases, policies=policies, ratios=ratios)
+        return [asdict(row) for row in found]
+
+    for number in top_n:
+        name = f"{source}-{seed}-{number}-{asked}-{'+'.join(policies)}"
+        for fields in part(parts, name, partial(make, number)):
+            row = Row(**fields)
+            rows[row.task, row.policy, number, f"{row.ratio:g}"] = row
+        print(f"seed {seed}: {source}, top-n {number} done", file=sys.stderr)
+    return rows
+
+
+def _prepare(adapter: ModelAdapter, articles: Articles, *, source: str, top_n: int) -> ChunkReuse:
+    recipes: dict[str, str] = {}
+    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=2 << 30), recipes=recipes)
+    system = articles.cases[0].system
+    neighbours = SOURCES[source](articles, top_n or MEASURED_AFTER)
+    for number in range(DOCUMENTS * articles.asked):
+        chunk = articles.documents[number]
+        others = [articles.documents[other] for other in neighbours[number]]
+        if top_n == 0:
+            measure(reuse, system, chunk, neighbours=others)
+            continue
+        kv = prime(reuse, system, chunk, neighbours=others)
+        recipe = f"{source} {top_n}"
+        if others and reuse.store.put(reuse.chunks.key(system, chunk, recipe=recipe), kv):
+            recipes[reuse.chunks.key(system, chunk)] = recipe
+    return reuse
+
+
+def summarise(runs: Sequence[dict[Key, Row]]) -> dict[str, Any]:
+    """Return means over seeds by task, policy, top-n and ratio, and where preprocessing lowers a
+    score by more than two standard errors."""
+    score: dict[str, Any] = {}
+    error: dict[str, Any] = {}
+    lower = []
+    for key in runs[0]:
+        task, policy, top_n, ratio = key
+        found = estimate([run[key].score for run in runs])
+        for table, value in ((score, found.mean), (error, found.error)):
+            cells = table.setdefault(task, {}).setdefault(policy, {}).setdefault(str(top_n), {})
+            cells[ratio] = None if math.isnan(value) else round(value, 4)
+        plain = (task, policy, 0, ratio)
+        if top_n > 0 and plain in runs[0]:
+            change = estimate([run[key].score - run[plain].score for run in runs])
+            if change.mean < 0 and not change.mean > -2 * (change.error or 0):
+                lower.append(
+                    {
+                        "task": task,
+                        "policy": policy,
+                        "top_n": top_n,
+                        "ratio": ratio,
+                        "change": round(change.mean, 4),
+                        "error": None if math.isnan(change.error) else round(change.error, 4),
+                    }
+                )
+    return {"score": score, "error": error, "lower": lower}
+
+
+def run(
+    model: Path,
+    *,
+    seeds: Sequence[int],
+    asked: int,
+    source: str,
+    top_n: Sequence[int],
+    policies: Sequence[str],
+    ratios: Sequence[float],
+    parts: Path | None = None,
+) -> dict[str, Any]:
+    """Evaluate all seeds; see `parts.part` for `parts`."""
+    begin = time.process_time()
+    runs = [
+        measure_seed(
+            model,
+            seed=seed,
+            asked=asked,
+            source=source,
+            top_n=top_n,
+            policies=policies,
+            ratios=ratios,
+            parts=parts,
+        )
+        for seed in seeds
+    ]
+    first = runs[0]
+    return summarise(runs) | {
+        "neighbours": source,
+        "seeds": list(seeds),
+        "articles": asked,
+        "cases": {task: first[task, "full", top_n[0], "1"].num_cases for task, *_ in first},
+        "cpu_s": round(time.process_time() - begin),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a table per task: policies by ratio, top-n across."""
+    for task, by_policy in result["score"].items():
+        print(f"\n{task} ({result['cases'][task]} prompts a seed), {result['neighbours']}")
+        counts = list(by_policy["reuse"])
+        print(f"  {'policy':16} ratio ", "  ".join(f"top-n {n:>7}" for n in counts))
+        for policy, by_count in by_policy.items():
+            errors = result["error"][task][policy]
+            for ratio in by_count[counts[0]]:
+                cells = (f"{by_count[n][ratio]:.3f} +- {errors[n][ratio] or 0:.2f}" for n in counts)
+                print(f"  {policy:16} {ratio:5} ", "  ".join(cells))
+    print(f"\nlower than without preprocessing, by two standard errors: {len(result['lower'])}")
+    for cell in result["lower"]:
+        print("  ", cell)

@@ -1,0 +1,138 @@
+"""Forecast what RAGBoost would save of a trace: hit rate against the size of the prefix cache.
+
+Replays document orders through the exact cache simulator: as the trace has them, ordered one at a
+time as the proxy does, and planned as a batch. Runs no model, and predicts no times.
+"""
+
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ragboost.batch.catalog import Catalog
+from ragboost.batch.files import open_input
+from ragboost.batch.lines import LineParser
+from ragboost.batch.plan import plan_file, predict
+from ragboost.batch.reading import Progress, read_requests
+from ragboost.config import OrderingSettings, Settings
+from ragboost.errors import RequestError
+from ragboost.index import ContextIndex
+from ragboost.ordering import RecentContexts, order_documents
+from ragboost.retrieval.corpus import Corpus
+from ragboost.simulate import simulate
+from ragboost.tokens import TokenCounter
+
+_NUM_SIZES = 6
+
+
+class Point(NamedTuple):
+    """Hit rates at one size of the prefix cache.
+
+    Attributes:
+        cache_tokens: document tokens that it holds; None: unbounded.
+        plain: hit rate of the trace as it is.
+        online: the same with each request ordered when it comes.
+        planned: the same with the whole trace planned as a batch.
+    """
+
+    cache_tokens: int | None
+    plain: float
+    online: float
+    planned: float
+
+
+class Forecast(NamedTuple):
+    """What a trace would save.
+
+    Attributes:
+        requests: requests of the trace.
+        rejected: malformed lines, which were left out.
+        documents: documents of all requests.
+        document_tokens: their tokens, by estimate.
+        points: by size of the cache, smallest first.
+    """
+
+    requests: int
+    rejected: int
+    documents: int
+    document_tokens: int
+    points: tuple[Point, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """One JSON object; the unbounded cache has `cache_tokens: null`."""
+        return {**self._asdict(), "points": [point._asdict() for point in self.points]}
+
+
+def forecast(
+    source: Path,
+    *,
+    settings: Settings | None = None,
+    corpus: Corpus | None = None,
+    cache_tokens: Sequence[int] = (),
+    on_progress: Progress | None = None,
+) -> Forecast:
+    """Replay a trace at several sizes of the prefix cache.
+
+    Args:
+        source: JSONL of requests in the order in which they came; the lines of `run_batch`.
+        settings: of ordering and de-duplication.
+        corpus: for lines with `doc_ids`.
+        cache_tokens: sizes; none: from the greatest request to all that the trace has, and
+            unbounded.
+        on_progress: called every now and then.
+
+    Raises:
+        RequestError: the file cannot be read, has no request with documents, or a size is below 1.
+    """
+    if any(size < 1 for size in cache_tokens):
+        raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")
+    settings, move = settings or Settings(), on_progress or (lambda *_: None)
+    catalog = Catalog(TokenCounter(max_documents=1), dedup=settings.dedup.enabled)
+    with open_input(source) as file:
+        rejected = read_requests(
+            file,
+            catalog,
+            parser=LineParser(settings, corpus=corpus),
+            on_rejected=lambda *_: None,
+            on_progress=move,
+        )
+    counts = [sum(catalog.tokens[i] for i in entry.documents) for entry in catalog.entries]
+    if not any(counts):
+        raise RequestError(f"{source}: no request with documents ({rejected} malformed lines)")
+    sizes: list[int | None] = [*cache_tokens]
+    sizes = sizes or [*_sizes(max(counts), sum(catalog.tokens)), None]
+    plan = plan_file(catalog, settings.ordering)
+    points = []
+    for done, size in enumerate(sizes):
+        move("replaying", done, len(sizes))
+        plain = predict(catalog, None, cache_tokens=size, block_size=None)
+        planned = predict(catalog, plan, cache_tokens=size, block_size=None)
+        online = _online(catalog, settings.ordering, size)
+        points.append(Point(size, plain.hit_rate, online, planned.hit_rate))
+    move("replaying", len(sizes), len(sizes))
+    documents = sum(len(entry.documents) for entry in catalog.entries)
+    return Forecast(len(catalog.entries), rejected, documents, sum(counts), tuple(points))
+
+
+def _sizes(smallest: int, largest: int) -> list[int]:
+    """Sizes in equal ratios; a cache that holds less than a request says little."""
+    largest = max(largest, 2 * smallest)
+    ratio = (largest / smallest) ** (1 / (_NUM_SIZES - 1))
+    return [round(smallest * ratio**i) for i in range(_NUM_SIZES)]
+
+
+def _online(catalog: Catalog, settings: OrderingSettings, size: int | None) -> float:
+    """Hit rate with each request ordered by an index of this capacity."""
+    index, recent = ContextIndex(capacity_tokens=size), RecentContexts()
+    orders: list[Sequence[Hashable]] = []
+    for entry in catalog.entries:
+        sent = catalog.sent(entry) if entry.head >= 0 else entry.documents
+        elements = [(entry.head, document) for document in sent]
+        if entry.head >= 0 and len(set(elements)) == len(elements):
+            tokens = [catalog.tokens[document] for document in sent]
+            order = order_documents(index, elements, tokens, settings=settings, recent=recent)
+            elements = [elements[i] for i in order.permutation]
+            index.insert(elements, [tokens[i] for i in order.permutation])
+            recent.add(elements)
+        orders.append(elements)
+    counted = simulate(orders, lambda element: catalog.tokens[element[1]], capacity_tokens=size)
+    return counted.hit_rate

@@ -1,0 +1,115 @@
+"""`ragboost tune-alpha`: load a model, serve some requests, find alpha on the others, say so.
+
+Knows paths. Does not print.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ragboost.chunk_cache.craft.alpha import Curve, Point, tune
+from ragboost.chunk_cache.craft.influence import Order
+from ragboost.chunk_cache.craft.reuse import CraftReuse
+from ragboost.chunk_cache.eval import report
+from ragboost.chunk_cache.eval.cases import read_cases
+from ragboost.chunk_cache.eval.loading import check_paths, load, load_tokenizer
+from ragboost.chunk_cache.eval.runner import Row
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store import ChunkStore
+from ragboost.errors import ChunkCacheError
+
+
+def run(
+    model: Path,
+    data: Path,
+    *,
+    warm_up: int,
+    alphas: Sequence[float],
+    desired: float,
+    literal: bool,
+    cautious: bool,
+    order: Order,
+    max_new_tokens: int,
+    device: str,
+    plot_path: Path | None,
+    as_json: bool,
+) -> str:
+    """Tune and return what to print: a table, or JSON.
+
+    Raises:
+        ConfigError: a path that does not exist.
+        ChunkCacheError: nothing to tune on, or an alpha below 0.
+        RequestError: a line of the data that cannot be used.
+        UnsupportedModelError: KV of the model cannot be reused.
+    """
+    check_paths(model=model, data=data)
+    for alpha in alphas:
+        if alpha < 0.0:
+            raise ChunkCacheError(f"--alpha must not be negative, got {alpha}")
+    cases = read_cases(data, tokenizer=load_tokenizer(model))
+    if len(cases) <= warm_up:
+        raise ChunkCacheError(
+            f"--warm-up {warm_up} leaves no case of {len(cases)} to tune on; give more data"
+        )
+    adapter, tokenizer, _ = load(model, device=device)
+    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=4 << 30))
+    craft = CraftReuse(reuse, literal=literal, cautious=cautious, order=order)
+    for case in cases[:warm_up]:
+        craft.prefill(case.system, case.chunks, case.question)
+    curve = tune(
+        craft,
+        cases[warm_up:],
+        alphas=alphas,
+        desired=desired,
+        tokenizer=tokenizer,
+        max_new_tokens=max_new_tokens,
+    )
+    if plot_path is not None:
+        plot_path.write_text(report.plot(_rows(curve), task="alpha"), encoding="utf-8")
+    if as_json:
+        best = None if curve.best is None else curve.best.alpha
+        points = [_as_json(point) for point in curve.points]
+        return json.dumps({"alpha": best, "full": curve.full, "points": points})
+    return table(curve, desired=desired)
+
+
+def table(curve: Curve, *, desired: float) -> str:
+    """Return the curve as lines of text, and what follows from it."""
+    lines = ["alpha     CFO  recomputed   score     +-      KL"]
+    for point in curve.points:
+        error = 0.0 if math.isnan(point.error) else point.error
+        lines.append(
+            f"{point.alpha:5.2f}  {point.overhead:6.3f}  {point.recompute_ratio:10.3f}  "
+            f"{point.score:6.3f}  {error:5.3f}  {point.kl:6.4f}"
+        )
+    wanted = f"{desired:.0%} of full attention's {curve.full:.3f}"
+    if curve.best is None:
+        lines.append(f"no alpha reaches {wanted}; try higher ones, or another policy")
+    else:
+        lines.append(f"alpha = {curve.best.alpha:g} is the cheapest that reaches {wanted}")
+    return "\n".join(lines)
+
+
+def _as_json(point: Point) -> dict[str, float | None]:
+    return {name: None if math.isnan(value) else value for name, value in asdict(point).items()}
+
+
+def _rows(curve: Curve) -> list[Row]:
+    """Return the curve as rows of the plot of quality against ratio."""
+    return [
+        Row(
+            task="alpha",
+            policy="cachecraft",
+            ratio=point.recompute_ratio,
+            num_cases=0,
+            score=point.score,
+            error=point.error,
+            normalised=math.nan,
+            kl=point.kl,
+            recomputed=point.recompute_ratio,
+            ttft_s=math.nan,
+        )
+        for point in curve.points
+    ]

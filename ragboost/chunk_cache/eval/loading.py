@@ -1,0 +1,57 @@
+"""Load a model from a directory for the commands that measure or prepare.
+
+Knows paths. Does not know cases, corpora or what is measured.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.selftest import SelfTest, self_test
+from ragboost.errors import ConfigError, import_extra
+
+
+class Loaded(NamedTuple):
+    """A model that passed the self-test.
+
+    Attributes:
+        adapter: the model.
+        tokenizer: None where the directory has none.
+        checked: what the self-test measured.
+    """
+
+    adapter: ModelAdapter
+    tokenizer: Any | None
+    checked: SelfTest
+
+
+def check_paths(**paths: Path | None) -> None:
+    """Refuse paths that do not exist, by the name of their option.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    for name, path in paths.items():
+        if path is not None and not path.exists():
+            raise ConfigError(f"--{name} {path} does not exist")
+
+
+def load_tokenizer(model: Path) -> Any | None:
+    """Return the tokenizer of a directory; None where it has none."""
+    transformers = import_extra("transformers", extra="engine")
+    has_tokenizer = any(model.glob("tokenizer*")) or any(model.glob("vocab*"))
+    return transformers.AutoTokenizer.from_pretrained(model) if has_tokenizer else None
+
+
+def load(model: Path, *, device: str) -> Loaded:
+    """Load a causal LM and check that its KV can be reused.
+
+    Raises:
+        UnsupportedModelError: it cannot.
+    """
+    transformers = import_extra("transformers", extra="engine")
+    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype="float32" if device == "cpu" else "auto"
+    ).to(device)
+    adapter = ModelAdapter(causal_lm)
+    return Loaded(adapter, load_tokenizer(model), self_test(adapter))

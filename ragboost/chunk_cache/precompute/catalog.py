@@ -1,0 +1,165 @@
+"""What has been prepared, and how: a file beside the KV that says for each document of a corpus
+which chunk it became and under which recipe its KV is kept.
+
+A mapping from plain chunk keys to recipes, as `Chunks` wants it. Knows keys and a file. Does not
+know models, documents' texts or KV.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ragboost.chunk_cache.craft.influence import chunk_name
+from ragboost.errors import ChunkCacheError
+
+FILE = "catalog.jsonl"
+RECIPE_VERSION = 1
+"""Changes when the same neighbours give other KV than before."""
+
+
+def recipe_of(neighbours: Sequence[Sequence[int]]) -> str:
+    """Return the identity of a preparation: the neighbours' token ids, in order (16 hex digits);
+    empty for none, which is plain KV."""
+    if not neighbours:
+        return ""
+    names = [chunk_name(tokens) for tokens in neighbours]
+    return hashlib.sha256(json.dumps([RECIPE_VERSION, names]).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A document that is done.
+
+    Attributes:
+        document: its identity in the corpus, which stays when its text changes.
+        plain: key of the chunk's plain KV.
+        recipe: see `recipe_of`.
+        key: of the KV that is kept.
+        num_tokens: of the chunk.
+        size_bytes: of its KV.
+    """
+
+    document: str
+    plain: str
+    recipe: str
+    key: str
+    num_tokens: int
+    size_bytes: int
+
+
+class Catalog(Mapping[str, str]):
+    """The entries of a directory; as a mapping, recipes by plain key. Safe to use from several
+    threads of the one process that writes it.
+
+    Every change is a line of its own, written at once: what was recorded survives a crash, and a
+    line that a crash cut off is ignored. Opening writes the file anew without what was superseded.
+
+    Args:
+        directory: where the file is or will be.
+
+    Raises:
+        ChunkCacheError: a line that is no entry, named by its number; not the last one.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._entries: dict[str, Entry] = {}
+        self._recipes: dict[str, str] = {}
+        self._lock = threading.Lock()
+        directory.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            self._read()
+        self._rewrite()
+
+    @classmethod
+    def read(cls, directory: Path) -> dict[str, str]:
+        """Return the recipes of a directory without writing to it; empty where it has no
+        catalogue."""
+        reader = cls.__new__(cls)
+        reader._path, reader._entries, reader._recipes = directory / FILE, {}, {}
+        if reader._path.exists():
+            reader._read()
+        return dict(reader._recipes)
+
+    def __getitem__(self, plain: str) -> str:
+        return self._recipes[plain]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._recipes))
+
+    def __len__(self) -> int:
+        return len(self._recipes)
+
+    @property
+    def documents(self) -> list[str]:
+        """Identities of all documents that are done."""
+        return list(self._entries)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all KV that is kept, each once."""
+        return sum({entry.key: entry.size_bytes for entry in self._entries.values()}.values())
+
+    def entry(self, document: str) -> Entry | None:
+        """Return what is known of a document."""
+        return self._entries.get(document)
+
+    def record(self, entry: Entry) -> None:
+        """Add a document, or replace what was known of it."""
+        self._append(asdict(entry))
+
+    def forget(self, document: str) -> None:
+        """Remove a document; an unknown one does nothing."""
+        if document in self._entries:
+            self._append({"document": document})
+
+    def keeps(self, key: str) -> bool:
+        """Whether a document's KV is kept under this key."""
+        return any(entry.key == key for entry in self._entries.values())
+
+    def _append(self, line: Mapping[str, object]) -> None:
+        with self._lock:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._apply(dict(line))
+
+    def _apply(self, line: dict[str, object]) -> None:
+        document = str(line["document"])
+        old = self._entries.pop(document, None)
+        if old is not None and not any(e.plain == old.plain for e in self._entries.values()):
+            self._recipes.pop(old.plain, None)
+        if len(line) > 1:
+            entry = Entry(**line)  # type: ignore[arg-type]
+            self._entries[document] = entry
+            if entry.recipe:
+                self._recipes[entry.plain] = entry.recipe
+
+    def _read(self) -> None:
+        lines = self._path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            try:
+                self._apply(json.loads(line))
+            except (json.JSONDecodeError, TypeError, KeyError) as error:
+                if number == len(lines):  # no newline behind it: it was being written
+                    return
+                raise ChunkCacheError(
+                    f"{self._path}:{number} is no entry of a catalogue: {error}; remove the file "
+                    "to prepare the corpus anew"
+                ) from None
+
+    def _rewrite(self) -> None:
+        unfinished = self._path.with_suffix(".unfinished")
+        with unfinished.open("w", encoding="utf-8") as file:
+            for entry in self._entries.values():
+                file.write(json.dumps(asdict(entry)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(self._path)

@@ -1,0 +1,207 @@
+"""`ragboost precompute`: read a corpus, find neighbours, compute the KV, say what came of it.
+
+Knows paths. Does not print.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragboost.chunk_cache.eval.loading import check_paths, load
+from ragboost.chunk_cache.precompute.catalog import Catalog
+from ragboost.chunk_cache.precompute.corpus import CorpusChunk, Outcome, precompute
+from ragboost.chunk_cache.precompute.neighbours import (
+    Neighbours,
+    by_cooccurrence,
+    by_edges,
+    by_retriever,
+    by_vectors,
+)
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store import ChunkStore, Identity
+from ragboost.chunk_cache.tiers.disk import DiskTier
+from ragboost.errors import ChunkCacheError, ConfigError, RequestError
+from ragboost.retrieval.bm25 import BM25Retriever
+from ragboost.retrieval.corpus import Corpus
+from ragboost.types import Document, DocumentId
+
+TEMPLATE = "{title}\n{text}\n\n"
+PROGRESS = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where neighbours come from; at most one, and BM25 without any.
+
+    Attributes:
+        vectors: .npy of (documents, dimension), in the order of the corpus.
+        edges: JSONL of {"source", "target", "weight"} by document id.
+        trace: JSONL of requests with `doc_ids`.
+    """
+
+    vectors: Path | None = None
+    edges: Path | None = None
+    trace: Path | None = None
+
+
+def run(
+    model: Path,
+    corpus: Path,
+    out: Path,
+    *,
+    top_n: int,
+    sources: Sources,
+    system: Path | None,
+    template: str,
+    capacity_bytes: int,
+    working_bytes: int,
+    device: str,
+    as_json: bool,
+    on_progress: PROGRESS,
+) -> str:
+    """Prepare a corpus and return what to print: sentences, or JSON.
+
+    Raises:
+        ConfigError: a path that does not exist, or several sources of neighbours.
+        ChunkCacheError: no room, or the model has no tokenizer.
+        RequestError: a line of a file that cannot be used.
+        UnsupportedModelError: KV of the model cannot be reused.
+    """
+    check_paths(model=model, corpus=corpus, system=system, **asdict(sources))
+    documents = Corpus.read(corpus)
+    on_progress("neighbours", 0, 1)
+    neighbours = find_neighbours(documents, sources, top_n=top_n)
+    on_progress("neighbours", 1, 1)
+    adapter, tokenizer, _ = load(model, device=device)
+    if tokenizer is None:
+        raise ChunkCacheError(f"{model} has no tokenizer, which a corpus of texts needs")
+    chunks = [
+        CorpusChunk(_identity(document), _ids(tokenizer, template, document))
+        for document in documents
+    ]
+    identity = Identity(
+        model=adapter.fingerprint(), dtype=str(adapter.dtype).removeprefix("torch.")
+    )
+    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=working_bytes), identity=identity)
+    catalog = Catalog(out)
+    outcome = precompute(
+        reuse,
+        DiskTier(out / "kv", capacity_bytes=capacity_bytes),
+        catalog,
+        system=tokenizer.encode(system.read_text(encoding="utf-8")) if system else [],
+        chunks=chunks,
+        neighbours=neighbours,
+        max_tokens=int(adapter.config.max_position_embeddings),
+        on_progress=lambda done: on_progress("chunks", done, len(chunks)),
+    )
+    figures = _figures(outcome, catalog)
+    return json.dumps(figures) if as_json else _sentences(figures)
+
+
+def find_neighbours(corpus: Corpus, sources: Sources, *, top_n: int) -> Neighbours:
+    """Return the neighbours of each document from the source that is given, or by BM25.
+
+    Raises:
+        ConfigError: several sources, or vectors that are not those of the corpus.
+        RequestError: a line that names no document of the corpus.
+    """
+    given = [name for name, path in asdict(sources).items() if path is not None]
+    if len(given) > 1:
+        raise ConfigError(f"neighbours come from one source, got --{' and --'.join(given)}")
+    if top_n == 0:
+        return [()] * len(corpus)
+    if sources.vectors is not None:
+        vectors = np.load(sources.vectors, allow_pickle=False)
+        if len(vectors) != len(corpus):
+            raise ConfigError(
+                f"--vectors {sources.vectors} has {len(vectors)} rows for {len(corpus)} documents"
+            )
+        return by_vectors(vectors, top_n=top_n)
+    number = {_key(document.id): place for place, document in enumerate(corpus)}
+    if sources.edges is not None:
+        edges = [
+            (
+                _number(number, row.get("source"), where),
+                _number(number, row.get("target"), where),
+                float(row.get("weight", 1.0)),
+            )
+            for row, where in _lines(sources.edges)
+        ]
+        return by_edges(edges, num_documents=len(corpus), top_n=top_n)
+    if sources.trace is not None:
+        requests = [
+            [_number(number, identity, where) for identity in row.get("doc_ids", ())]
+            for row, where in _lines(sources.trace)
+        ]
+        return by_cooccurrence(requests, num_documents=len(corpus), top_n=top_n)
+    return by_retriever(BM25Retriever(corpus), corpus, top_n=top_n)
+
+
+def _lines(path: Path) -> list[tuple[dict[str, Any], str]]:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        where = f"{path}:{number}"
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RequestError(f"{where}: not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise RequestError(f"{where}: must be an object, got {type(row).__name__}")
+        rows.append((row, where))
+    return rows
+
+
+def _key(identity: DocumentId) -> str:
+    return json.dumps(identity)
+
+
+def _number(number: dict[str, int], identity: DocumentId, where: str) -> int:
+    place = number.get(_key(identity))
+    if place is None or identity is None:
+        raise RequestError(f"{where}: no document of the corpus has the id {identity!r}")
+    return place
+
+
+def _identity(document: Document) -> str:
+    """Identity in the corpus: the id where there is one, so that a changed text is noticed."""
+    return f"key {document.key}" if document.id is None else _key(document.id)
+
+
+def _ids(tokenizer: Any, template: str, document: Document) -> tuple[int, ...]:
+    title = document.title or ""
+    text = template.replace("{title}\n", f"{title}\n" if title else "")
+    text = text.replace("{title}", title).replace("{text}", document.text)
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _figures(outcome: Outcome, catalog: Catalog) -> dict[str, Any]:
+    seconds = outcome.seconds
+    return asdict(outcome) | {
+        "chunks_per_s": outcome.num_computed / seconds if seconds else 0.0,
+        "tokens_per_s": outcome.num_tokens / seconds if seconds else 0.0,
+        "size_bytes": catalog.size_bytes,
+        "num_documents": len(catalog.documents),
+    }
+
+
+def _sentences(figures: dict[str, Any]) -> str:
+    text = (
+        f"{figures['num_computed']:,} chunks computed ({figures['num_stale']:,} of them had "
+        f"changed), {figures['num_current']:,} were up to date, {figures['num_removed']:,} "
+        f"removed\n"
+        f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['chunks_per_s']:.2f} chunks/s, "
+        f"{figures['seconds']:.1f} s\n"
+        f"{figures['num_documents']:,} documents, {figures['size_bytes'] / 1e6:,.1f} MB of KV"
+    )
+    if figures["num_lost"]:
+        text += (
+            f"\nwarning: the KV of {figures['num_lost']:,} documents had to make room for others; "
+            "give --capacity-gb more"
+        )
+    return text

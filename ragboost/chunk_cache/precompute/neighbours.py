@@ -1,0 +1,115 @@
+"""Which chunks of a corpus are likely to be retrieved together: by similarity, by the edges of a
+graph, or by a trace of earlier requests (FusionRAG section 3.1).
+
+Documents are numbers here, their places in the corpus. Every function returns, for each document,
+its neighbours with the closest one *last*, next to the chunk itself. A document is never its own
+neighbour; equally close ones stand in reverse order of the corpus, so the earliest is closest.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from ragboost.errors import ChunkCacheError, import_extra
+from ragboost.retrieval.base import Retriever, searchable_text
+from ragboost.types import Document
+
+Neighbours = list[tuple[int, ...]]
+
+
+def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: int) -> Neighbours:
+    """Ask a retriever for each document with its own title and text.
+
+    Documents with the same content are one: they are no neighbours of each other.
+
+    Args:
+        retriever: over these documents.
+        documents: the corpus.
+        top_n: neighbours at most.
+    """
+    first = {document.key: number for number, document in reversed(list(enumerate(documents)))}
+    queries = [searchable_text(document) for document in documents]
+    # Copies of a document crowd its answer; there is room for all of them beside the others.
+    copies = max(Counter(document.key for document in documents).values(), default=0)
+    found = retriever.retrieve_batch(queries, (top_n + 1) * copies) if queries and top_n else []
+    result: Neighbours = []
+    for number, answer in enumerate(found):
+        own = documents[number].key
+        keys = dict.fromkeys(document.key for document in answer if document.key != own)
+        result.append(tuple(first[key] for key in reversed(list(keys)[:top_n])))
+    return result or [()] * len(documents)
+
+
+def by_vectors(vectors: npt.NDArray[np.float32], *, top_n: int) -> Neighbours:
+    """Compare embeddings by their inner product, with faiss.
+
+    Args:
+        vectors: (documents, dimension); of length 1 for cosine similarity.
+        top_n: neighbours at most.
+
+    Raises:
+        ChunkCacheError: vectors that are no matrix of finite numbers.
+        MissingExtraError: faiss-cpu is not installed.
+    """
+    matrix = np.ascontiguousarray(vectors, dtype=np.float32)
+    if matrix.ndim != 2 or not np.isfinite(matrix).all():
+        raise ChunkCacheError(
+            f"vectors must be finite numbers of shape (documents, dimension), got {matrix.shape}"
+        )
+    if top_n == 0 or len(matrix) < 2:
+        return [()] * len(matrix)
+    faiss = import_extra("faiss", extra="retrieval")
+    index = faiss.IndexFlatIP(matrix.shape[1])
+    index.add(matrix)
+    # More than asked for: among equal scores faiss may leave out any, the document itself too.
+    scores, places = index.search(matrix, min(len(matrix), top_n + 8))
+    result: Neighbours = []
+    for number in range(len(matrix)):
+        order = np.lexsort((places[number], -scores[number]))
+        others = [int(places[number, i]) for i in order if places[number, i] != number]
+        result.append(tuple(reversed(others[:top_n])))
+    return result
+
+
+def by_edges(
+    edges: Iterable[tuple[int, int, float]], *, num_documents: int, top_n: int
+) -> Neighbours:
+    """Follow the edges of a graph over the corpus.
+
+    Args:
+        edges: (document, neighbour, weight); parallel edges add up. Directed: give both directions
+            where both are meant.
+        num_documents: of the corpus.
+        top_n: neighbours at most, those of the highest weight.
+    """
+    weight: list[Counter[int]] = [Counter() for _ in range(num_documents)]
+    for source, target, value in edges:
+        if source != target:
+            weight[source][target] += value  # type: ignore[assignment]  # counts may be fractions
+    return [_closest(counts, top_n) for counts in weight]
+
+
+def by_cooccurrence(
+    requests: Iterable[Sequence[int]], *, num_documents: int, top_n: int
+) -> Neighbours:
+    """Count how often documents were retrieved for the same request.
+
+    Args:
+        requests: the documents of each earlier request.
+        num_documents: of the corpus.
+        top_n: neighbours at most, the most frequent.
+    """
+    counts: list[Counter[int]] = [Counter() for _ in range(num_documents)]
+    for documents in requests:
+        for one, other in combinations(sorted(set(documents)), 2):
+            counts[one][other] += 1
+            counts[other][one] += 1
+    return [_closest(each, top_n) for each in counts]
+
+
+def _closest(weights: Counter[int], top_n: int) -> tuple[int, ...]:
+    ranked = sorted(weights, key=lambda number: (-weights[number], number))
+    return tuple(reversed(ranked[:top_n]))

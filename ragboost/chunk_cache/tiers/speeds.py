@@ -1,0 +1,71 @@
+"""How fast KV loads and how fast it is computed, as measured; and how many layers to load ahead.
+
+Knows bytes, tokens and seconds. Does not know where bytes come from.
+"""
+
+import math
+import threading
+
+_WEIGHT = 0.2
+_RETRY_EVERY = 32
+
+
+def preload_depth(num_layers: int, *, prefill_s: float, load_s: float) -> int:
+    """Return how many layers must be loaded before the first one is computed, so that no layer is
+    waited for (Cache-Craft eq. 16): the others load while the layers before the last are computed.
+
+    Args:
+        num_layers: of the model, at least 1.
+        prefill_s: computing all layers.
+        load_s: loading all layers.
+    """
+    if load_s <= prefill_s:
+        return 1
+    depth = (num_layers - 1) * (1 - prefill_s / load_s) + 1
+    return min(num_layers, math.ceil(round(depth, 9)))
+
+
+class Speeds:
+    """Moving averages (EWMA, weight 0.2) of loading and computing. Safe to use from several
+    threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._s_per_byte: float | None = None
+        self._s_per_token: float | None = None
+        self._num_refused = 0
+
+    def loaded(self, num_bytes: int, seconds: float) -> None:
+        """Take note of a load."""
+        with self._lock:
+            self._s_per_byte = _mix(self._s_per_byte, seconds / max(1, num_bytes))
+
+    def computed(self, num_tokens: int, seconds: float) -> None:
+        """Take note of a prefill."""
+        with self._lock:
+            self._s_per_token = _mix(self._s_per_token, seconds / max(1, num_tokens))
+
+    def load_s(self, num_bytes: int) -> float | None:
+        """Return what loading will take; None: nothing was loaded yet."""
+        return None if self._s_per_byte is None else num_bytes * self._s_per_byte
+
+    def compute_s(self, num_tokens: int) -> float | None:
+        """Return what computing will take; None: nothing was computed yet."""
+        return None if self._s_per_token is None else num_tokens * self._s_per_token
+
+    def is_worth_loading(self, num_bytes: int, num_tokens: int) -> bool:
+        """Whether loading is not slower than computing, as far as known.
+
+        Every 32nd time it says yes all the same: a medium that was slow for a while is tried
+        again.
+        """
+        load_s, compute_s = self.load_s(num_bytes), self.compute_s(num_tokens)
+        if load_s is None or compute_s is None or load_s <= compute_s:
+            return True
+        with self._lock:
+            self._num_refused += 1
+            return self._num_refused % _RETRY_EVERY == 0
+
+
+def _mix(old: float | None, new: float) -> float:
+    return new if old is None else old + _WEIGHT * (new - old)

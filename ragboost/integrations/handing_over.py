@@ -1,0 +1,20 @@
+"""Hand documents over to the proxy: what a framework's OpenAI client sends beside the messages."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ragboost.formats.ragboost_object import FIELD
+from ragboost.types import Document
+
+
+def ragboost_body(
+    documents: Iterable[Document | None], *, session_id: str | None = None
+) -> dict[str, Any]:
+    """The body's `ragboost` object, see docs/proxy.md; documents that are None are left out."""
+    given: list[dict[str, Any]] = []
+    for document in documents:
+        if document is not None:
+            named = {} if document.id is None else {"id": document.id}
+            given.append({**named, "text": document.text})
+    session = {} if session_id is None else {"session_id": session_id}
+    return {FIELD: {"documents": given, **session}}

@@ -1,0 +1,75 @@
+"""LlamaIndex nodes in a Booster's order, with labels and the order hint in what the model reads.
+
+LlamaIndex writes a node as its metadata and its text. The label becomes a line of metadata, the
+hint the end of the last node's template; texts stay as they are.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+
+from ragboost.booster import Booster
+from ragboost.integrations.handing_over import ragboost_body
+from ragboost.integrations.placing import Placed, named_document, place
+from ragboost.types import Document
+
+KEY = "ragboost"
+DUPLICATES = "ragboost_duplicates"
+
+
+def as_document(node: NodeWithScore) -> Document | None:
+    """What the model reads of a node, metadata included; None if that is nothing."""
+    text = node.node.get_content(metadata_mode=MetadataMode.LLM)
+    return named_document(text, name=node.node.node_id) if text.strip() else None
+
+
+def boosted_nodes(
+    booster: Booster, query: str, nodes: Sequence[NodeWithScore]
+) -> list[NodeWithScore]:
+    """Order and de-duplicate nodes; the given ones stay as they are.
+
+    Returns:
+        Copies with their scores. The metadata has the label under `ragboost`, which the model sees,
+        and the ids of nodes with the same text under `ragboost_duplicates`, which it does not.
+        Nodes without text come last. Nodes that were boosted before are returned as they are.
+    """
+    if any(KEY in node.node.metadata for node in nodes):
+        return list(nodes)
+    placement = place(booster, query, nodes, as_document=as_document)
+    last = len(placement.placed) - 1
+    copies = [
+        _copy(placed, hint=placement.hint if at == last else "")
+        for at, placed in enumerate(placement.placed)
+    ]
+    return [*copies, *placement.blank]
+
+
+def extra_body(nodes: Sequence[NodeWithScore], *, session_id: str | None = None) -> dict[str, Any]:
+    """The `extra_body` of a call through the proxy: `llm.chat(messages, extra_body=...)`.
+
+    The proxy puts the documents into the last user message, ordered and with hints.
+
+    Args:
+        nodes: most relevant first; those without text are left out.
+        session_id: names the conversation, where its history alone does not.
+    """
+    return ragboost_body(map(as_document, nodes), session_id=session_id)
+
+
+def _copy(placed: Placed[NodeWithScore], *, hint: str) -> NodeWithScore:
+    node: BaseNode = placed.value.node
+    hidden: list[str] = []
+    metadata: dict[str, Any] = {KEY: placed.label, **node.metadata}
+    if placed.duplicates:
+        metadata[DUPLICATES] = [duplicate.node.node_id for duplicate in placed.duplicates]
+        hidden = [DUPLICATES]
+    changed: dict[str, Any] = {
+        "metadata": metadata,
+        "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, *hidden],
+        "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, KEY, *hidden],
+    }
+    template = getattr(node, "text_template", None)
+    if hint and template is not None:
+        changed["text_template"] = template + "\n\n" + hint.replace("{", "{{").replace("}", "}}")
+    return placed.value.model_copy(update={"node": node.model_copy(update=changed)})

@@ -1,0 +1,47 @@
+"""A node postprocessor, the last one of a query engine."""
+
+import llama_index.core.instrumentation as instrument
+from llama_index.core.bridge.pydantic import Field
+from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import NodeWithScore, QueryBundle
+
+from ragboost.booster import Booster
+from ragboost.integrations.llama_index.nodes import boosted_nodes
+
+_dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]
+
+
+class BoostPostprocessor(BaseNodePostprocessor):
+    """Put nodes into the order that reuses the prefix cache, each text once.
+
+    Has to be the last of `node_postprocessors`: they run in the order of the list, and whatever
+    reorders nodes behind it undoes it. Emits the events of a reranker.
+
+    Attributes:
+        booster: one per backend and model, shared by all engines that use them.
+    """
+
+    booster: Booster = Field(default_factory=Booster, exclude=True)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name of the component."""
+        return "BoostPostprocessor"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        query = query_bundle or QueryBundle("")
+        start = ReRankStartEvent(
+            query=query, nodes=nodes, top_n=len(nodes), model_name=self.class_name()
+        )
+        _dispatcher.event(start)
+        boosted = boosted_nodes(self.booster, query.query_str, nodes)
+        _dispatcher.event(ReRankEndEvent(nodes=boosted))
+        return boosted
+
+    async def _apostprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        return self._postprocess_nodes(nodes, query_bundle)  # there is nothing to wait for

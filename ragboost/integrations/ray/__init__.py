@@ -1,0 +1,6 @@
+"""Ray: plan a Ray Data job, and serve the proxy in Ray Serve: `pip install 'ragboost[ray]'`."""
+
+from ragboost.integrations.ray.data import boosted
+from ragboost.integrations.ray.serve import deploy
+
+__all__ = ["boosted", "deploy"]

@@ -1,0 +1,206 @@
+"""Lengths of documents in tokens, remembered per document; no request waits for a tokenizer.
+
+A request uses what is known: a counted length, else an estimate. What was estimated is wanted, and
+is counted for the next time: see `background` and `proxy.tokenizing`. Does not know engines.
+"""
+
+import contextlib
+import math
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from threading import Event, Lock
+from typing import NamedTuple
+
+from ragboost.types import Document
+
+_BYTES_PER_TOKEN = 4
+_MAX_WANTED = 4096
+_MAX_WANTED_BYTES = 64 * 1024 * 1024
+_MAX_IDS = 4_000_000  # token ids kept, 4 bytes each
+_SHIFT = 0.05  # an estimate changes when the ratio behind it is off by more
+_MIN_TOKENS_TOLD = 1024  # before which a ratio says nothing
+_RATIOS = 1 / 16, 1.0  # images in a prompt are no text
+
+
+class Wanted(NamedTuple):
+    """A document whose length is an estimate."""
+
+    key: str
+    text: str
+
+
+def estimate_tokens(text: str) -> int:
+    """Estimate a text's tokens: one per four bytes of UTF-8, at least 1."""
+    return max(1, -(-_num_bytes(text) // _BYTES_PER_TOKEN))
+
+
+class TokenCounter:
+    """Count the tokens of documents, with a bounded cache by document key. Thread-safe.
+
+    Args:
+        count_tokens: tokens of a text, called in the request; None: an estimate, until `learn`
+            brings the true length.
+        max_documents: lengths kept; the least recently used go first.
+
+    Attributes:
+        has_wanted: set when a document is wanted.
+    """
+
+    def __init__(
+        self, count_tokens: Callable[[str], int] | None = None, *, max_documents: int = 200_000
+    ) -> None:
+        self.max_documents = max_documents
+        self._is_counted = False  # somebody takes what is wanted
+        self.has_wanted = Event()
+        self._count = count_tokens
+        self._lengths: OrderedDict[str, int] = OrderedDict()  # exact ones
+        self._estimates: OrderedDict[str, int] = OrderedDict()
+        self._ids: OrderedDict[str, array[int]] = OrderedDict()
+        self._num_ids = 0
+        self._wanted: OrderedDict[str, str] = OrderedDict()
+        self._wanted_bytes = 0
+        self._sizes: dict[str, int] = {}  # bytes of what is being counted
+        self._ratio = 1.0 / _BYTES_PER_TOKEN
+        self._told_tokens = self._told_bytes = 0
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._lengths) + len(self._estimates)
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Behind estimates: a quarter, until counted documents or reported prompts say better."""
+        return self._ratio
+
+    @property
+    def is_counted(self) -> bool:
+        """Somebody calls `take_wanted`; else nothing is noted for him."""
+        return self._is_counted
+
+    @is_counted.setter
+    def is_counted(self, value: bool) -> None:
+        with self._lock:
+            if value and not self._is_counted:
+                self._estimates.clear()  # so that they are wanted
+            self._is_counted = value
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, at least 1; not cached, an estimate where no counter was given."""
+        if self._count is not None:
+            return max(1, self._count(text))
+        return max(1, math.ceil(_num_bytes(text) * self._ratio))
+
+    def count_documents(self, documents: Sequence[Document]) -> list[int]:
+        """Tokens of each document's title and text, at least 1 each."""
+        return [self._length(document) for document in documents]
+
+    def are_exact(self, keys: Iterable[str]) -> bool:
+        """Whether the lengths of all these documents have been counted."""
+        return all(key in self._lengths for key in keys)
+
+    def ids(self, key: str) -> "array[int] | None":
+        """The token ids of a document's title and text alone; None where they are not known."""
+        return self._ids.get(key)
+
+    def take_wanted(self, limit: int) -> list[Wanted]:
+        """Documents to count, latest first; they are not given out again before `learn`."""
+        with self._lock:
+            taken: list[Wanted] = []
+            while self._wanted and len(taken) < limit:
+                key, text = self._wanted.popitem()
+                self._wanted_bytes -= len(text)
+                self._sizes[key] = _num_bytes(text)
+                taken.append(Wanted(key, text))
+            if not self._wanted:
+                self.has_wanted.clear()
+            return taken
+
+    def learn(self, key: str, length: int, *, ids: Sequence[int] = ()) -> None:
+        """A document has been counted.
+
+        Args:
+            key: the document's.
+            length: of its title and text, in tokens.
+            ids: these tokens, where they are known.
+        """
+        with self._lock:
+            self._lengths[key] = max(1, length)
+            self._lengths.move_to_end(key)
+            self._estimates.pop(key, None)
+            self._shrink(self._lengths)
+            self._tell(length, self._sizes.pop(key, 0))
+            if ids:
+                self._keep_ids(key, ids)
+
+    def give_up(self, keys: Iterable[str]) -> None:
+        """These could not be counted now; they are wanted again when a request brings them."""
+        with self._lock:
+            for key in keys:
+                self._sizes.pop(key, None)
+                self._estimates.pop(key, None)
+
+    def correct(self, estimated_tokens: int, prompt_tokens: int) -> None:
+        """An answer reports the length of a prompt of estimated documents and other text."""
+        if self._count is None and not self._lengths:
+            with self._lock:
+                self._tell(prompt_tokens, round(estimated_tokens / self._ratio))
+
+    def _length(self, document: Document) -> int:
+        key = document.key
+        for known in (self._lengths, self._estimates):
+            length = known.get(key)
+            if length is not None:
+                with contextlib.suppress(KeyError):  # another thread has just dropped it
+                    known.move_to_end(key)
+                return length
+        text = f"{document.title}\n{document.text}" if document.title else document.text
+        length = self.count(text)  # outside the lock: a given counter may be slow
+        with self._lock:
+            if self._count is not None:
+                self._lengths[key] = length
+                self._shrink(self._lengths)
+                return length
+            self._estimates[key] = length
+            self._shrink(self._estimates)
+            if self._is_counted and key not in self._sizes:
+                self._want(key, text)
+        return length
+
+    def _want(self, key: str, text: str) -> None:
+        self._wanted[key] = text
+        self._wanted_bytes += len(text)
+        while len(self._wanted) > _MAX_WANTED or self._wanted_bytes > _MAX_WANTED_BYTES:
+            dropped, lost = self._wanted.popitem(last=False)
+            self._wanted_bytes -= len(lost)
+            self._estimates.pop(dropped, None)  # so that it is wanted again
+        self.has_wanted.set()
+
+    def _tell(self, tokens: int, num_bytes: int) -> None:
+        """So many tokens stand for so many bytes; old figures fade."""
+        if self._told_bytes > 1 << 20:
+            self._told_tokens //= 2
+            self._told_bytes //= 2
+        self._told_tokens += tokens
+        self._told_bytes += num_bytes
+        if self._told_tokens >= _MIN_TOKENS_TOLD and self._told_bytes:
+            least, most = _RATIOS
+            told = min(max(self._told_tokens / self._told_bytes, least), most)
+            if abs(told - self._ratio) > _SHIFT * self._ratio:
+                self._ratio = told
+                self._estimates.clear()
+
+    def _keep_ids(self, key: str, ids: Sequence[int]) -> None:
+        old = self._ids.pop(key, None)
+        self._num_ids += len(ids) - (len(old) if old is not None else 0)
+        self._ids[key] = array("I", ids)
+        while self._num_ids > _MAX_IDS and len(self._ids) > 1:
+            self._num_ids -= len(self._ids.popitem(last=False)[1])
+
+    def _shrink(self, known: "OrderedDict[str, int]") -> None:
+        while len(known) > self.max_documents:
+            known.popitem(last=False)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

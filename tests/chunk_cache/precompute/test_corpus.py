@@ -1,0 +1,284 @@
+"""A corpus is prepared once, brought up to date when it changes, and used by later requests."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.assemble import Source
+from ragboost.chunk_cache.precompute.catalog import Catalog
+from ragboost.chunk_cache.precompute.corpus import CorpusChunk, Outcome, precompute
+from ragboost.chunk_cache.precompute.prime import prime
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store import ChunkStore
+from ragboost.chunk_cache.tiers.disk import DiskTier
+from ragboost.chunk_cache.tiers.store import TieredStore
+from ragboost.cli import app
+from ragboost.errors import ChunkCacheError
+from tests.chunk_cache.families import build_adapter, build_model, make_prompt
+
+SYSTEM, CHUNKS, QUESTION = make_prompt()
+NEIGHBOURS = [(1, 2), (2, 0), (3, 1), ()]
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    return build_adapter("llama")
+
+
+def corpus() -> list[CorpusChunk]:
+    return [CorpusChunk(f"d{n}", tuple(chunk)) for n, chunk in enumerate(CHUNKS)]
+
+
+def prepare(
+    adapter: ModelAdapter,
+    directory: Path,
+    chunks: list[CorpusChunk],
+    neighbours: list[tuple[int, ...]],
+    *,
+    max_tokens: int = 512,
+) -> Outcome:
+    return precompute(
+        ChunkReuse(adapter, ChunkStore()),
+        DiskTier(directory / "kv", capacity_bytes=1 << 24),
+        Catalog(directory),
+        system=SYSTEM,
+        chunks=chunks,
+        neighbours=neighbours,
+        max_tokens=max_tokens,
+    )
+
+
+def test_prepared_kv_is_found_by_requests_of_another_process(
+    adapter: ModelAdapter, tmp_path: Path
+) -> None:
+    outcome = prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    assert (outcome.num_computed, outcome.num_current, outcome.num_tokens) == (4, 0, 80)
+    assert outcome.num_lost == 0
+
+    disk = DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)
+    store = TieredStore(host_bytes=1 << 24, disk=disk)
+    reuse = ChunkReuse(adapter, store, recipes=Catalog.read(tmp_path))
+    result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="reuse")
+    assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
+    store.close()
+
+    assert result.num_computed == len(QUESTION)
+    assert assembly.source[:6].eq(Source.EXACT).all()  # the system prompt was kept too
+    assert assembly.source[6:86].eq(Source.APPROXIMATE).all()
+    want = prime(ChunkReuse(adapter, ChunkStore()), SYSTEM, CHUNKS[0], neighbours=CHUNKS[1:3])
+    kv = assembly.stored[0]
+    assert kv is not None
+    assert kv.influence == want.influence
+    assert kv.base == want.base
+    for (keys, values), (wanted_keys, wanted_values) in zip(kv.layers, want.layers, strict=True):
+        torch.testing.assert_close(keys, wanted_keys)
+        torch.testing.assert_close(values, wanted_values)
+
+
+def test_a_second_run_computes_nothing(adapter: ModelAdapter, tmp_path: Path) -> None:
+    prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    again = prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    assert (again.num_computed, again.num_current) == (0, 4)
+
+
+def test_a_stopped_run_goes_on_where_it_was(adapter: ModelAdapter, tmp_path: Path) -> None:
+    def stop(done: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    disk = DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)
+    with pytest.raises(KeyboardInterrupt):
+        precompute(
+            ChunkReuse(adapter, ChunkStore()),
+            disk,
+            Catalog(tmp_path),
+            system=SYSTEM,
+            chunks=corpus(),
+            neighbours=NEIGHBOURS,
+            max_tokens=512,
+            on_progress=stop,
+        )
+    rest = prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    assert (rest.num_computed, rest.num_current) == (2, 2)
+
+
+def test_a_changed_document_makes_its_own_kv_and_that_of_its_neighbours_stale(
+    adapter: ModelAdapter, tmp_path: Path
+) -> None:
+    prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    before = {d: Catalog(tmp_path).entry(d) for d in ("d0", "d1", "d2", "d3")}
+    changed = corpus()
+    changed[2] = replace(changed[2], tokens=(*changed[2].tokens[:-1], 94))
+
+    outcome = prepare(adapter, tmp_path, changed, NEIGHBOURS)
+
+    # d2 itself, and d0 and d1 that were computed after it; d3 has no neighbours.
+    assert (outcome.num_computed, outcome.num_stale, outcome.num_current) == (3, 3, 1)
+    after = Catalog(tmp_path)
+    disk = DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)
+    for document, old in before.items():
+        new = after.entry(document)
+        assert old is not None
+        assert new is not None
+        assert (new.key == old.key) == (document == "d3")
+        assert (old.key in disk) == (document == "d3")
+        assert new.key in disk
+    assert len(disk) == 5  # the system prompt and four chunks
+
+
+def test_other_neighbours_are_another_recipe(adapter: ModelAdapter, tmp_path: Path) -> None:
+    prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    swapped = [(2, 1), *NEIGHBOURS[1:]]
+    outcome = prepare(adapter, tmp_path, corpus(), swapped)
+    assert (outcome.num_stale, outcome.num_current) == (1, 3)
+
+
+def test_documents_that_left_the_corpus_leave_the_disk(
+    adapter: ModelAdapter, tmp_path: Path
+) -> None:
+    prepare(adapter, tmp_path, corpus(), [()] * 4)
+    outcome = prepare(adapter, tmp_path, corpus()[:3], [()] * 3)
+    assert (outcome.num_removed, outcome.num_current) == (1, 3)
+    assert len(DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)) == 4
+    assert Catalog(tmp_path).documents == ["d0", "d1", "d2"]
+
+
+def test_kv_that_vanished_from_the_disk_is_computed_again(
+    adapter: ModelAdapter, tmp_path: Path
+) -> None:
+    prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    entry = Catalog(tmp_path).entry("d1")
+    assert entry is not None
+    DiskTier(tmp_path / "kv", capacity_bytes=1 << 24).remove(entry.key)
+    outcome = prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    assert (outcome.num_computed, outcome.num_stale, outcome.num_current) == (1, 0, 3)
+
+
+def test_documents_of_equal_text_share_kv(adapter: ModelAdapter, tmp_path: Path) -> None:
+    twins = [CorpusChunk("a", tuple(CHUNKS[0])), CorpusChunk("b", tuple(CHUNKS[0]))]
+    outcome = prepare(adapter, tmp_path, twins, [(1,), (0,)])
+    assert (outcome.num_computed, outcome.num_current) == (1, 1)
+    assert Catalog(tmp_path).size_bytes > 0
+    prepare(adapter, tmp_path, twins[1:], [()])
+    assert len(DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)) == 2
+
+
+def test_neighbours_that_do_not_fit_are_left_out_the_least_close_first(
+    adapter: ModelAdapter, tmp_path: Path
+) -> None:
+    # 6 of the system prompt, 20 of the chunk, one behind it: room for two of 20.
+    outcome = prepare(adapter, tmp_path, corpus()[:4], [(1, 2, 3), (), (), ()], max_tokens=68)
+    assert outcome.num_computed == 4
+    disk = DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)
+    entry = Catalog(tmp_path).entry("d0")
+    assert entry is not None
+    kv = disk.load(entry.key)
+    assert kv is not None
+    want = prime(ChunkReuse(adapter, ChunkStore()), SYSTEM, CHUNKS[0], neighbours=CHUNKS[2:4])
+    assert kv.influence == want.influence
+
+
+def test_no_room_is_said(adapter: ModelAdapter, tmp_path: Path) -> None:
+    with pytest.raises(ChunkCacheError, match="bytes of document d0; give the directory"):
+        precompute(
+            ChunkReuse(adapter, ChunkStore()),
+            DiskTier(tmp_path / "kv", capacity_bytes=1000),
+            Catalog(tmp_path),
+            system=[],
+            chunks=corpus(),
+            neighbours=NEIGHBOURS,
+            max_tokens=512,
+        )
+
+
+def test_a_budget_that_is_too_small_for_all_is_told(adapter: ModelAdapter, tmp_path: Path) -> None:
+    prepare(adapter, tmp_path / "whole", corpus(), NEIGHBOURS)
+    size = DiskTier(tmp_path / "whole" / "kv", capacity_bytes=1 << 24).size_bytes
+    outcome = precompute(
+        ChunkReuse(adapter, ChunkStore()),
+        DiskTier(tmp_path / "kv", capacity_bytes=size // 2),
+        Catalog(tmp_path),
+        system=SYSTEM,
+        chunks=corpus(),
+        neighbours=NEIGHBOURS,
+        max_tokens=512,
+    )
+    assert outcome.num_computed == 4
+    assert outcome.num_lost > 0
+
+
+def make_corpus(directory: Path) -> list[str]:
+    """A model with a tokenizer of words, a corpus, and the command that prepares it."""
+    words = "the lease was signed by sue ann in may june rent is due on monday tuesday"
+    vocabulary = {"<unk>": 0} | {word: number for number, word in enumerate(words.split(), 1)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(
+        directory / "model"
+    )
+    build_model("llama").save_pretrained(directory / "model")
+    documents = [
+        {"id": 1, "title": "lease", "text": "the lease was signed by sue in may"},
+        {"id": 2, "text": "the lease was signed by ann in june"},
+        {"id": "three", "text": "rent is due on monday"},
+    ]
+    (directory / "corpus.jsonl").write_text("\n".join(json.dumps(d) for d in documents))
+    (directory / "system.txt").write_text("rent lease\n")
+    return [
+        *("precompute", "--model", str(directory / "model"), "--out", str(directory / "out")),
+        *("--corpus", str(directory / "corpus.jsonl"), "--top-n", "2"),
+        *("--system", str(directory / "system.txt"), "--no-progress"),
+    ]
+
+
+def test_the_command_prepares_a_corpus_and_brings_it_up_to_date(tmp_path: Path) -> None:
+    command = make_corpus(tmp_path)
+
+    first = CliRunner().invoke(app, [*command, "--json"])
+    again = CliRunner().invoke(app, command)
+    text = (tmp_path / "corpus.jsonl").read_text().replace("monday", "tuesday")
+    (tmp_path / "corpus.jsonl").write_text(text)
+    changed = CliRunner().invoke(app, [*command, "--json"])
+
+    assert first.exit_code == 0, first.output
+    figures = json.loads(first.stdout)
+    assert (figures["num_computed"], figures["num_documents"]) == (3, 3)
+    assert figures["size_bytes"] > 0
+    assert figures["tokens_per_s"] > 0
+    assert "0 chunks computed (0 of them had changed), 3 were up to date" in again.stdout
+    assert json.loads(changed.stdout)["num_stale"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("option", "lines", "computed"),
+    [
+        ("--edges", ['{"source": 1, "target": "three"}', '{"source": 2, "target": 1}'], 3),
+        ("--trace", ['{"doc_ids": [1, 2]}', "", '{"doc_ids": [1, "three"]}'], 3),
+    ],
+)
+def test_neighbours_may_come_from_a_file(
+    tmp_path: Path, option: str, lines: list[str], computed: int
+) -> None:
+    command = make_corpus(tmp_path)
+    (tmp_path / "near.jsonl").write_text("\n".join(lines))
+    done = CliRunner().invoke(app, [*command, option, str(tmp_path / "near.jsonl"), "--json"])
+    assert json.loads(done.stdout)["num_computed"] == computed
+
+
+def test_what_the_command_cannot_use_is_named(tmp_path: Path) -> None:
+    command = make_corpus(tmp_path)
+    (tmp_path / "near.jsonl").write_text('{"source": 1, "target": 9}')
+    near = ["--edges", str(tmp_path / "near.jsonl")]
+    unknown = CliRunner().invoke(app, [*command, *near])
+    several = CliRunner().invoke(app, [*command, *near, "--trace", str(tmp_path / "near.jsonl")])
+    nowhere = CliRunner().invoke(app, [*command, "--vectors", str(tmp_path / "none.npy")])
+    assert "near.jsonl:1: no document of the corpus has the id 9" in str(unknown.exception)
+    assert "neighbours come from one source, got --edges and --trace" in str(several.exception)
+    assert "none.npy does not exist" in str(nowhere.exception)

@@ -1,0 +1,88 @@
+"""An engine finds the chunks on disk that an earlier one stored, and computes those it cannot
+trust."""
+
+from pathlib import Path
+
+import pytest
+
+from ragboost.chunk_cache.tiers.store import TieredStore
+from ragboost.config import EngineSettings
+from ragboost.engine.core import Engine
+from ragboost.engine.loading import LoadedModel, load_model, make_engine
+from ragboost.errors import ConfigError
+from tests.engine.test_reuse import SETTINGS, Request, approx, parts_of, wait_for_chunks
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(SETTINGS)
+
+
+def settings_for(directory: Path) -> EngineSettings:
+    return SETTINGS.model_copy(update={"reuse_directory": directory})
+
+
+def filled(loaded: LoadedModel, directory: Path) -> None:
+    engine = make_engine(loaded, settings_for(directory))
+    engine.start()
+    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    wait_for_chunks(engine, 3)
+    engine.stop()
+    assert len(list(directory.glob("*.safetensors"))) == 4, "the system prompt too"
+
+
+def started(loaded: LoadedModel, directory: Path) -> Engine:
+    engine = make_engine(loaded, settings_for(directory))
+    engine.start()
+    return engine
+
+
+def test_chunks_outlive_the_engine(loaded: LoadedModel, tmp_path: Path) -> None:
+    filled(loaded, tmp_path)
+    engine = started(loaded, tmp_path)
+    request = Request(engine, parts_of([3, 1, 2], question=2), approx=approx())
+    assert request.sources() == (20 + 40, 60, 20, 12)
+    assert engine.reuser is not None
+    store = engine.reuser.reuse.store
+    assert isinstance(store, TieredStore)
+    assert store.num_misses == 0
+    engine.stop()
+
+
+def test_a_request_is_answered_where_every_file_is_broken(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
+    filled(loaded, tmp_path)
+    for path in tmp_path.glob("*.safetensors"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 8
+        path.write_bytes(data)
+    engine = started(loaded, tmp_path)
+    broken = Request(engine, parts_of([3, 1, 2], question=2), approx=approx("reuse", 0.0))
+    exact = Request(engine, parts_of([3, 1, 2], question=2), approx=None)
+    assert broken.tokens() == exact.tokens(), "all was computed"
+    engine.stop()
+
+
+def test_two_engines_share_a_directory(loaded: LoadedModel, tmp_path: Path) -> None:
+    one, other = (make_engine(loaded, settings_for(tmp_path)) for _ in range(2))
+    one.start()
+    Request(one, parts_of([1, 2, 3]), approx=approx()).finish()
+    wait_for_chunks(one, 3)
+    assert one.reuser is not None
+    assert isinstance(one.reuser.reuse.store, TieredStore)
+    one.reuser.reuse.store.flush()
+    other.start()
+    sources = Request(other, parts_of([2, 3, 1], question=2), approx=approx()).sources()
+    assert sources[3] == 12, "only the question is new"
+    one.stop()
+    other.stop()
+
+
+def test_a_directory_that_cannot_be_used_is_told_by_the_setting(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"engine\.reuse_directory: .* cannot hold chunk files"):
+        make_engine(loaded, settings_for(file))

@@ -1,0 +1,101 @@
+"""Ray Data and Ray Serve on one machine."""
+
+import socket
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="ray takes 600 MB: make test-integrations")
+
+import httpx
+
+with warnings.catch_warnings():  # ray's own
+    warnings.simplefilter("ignore")
+    import ray
+    import ray.data
+    from ray import serve
+
+from ragboost.config import Settings
+from ragboost.integrations.ray import boosted, deploy
+from tests.fakes import FakeEngine
+from tests.integrations.corpus import FIRST, SECOND, TEXTS, words
+
+# Ray leaves sockets, files and subprocesses to the end of the process.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    serve.shutdown()
+    ray.shutdown()
+
+
+def row(question: str, names: tuple[str, ...], **more: Any) -> dict[str, Any]:
+    documents = [{"id": name, "text": TEXTS[name]} for name in names]
+    return {"question": question, "documents": documents, **more}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_rows_that_share_documents_follow_each_other() -> None:
+    rows = [
+        row("one", FIRST, tag="a"),
+        row("two", ("garden", "parking"), tag="b"),
+        row("three", SECOND, tag="c"),
+        row("four", ("parking", "garden"), tag="d"),
+    ]
+
+    planned = boosted(ray.data.from_items(rows), system="Be brief.").take_all()
+
+    assert sorted(each["request_index"] for each in planned) == [0, 1, 2, 3]
+    for each in planned:
+        assert each["tag"] == rows[each["request_index"]]["tag"]
+        system, user = each["messages"]
+        assert system == {"role": "system", "content": "Be brief."}
+        assert user["content"].endswith(each["question"])
+    order = [words(each["messages"][1]["content"]) for each in planned]
+    assert sum(a[0] == b[0] for a, b in pairwise(order)) == 2
+
+
+@pytest.mark.usefixtures("cluster")
+def test_texts_are_documents_and_blocks_keep_neighbours() -> None:
+    rows = [{"q": str(i), "found": [TEXTS["lease"], TEXTS["rent"]]} for i in range(4)]
+
+    dataset = boosted(ray.data.from_items(rows), question="q", documents="found", num_blocks=2)
+
+    assert dataset.materialize().num_blocks() == 2
+    assert all(len(each["messages"]) == 1 for each in dataset.take_all())
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_proxy_serves_and_streams_in_ray_serve(engine: FakeEngine) -> None:
+    settings = Settings(backend={"url": engine.url})  # type: ignore[arg-type]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.run(deploy(settings), name="ragboost", route_prefix="/")
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
+
+    for names in (FIRST, SECOND):
+        documents = row("", names)["documents"]
+        answer = httpx.post(url, json={**body, "ragboost": {"documents": documents}}, timeout=60)
+        assert answer.status_code == 200, answer.text
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as stream:
+        events = [line for line in stream.iter_lines() if line]
+
+    boosted_request = engine.completions[1]
+    assert words(boosted_request.prompt) == ["lease", "pets", "parking"]
+    assert boosted_request.cached_tokens > 100
+    assert events[-1] == "data: [DONE]"
