@@ -7,14 +7,17 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
+from ragboost.engine_hooks.documents import locate_documents
 from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, encode_report
 from ragboost.proxy.follower import Follower
+from ragboost.proxy.front import Front
 from ragboost.proxy.tenants import TenantKey, Tenants
 from ragboost.tokens import TokenCounter
 from ragboost.types import Document
@@ -52,7 +55,7 @@ def fake_engine(**options: Any) -> FakeEngine:
 
 
 def start(engine: FakeEngine, **sections: dict[str, Any]) -> ProxyServer:
-    return ProxyServer(proxy_settings(engine.url, **sections))
+    return ProxyServer(proxy_settings(engine.url, **{"tokens": {}, **sections}))
 
 
 def follower_of(proxy: ProxyServer) -> Follower:
@@ -276,6 +279,18 @@ def test_lengths_are_asked_of_the_backend_once_and_places_become_exact() -> None
         ask_many(proxy, engine, num=20, seed=9)
         assert len([r for r in engine.requests if r.path == "/tokenize"]) == len(keys)
         assert misfits(proxy, engine.completions, engine, tolerance=BLOCK) == []
+
+
+def test_the_engines_own_token_ids_place_documents_exactly() -> None:
+    document = [9, 9, *range(20, 60), 8]
+    front = Front(
+        TenantKey("m", ""), ("a", "b"), (43, 43), frames=(2, 2), tokens_before=8, prompt_tokens=100
+    )
+    ends = locate_documents([1] * 30 + document + [2] * 5 + document + [3] * 9, [document] * 2)
+    told = replace(front.corrected(130), ends_told=ends)
+    assert told.ends == (73, 121)
+    assert (told.cached_documents(73), told.cached_documents(130)) == (43, 86)
+    assert told.slack(1000) == 0
 
 
 def test_a_backend_that_refuses_to_tokenise_is_asked_once() -> None:
