@@ -149,11 +149,10 @@ def test_a_writer_killed_in_the_middle_leaves_no_chunk_and_its_room_is_found_aga
     child = in_another_process(
         """
         tier = DiskTier(Path(sys.argv[1]), capacity_bytes=int(sys.argv[2]))
-        real = os.fsync
         def stop(descriptor):
             print("writing", flush=True)
             time.sleep(60)
-        os.fsync = stop  # the file is written and not yet renamed
+        os.fdatasync = stop  # the file is written and not yet renamed
         tier.save("a", make_chunk())
         """,
         tmp_path,
