@@ -69,7 +69,7 @@ test-engines: engines   ## the tests against real vLLM and SGLang servers, and h
 	@touch $@
 
 test-integrations: install .venv-integrations/.installed   ## the tests of what does not install beside the engine: LiteLLM, Ray, OpenAILike
-	@RAGBOOST_ENGINE_PYTHON=$(abspath $(BIN)/python) .venv-integrations/bin/python -m pytest \
+	@EMBEDDED_ENGINE_PYTHON=$(abspath $(BIN)/python) .venv-integrations/bin/python -m pytest \
 		tests/integrations tests/test_examples.py $(ARGS)
 
 clean:               ## remove .venv and caches

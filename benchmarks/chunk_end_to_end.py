@@ -2,11 +2,12 @@
 
     python -m benchmarks.chunk_end_to_end --json
 
-`workload`: questions about Python's own documentation, documents found by BM25, a random model of
-16 layers, streamed answers. plain: the client writes the prompt; exact: the proxy orders and
-de-duplicates; approx: the same, and what is left over is reused as chunks. Each way has an engine
-and a proxy of its own, and they take turns. `tokens` says where prompt tokens came from; they add
-up to the prompts, or the run fails.
+`workload`: eight documents per question, drawn from a corpus of Python's own documentation by
+their popularity and in an order of their own; a random model of 16 layers, whose answers mean
+nothing; streamed. plain: the client writes the prompt; exact: the proxy orders and de-duplicates;
+approx: the same, and what is left over is reused as chunks. Each way has an engine and a proxy of
+its own, and they take turns. `tokens` says where prompt tokens came from; they add up to the
+prompts, or the run fails.
 
 `tasks`: the project's reference model answers its tasks through proxy and engine. The order of the
 documents matters there, so the proxy does not order. `itl`: time between the tokens of a running
@@ -20,22 +21,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
+import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
+from benchmarks.chunk_served import SOURCES, Answer, Served, serve
 from ragboost.booster import Booster
 from ragboost.chunk_cache.eval.tasks import TASKS, Prompt, make_prompts
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.config import (
-    BackendSettings,
     DedupSettings,
     EngineSettings,
     FormatSettings,
@@ -45,97 +47,13 @@ from ragboost.config import (
     Settings,
 )
 from ragboost.demo.corpus import standard_library
-from ragboost.demo.workload import Turn, make_workload
-from ragboost.engine import create_engine_app
+from ragboost.demo.workload import Turn
 from ragboost.engine.builtin import build_tokenizer
-from ragboost.engine.core import Engine
-from ragboost.proxy.app import create_app
-from ragboost.retrieval import BM25Retriever
-from ragboost.serving import serve_in_thread
 
 MODEL = Path(__file__).parent / "reference_model"
 WAYS = ("plain", "exact", "approx")
-SOURCES = ("exact_cached", "approx_cached", "recomputed", "computed")
 ANSWER_TOKENS = 8
 SEED = 301
-Body = Mapping[str, Any]
-
-
-class Answer(NamedTuple):
-    """One answered request; times between tokens are in milliseconds."""
-
-    text: str
-    ttft_ms: float
-    gaps_ms: list[float]
-    usage: dict[str, Any]
-
-    @property
-    def sources(self) -> dict[str, int]:
-        """Where the prompt's tokens came from."""
-        total, cached = (
-            self.usage["prompt_tokens"],
-            self.usage["prompt_tokens_details"]["cached_tokens"],
-        )
-        told = self.usage.get("ragboost")
-        if told is None:
-            told = {"exact_cached_tokens": cached, "computed_tokens": total - cached}
-        found = {name: int(told.get(f"{name}_tokens", 0)) for name in SOURCES}
-        assert sum(found.values()) == total, (found, total)
-        return found
-
-
-class Served(NamedTuple):
-    """An engine, and a proxy in front of it."""
-
-    engine: Engine
-    engine_url: str
-    url: str
-    client: httpx.Client
-
-    def ask(self, body: Body, *, path: str = "/v1/chat/completions") -> Answer:
-        """Send a request, streamed."""
-        last = time.perf_counter()
-        text, times, usage = "", [], {}
-        with self.client.stream("POST", self.url + path, json={**body, **STREAMED}) as response:
-            assert response.status_code == 200, response.read()
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[6:])
-                usage = event.get("usage") or usage
-                for choice in event["choices"]:
-                    now = time.perf_counter()
-                    times.append((now - last) * 1000)
-                    last = now
-                    text += choice.get("delta", choice).get("content") or choice.get("text") or ""
-            return Answer(text, times[0], times[1:], usage)
-
-    def wait_until_stored(self) -> float:
-        """Wait for chunks that are being stored; return the seconds."""
-        begin, reuser = time.perf_counter(), self.engine.reuser
-        while reuser is not None and reuser.has_work:
-            time.sleep(0.002)
-        return time.perf_counter() - begin
-
-
-STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
-
-
-@contextmanager
-def serve(engine: EngineSettings, proxy: Settings | None = None) -> Iterator[Served]:
-    """Start an engine and a proxy; wait until the proxy knows that the engine reuses chunks."""
-    proxy = proxy or Settings()
-    app = create_engine_app(engine)
-    with (
-        serve_in_thread(app) as engine_url,
-        httpx.Client(timeout=600) as client,
-    ):
-        backend = BackendSettings(url=engine_url)
-        front = create_app(proxy.model_copy(update={"backend": backend}))
-        with serve_in_thread(front) as url:
-            while not front.state.chunk_spans.is_told:
-                time.sleep(0.01)
-            yield Served(app.state.engine, engine_url, url, client)
 
 
 def build_model(path: Path, *, layers: int) -> None:
@@ -159,18 +77,23 @@ def build_model(path: Path, *, layers: int) -> None:
     build_tokenizer().save_pretrained(path)
 
 
+def draw(num_requests: int, *, k: int, corpus: int, seed: int) -> list[Turn]:
+    """Draw questions, each with documents in an order of its own: some documents are asked about
+    much more often than others (rank to the power of -0.8)."""
+    documents = sorted(standard_library(), key=lambda document: -len(document.text))[:corpus]
+    rng = np.random.default_rng(seed)
+    weights = np.arange(1, corpus + 1) ** -0.8
+    turns = []
+    for _ in range(num_requests):
+        chosen = rng.choice(corpus, size=k, replace=False, p=weights / weights.sum())
+        found = tuple(documents[number] for number in chosen)
+        turns.append(Turn(f"How does {found[0].title} work, and what does it return?", found))
+    return turns
+
+
 def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Send the workload's requests to the three ways in turns."""
-    documents = standard_library()
-    drawn = make_workload(
-        documents,
-        BM25Retriever(documents),
-        sessions=args.warm + args.requests,
-        conversations=0,
-        turns=1,
-        k=args.k,
-        seed=1,
-    )
+    drawn = draw(args.warm + args.requests, k=args.k, corpus=args.corpus, seed=1)
     settings = EngineSettings(model=model, num_threads=1, capacity_tokens=args.capacity_tokens)
     index = IndexSettings(capacity_tokens=args.capacity_tokens)
     answers: dict[str, list[Answer]] = {way: [] for way in WAYS}
@@ -185,35 +108,37 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
             )
             for way in WAYS
         }
-        for number, turn in enumerate(drawn.sessions):
+        for number, turn in enumerate(drawn):
             for way in WAYS:
                 answers[way].append(served[way].ask(_body(turn, way, args.ratio)))
             storing_s += served["approx"].wait_until_stored()
-            print(f"\rworkload {number + 1}/{len(drawn.sessions)}", end="", file=sys.stderr)
+            print(f"\rworkload {number + 1}/{len(drawn)}", end="", file=sys.stderr)
         reuser = served["approx"].engine.reuser
         assert reuser is not None
         stored = reuser.totals.chunks_stored
     print(file=sys.stderr)
     measured = {way: found[args.warm :] for way, found in answers.items()}
     result = {way: _summary(found) for way, found in measured.items()}
-    plain, exact, approx = (result[way]["ttft_ms"]["mean"] for way in WAYS)
-    same = [a.text == b.text for a, b in zip(measured["exact"], measured["approx"], strict=True)]
     return {
         "requests": args.requests,
         "warm_up": args.warm,
         "documents": args.k,
+        "corpus": args.corpus,
         "layers": args.layers,
         "ratio": args.ratio,
         "policy": DEFAULT_POLICY,
         **result,
-        "ttft_ratio": {
-            "plain/exact": round(plain / exact, 2),
-            "plain/approx": round(plain / approx, 2),
-            "exact/approx": round(exact / approx, 2),
-        },
+        "ttft_ratio": _ratios({way: result[way]["ttft_ms"]["mean"] for way in WAYS}),
+        "cpu_ratio": _ratios({way: result[way]["cpu_ms"] for way in WAYS}),
         "chunks_stored": stored,
         "storing_s": round(storing_s, 2),
-        "same_answer_as_exact": round(sum(same) / len(same), 3),
+    }
+
+
+def _ratios(times: Mapping[str, float]) -> dict[str, float]:
+    return {
+        f"{slow}/{fast}": round(times[slow] / times[fast], 2)
+        for slow, fast in (("plain", "exact"), ("plain", "approx"), ("exact", "approx"))
     }
 
 
@@ -249,6 +174,7 @@ def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
             "median": round(statistics.median(times), 1),
             "p95": round(times[int(0.95 * (len(times) - 1))], 1),
         },
+        "cpu_ms": round(statistics.fmean(answer.cpu_ms for answer in answers), 1),
     }
 
 
@@ -342,19 +268,15 @@ def _words(ids: Sequence[int]) -> str:
 
 def measure_itl(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Stream one answer, alone and beside prefills of other requests, in turns."""
-    documents = standard_library()
-    retriever = BM25Retriever(documents)
-    drawn = make_workload(
-        documents, retriever, sessions=4 * args.repeats, conversations=0, turns=1, k=args.k, seed=2
-    ).sessions
+    drawn = draw(args.repeats, k=args.k, corpus=args.corpus, seed=2)
     settings = EngineSettings(model=model, num_threads=1, capacity_tokens=args.capacity_tokens)
     gaps: dict[str, list[float]] = {"alone": [], "exact": [], "approx": []}
     with serve(settings) as served:
-        for turn in drawn[: args.repeats]:
+        for turn in drawn:
             turned = turn._replace(documents=turn.documents[1:] + turn.documents[:1])
             served.ask(_body(turned, "approx", args.ratio))
             served.wait_until_stored()
-        for turn in drawn[: args.repeats]:
+        for turn in drawn:
             for way in gaps:
                 served.engine.reset_prefix_cache().result(60)
                 gaps[way] += _gaps_beside(served, turn, way, args)
@@ -393,25 +315,32 @@ def _gaps_beside(served: Served, turn: Turn, way: str, args: argparse.Namespace)
 
 def show(result: Mapping[str, Any]) -> None:
     """Print tables for people."""
-    work = result["workload"]
-    print(f"\n{work['requests']} requests, {work['documents']} documents each")
-    for way in WAYS:
-        shares = "  ".join(f"{name} {share:6.1%}" for name, share in work[way]["share"].items())
-        print(f"  {way:7} TTFT {work[way]['ttft_ms']['mean']:8.1f} ms   {shares}")
-    print(f"  {work['ttft_ratio']}, storing {work['storing_s']} s")
-    print("\naccuracy by task: exact, and reuse at 0, 10 and 15 %")
-    for task, scores in result["tasks"]["accuracy"].items():
-        print(f"  {task:10}", "  ".join(f"{value:.3f}" for value in scores.values()))
-    print(f"  same answer as exact: {result['tasks']['same_as_exact']}")
-    print("\ntime between tokens of a running answer")
-    for way in ("alone", "exact", "approx"):
-        print(f"  {way:7} {result['itl'][way]}")
+    if work := result.get("workload"):
+        print(f"\n{work['requests']} requests, {work['documents']} documents each")
+        for way in WAYS:
+            shares = (f"{name} {share:6.1%}" for name, share in work[way]["share"].items())
+            times = f"TTFT {work[way]['ttft_ms']['mean']:.0f} ms, CPU {work[way]['cpu_ms']:.0f} ms"
+            print(f"  {way:7} {times} ", "  ".join(shares))
+        print(
+            f"  TTFT {work['ttft_ratio']}, CPU {work['cpu_ratio']}, storing {work['storing_s']} s"
+        )
+    if tasks := result.get("tasks"):
+        print("\naccuracy by task: exact, and reuse at 0, 10 and 15 %")
+        for task, scores in tasks["accuracy"].items():
+            print(f"  {task:10}", "  ".join(f"{value:.3f}" for value in scores.values()))
+        print(f"  same answer as exact: {tasks['same_as_exact']}")
+    if itl := result.get("itl"):
+        print("\ntime between tokens of a running answer")
+        for way in ("alone", "exact", "approx"):
+            print(f"  {way:7} {itl[way]}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", default="tasks,workload,itl", help="what to measure")
     parser.add_argument("--requests", type=int, default=24, help="measured, per way")
     parser.add_argument("--warm", type=int, default=12, help="requests before")
+    parser.add_argument("--corpus", type=int, default=48, help="documents in all")
     parser.add_argument("--k", type=int, default=8, help="documents per request")
     parser.add_argument("--layers", type=int, default=16, help="of the random model")
     parser.add_argument("--ratio", type=float, default=0.15)
@@ -426,11 +355,12 @@ def main() -> None:
         random_model, task_model = Path(folder, "random"), Path(folder, "tasks")
         build_model(random_model, layers=args.layers)
         build_task_model(task_model)
-        result = {
-            "tasks": measure_tasks(task_model, args),
-            "workload": measure_workload(random_model, args),
-            "itl": measure_itl(random_model, args),
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "tasks": lambda: measure_tasks(task_model, args),
+            "workload": lambda: measure_workload(random_model, args),
+            "itl": lambda: measure_itl(random_model, args),
         }
+        result: dict[str, Any] = {name: parts[name]() for name in args.parts.split(",")}
     result["cpu_s"] = round(time.process_time() - begin)
     if args.json:
         print(json.dumps(result))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ragboost.chunk_cache.assemble import Source
+from ragboost.chunk_cache.assemble import Assembly, Source
 from ragboost.chunk_cache.kv_cache import RequestCache
 from ragboost.chunk_cache.pace import Pace
 from ragboost.chunk_cache.prefill import Counts
@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 MAX_MISSING = 1024
 """Chunks that wait to be stored; more are forgotten, the oldest first."""
+
+WORTH_LOOKING = 2
+"""With fewer reused tokens than one for so many missing ones everything is computed, and exact. A
+model of 14 layers breaks even there with the default policy; deeper ones a little earlier."""
 
 Chunk = tuple[str | None, tuple[int, ...], tuple[int, ...]]
 """Cache salt, system prompt and chunk, the latter as token ids."""
@@ -53,6 +57,13 @@ class ReuseTotals:
     recomputed: int = 0
     computed: int = 0
     chunks_stored: int = 0
+
+
+def _is_worth_looking(assembly: Assembly) -> bool:
+    """Whether choosing can save more than it costs: its first layers are computed for the missing
+    tokens, too, which are computed again afterwards."""
+    num_missing = int((assembly.source == Source.MISSING).sum())
+    return WORTH_LOOKING * len(assembly.candidates) >= num_missing
 
 
 class Reuser:
@@ -158,9 +169,10 @@ class Reuser:
             assembly = self.reuse.for_tenant(sequence.salt).assemble(
                 parts.system, pieces, parts.question, into=own, num_held=sequence.num_computed
             )
-            selected = self.reuse.select(
-                assembly, policy=make_policy(approx.policy), ratio=approx.ratio, pace=pace
-            )
+            policy, ratio = make_policy(approx.policy), approx.ratio
+            if policy.looks_at_all and ratio > 0 and not _is_worth_looking(assembly):
+                ratio = 1.0
+            selected = self.reuse.select(assembly, policy=policy, ratio=ratio, pace=pace)
             missing = [
                 (sequence.salt, parts.system, piece.tokens)
                 for piece, (start, _) in zip(parts.pieces, assembly.chunks, strict=True)

@@ -6,6 +6,7 @@ recognise.
 
 import asyncio
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,13 +16,19 @@ import aiohttp
 from multidict import CIMultiDict
 
 from ragboost.config import Settings
+from ragboost.engine_hooks.sources import DISCOVERY_PATHS, Source, find_sources
+from ragboost.errors import ConfigError
 from ragboost.proxy.backends import Backend, Backends
 
 _TIMEOUT_S = 60.0
 _EVENT_TIMEOUT_S = 2.0
 _ZMQ_GREETING = b"\xff"
-_EVENTS_JSON = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'
-_SGLANG_EVENTS_JSON = '{"publisher": "zmq", "endpoint": "tcp://*:5557"}'
+_ADDRESSES = '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"'
+_EVENTS_JSON = f'{{"enable_kv_cache_events": true, "publisher": "zmq", {_ADDRESSES}}}'
+_SGLANG_EVENTS_JSON = f'{{"publisher": "zmq", {_ADDRESSES}}}'
+_PREFIX_CACHING = re.compile(
+    r'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)"', re.MULTILINE
+)
 
 # What to change, by what is missing and by engine; "" stands for any other one.
 _FIXES: Mapping[str, Mapping[str, str]] = {
@@ -36,8 +43,10 @@ _FIXES: Mapping[str, Mapping[str, str]] = {
         "": "turn the server's prefix cache on",
     },
     "documents": {
-        "vllm": "use a chat template that renders `documents` (--chat-template), or send documents "
-        "in the `ragboost` object",
+        "vllm": "use a chat template that renders `documents` (--chat-template FILE), or send "
+        "documents in the `ragboost` object",
+        "sglang": "use a chat template that renders `documents` (--chat-template FILE) and send "
+        "them in `chat_template_kwargs`, or send documents in the `ragboost` object",
         "": "send documents in the `ragboost` object of the body",
     },
     "tokenizer": {"": "none is needed: lengths are estimated, and corrected by usage"},
@@ -161,29 +170,58 @@ class _Examination:
         self._note("completion", "ok", "chat requests are answered")
         details = usage.get("prompt_tokens_details") or {}
         cached = details.get("cached_tokens", usage.get("cached_tokens"))
-        if cached is None:
-            self._note("usage", "advice", "cached tokens are not reported")
-            return True
-        self._note("usage", "ok", "cached tokens are reported")
-        total = usage.get("prompt_tokens", 0)
-        if cached:
-            self._note("prefix cache", "ok", f"{cached} of {total} repeated tokens were cached")
-        else:
-            self._note("prefix cache", "failed", f"none of {total} repeated tokens was cached")
+        is_told = cached is not None
+        self._note(
+            "usage",
+            "ok" if is_told else "advice",
+            "cached tokens are reported" if is_told else "cached tokens are not reported",
+        )
+        await self._prefix_cache(cached, total=usage.get("prompt_tokens", 0))
         return True
+
+    async def _prefix_cache(self, cached: int | None, *, total: int) -> None:
+        """Whether repeated tokens are cached; where usage does not say, whether the cache is on."""
+        check = "prefix cache"
+        if cached:
+            self._note(check, "ok", f"{cached} of {total} repeated tokens were cached")
+        elif cached is not None:
+            self._note(check, "failed", f"none of {total} repeated tokens was cached")
+        elif (is_on := await self._has_prefix_cache()) is None:
+            fix = "let the backend report cached tokens (see usage) and look again"
+            self._note(check, "advice", "nothing shows whether it is on", fix=fix)
+        elif is_on:
+            self._note(check, "ok", "it is on; what it holds of a request is not reported")
+        else:
+            self._note(check, "failed", "it is switched off")
+
+    async def _has_prefix_cache(self) -> bool | None:
+        """What the engine says of its own settings; None: nothing that we know."""
+        if self._engine == "sglang":
+            status, answer = await self._call("GET", "/server_info")
+            is_off = answer.get("disable_radix_cache") if isinstance(answer, dict) else None
+            return not is_off if status == 200 and isinstance(is_off, bool) else None
+        if self._engine == "vllm":
+            _, metrics = await self._call("GET", "/metrics")
+            found = _PREFIX_CACHING.search(metrics) if isinstance(metrics, str) else None
+            return found[1] == "True" if found else None
+        return None
 
     async def _documents(self) -> None:
         """Whether the chat template reads `documents`: the prompt is longer with them."""
-        documents = [{"title": "Zebra", "text": "A zebra has stripes. " * 20}] * 2
-        lengths = []
-        for fields in ({}, {"documents": documents}):
-            status, answer = await self._chat("How many stripes?", **fields)
-            usage = answer.get("usage") if status == 200 and isinstance(answer, dict) else None
-            lengths.append(int((usage or {}).get("prompt_tokens") or 0))
-        if lengths[1] > lengths[0] + 20:
+        documents = {"documents": [{"title": "Zebra", "text": "A zebra has stripes. " * 20}] * 2}
+        alone = await self._prompt_tokens()
+        if await self._prompt_tokens(**documents) > alone + 20:
             self._note("documents", "ok", "the chat template renders the `documents` field")
+        elif await self._prompt_tokens(chat_template_kwargs=documents) > alone + 20:
+            found = "the chat template renders the `documents` of `chat_template_kwargs`"
+            self._note("documents", "ok", found)
         else:
             self._note("documents", "advice", "the `documents` field does not reach the prompt")
+
+    async def _prompt_tokens(self, **fields: Any) -> int:
+        status, answer = await self._chat("How many stripes?", **fields)
+        usage = answer.get("usage") if status == 200 and isinstance(answer, dict) else None
+        return int((usage or {}).get("prompt_tokens") or 0)
 
     async def _tokenizer(self) -> None:
         body = {"model": self._model, "prompt": "How many tokens?"}
@@ -200,12 +238,23 @@ class _Examination:
             else:
                 self._note("KV events", "failed", f"no ZeroMQ socket at {self._kv_events}")
             return
-        for path in ("/kv_event_sources", "/server_info"):
+        for path in DISCOVERY_PATHS:
             status, answer = await self._call("GET", path)
-            if status == 200 and _names_events(path, answer):
-                self._note("KV events", "ok", f"GET {path} names a source")
+            sources = self._sources(answer) if status == 200 and isinstance(answer, dict) else []
+            if sources and all(source.replay_endpoint for source in sources):
+                self._note("KV events", "ok", f"GET {path} names {sources[0].endpoint}")
+                return
+            if sources:
+                found = "there is no replay_endpoint: a lost message empties the mirror"
+                self._note("KV events", "advice", found)
                 return
         self._note("KV events", "advice", "the backend names no source of cache events")
+
+    def _sources(self, answer: Mapping[str, Any]) -> list[Source]:
+        try:
+            return find_sources(answer, backend_url=self._backend.url, name=self._backend.name)
+        except ConfigError:
+            return []
 
     async def _chat(self, text: str, **fields: Any) -> tuple[int, Any]:
         body = {
@@ -217,7 +266,7 @@ class _Examination:
         return await self._call("POST", "/v1/chat/completions", body)
 
     async def _call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and decoded answer; 0 and the reason if there is none."""
+        """Status and answer, decoded if it is JSON; 0 and the reason if there is none."""
         headers = self._backend.with_key(CIMultiDict())
         try:
             async with self._client.request(
@@ -230,13 +279,7 @@ class _Examination:
         try:
             return status, json.loads(text)
         except ValueError:
-            return status, None
-
-
-def _names_events(path: str, answer: Any) -> bool:
-    if path == "/server_info":
-        return isinstance(answer, dict) and bool(answer.get("kv_events"))
-    return "endpoint" in json.dumps(answer)
+            return status, text
 
 
 async def _greets(address: str) -> bool:

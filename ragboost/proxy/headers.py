@@ -3,7 +3,7 @@
 Knows names, not values, except `connection`, which nominates more names (RFC 9110 section 7.6.1).
 """
 
-import uuid
+import os
 from collections.abc import Iterable
 
 from multidict import CIMultiDict
@@ -70,7 +70,7 @@ def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
 
 def new_request_id() -> str:
     """Make an `x-request-id` for a request that came without one."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def _nominated(headers: RawHeaders) -> frozenset[bytes]:

@@ -1,5 +1,6 @@
 """Run the proxy on a socket: uvicorn with uvloop and httptools, limits, and a drain at shutdown."""
 
+import gc
 import logging
 import signal
 import socket
@@ -40,8 +41,12 @@ def serve(settings: Settings) -> None:
     shown = f"[{host}]" if ":" in host else host
     urls = ", ".join(replica.url for replica in settings.backends) or settings.backend.url
     logger.info("listening on http://%s:%d, backend %s", shown, port, urls)
+    server = make_server(create_app(settings), settings.proxy)
+    # What is here now stays for good: full garbage collections need not look at it again.
+    gc.collect()
+    gc.freeze()
     with _signals_only_stop():
-        make_server(create_app(settings), settings.proxy).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 def listen(settings: ProxySettings) -> socket.socket:

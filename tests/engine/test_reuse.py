@@ -326,6 +326,18 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
     engine.stop()
 
 
+def test_where_few_tokens_are_stored_everything_is_computed_and_exact(engine: Engine) -> None:
+    """40 reused tokens do not pay for looking at 92 missing ones; for a policy that looks at the
+    question alone they do."""
+    assert engine.reuser is not None
+    engine.reuser.reuse.precompute(SYSTEM, [chunk(1)])
+    for policy, recomputed, others in (("gradual", 40, (7, 8)), ("mean-layers", 10, (9, 10))):
+        parts = parts_of([others[0], 1, others[1]], question=3)
+        request = Request(engine, parts, approx=approx(policy))
+        assert request.sources()[1:] == (40 - recomputed, recomputed, 80 + 12)
+        assert (request.sequence.exact_until is None) == (policy == "gradual")
+
+
 def test_salts_do_not_share_chunks(engine: Engine) -> None:
     def sources(order: list[int], salt: str | None) -> tuple[int, int, int, int]:
         return Request(engine, parts_of(order), approx=approx(), salt=salt).sources()

@@ -10,6 +10,7 @@ Its answer depends on the prompt only. The `documents` field is rendered above t
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -180,19 +181,29 @@ class FakeEngine:
             max_field_size=2**20,
         )
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self._port, backlog=1024)
+        listener = socket.create_server(("127.0.0.1", self._port), backlog=1024)
+        site = web.SockSite(runner, listener, backlog=1024)
         await site.start()
         port = runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{port}"
         self._started.set()
         await self._stopping.wait()
+        # Accept nothing more before the server is closed: asyncio leaks what comes in just then.
+        self._loop.remove_reader(listener.fileno())
+        await asyncio.sleep(0.01)
+        while waiting := self._accepted(runner):
+            for transport in waiting:
+                transport.abort()
+            await asyncio.sleep(0.01)
         await runner.cleanup()
-        for transport in self._transports:
-            transport.abort()
-        # What was cut, or has just been accepted, closes its sockets some steps later.
-        if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others, timeout=1)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)
+
+    def _accepted(self, runner: web.AppRunner) -> list[asyncio.Transport]:
+        """Connections that are not closed, also those that have left their handlers and still hold
+        what nobody reads."""
+        handlers = runner.server.connections if runner.server else []
+        known = {*self._transports, *(handler.transport for handler in handlers)}
+        return [t for t in known if t is not None and t.get_extra_info("socket").fileno() >= 0]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path in ("/kv_event_sources", "/server_info", "/metrics", "/chunk_reuse"):
@@ -228,8 +239,8 @@ class FakeEngine:
             return web.json_response({"0": self.events.source})
         if path == "/metrics" and self.cache.capacity_blocks is not None:
             size, num = self.cache.block_size, self.cache.capacity_blocks + 1
-            info = f'vllm:cache_config_info{{block_size="{size}",num_gpu_blocks="{num}"}} 1.0\n'
-            return web.Response(text=info)
+            info = f'block_size="{size}",enable_prefix_caching="{num > 1}",num_gpu_blocks="{num}"'
+            return web.Response(text=f"vllm:cache_config_info{{{info}}} 1.0\n")
         return web.Response(status=404)
 
     def _record(self, request: web.Request, body: bytes, connection: int) -> Received:

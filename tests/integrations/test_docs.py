@@ -29,6 +29,7 @@ def test_every_section_with_code_is_run_here() -> None:
     assert set(sections()) == set(NEEDS)
 
 
+@pytest.mark.usefixtures("own_loop")
 @pytest.mark.parametrize("section", NEEDS)
 def test_the_examples_of_a_section_run(
     section: str, engine: FakeEngine, proxy: ProxyServer, capsys: pytest.CaptureFixture[str]

@@ -1,7 +1,5 @@
 """LlamaIndex's `OpenAILike` through the proxy, over real sockets."""
 
-import asyncio
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -48,13 +46,8 @@ def make_llm(proxy: ProxyServer, **options: Any) -> OpenAILike:
 
 
 @pytest.fixture
-def llm(proxy: ProxyServer) -> Iterator[OpenAILike]:
-    """With an event loop that is closed: LlamaIndex leaves the one open that it makes."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield make_llm(proxy)
-    asyncio.set_event_loop(None)
-    loop.close()
+def llm(proxy: ProxyServer, own_loop: None) -> OpenAILike:
+    return make_llm(proxy)
 
 
 def test_a_query_engine_answers_with_a_shared_prefix(engine: FakeEngine, llm: OpenAILike) -> None:

@@ -1,9 +1,7 @@
 """Conversations through the proxy: nothing lost, doubled or mixed, and prefixes that only grow."""
 
-import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -13,10 +11,17 @@ from hypothesis import strategies as st
 
 from ragboost.proxy.rewrite import Rewriter
 from tests.fakes import FakeEngine, Received
+from tests.proxy.chats import (
+    HINT,
+    URL,
+    Chat,
+    check_extends,
+    check_hints_point_into_the_payload,
+    contents,
+    document,
+    text_of,
+)
 from tests.proxy.conftest import ProxyServer, proxy_settings
-
-URL = "/v1/chat/completions"
-HINT = re.compile(r"Please refer to (\[Doc_[^\]]+\]) in the previous conversation")
 
 
 @pytest.fixture(scope="module")
@@ -32,63 +37,6 @@ def client(engine: FakeEngine) -> Iterator[httpx.Client]:
         httpx.Client(base_url=proxy.url, timeout=20) as client,
     ):
         yield client
-
-
-@dataclass
-class Chat:
-    """A client as applications write them: it keeps its own history, without documents."""
-
-    client: httpx.Client
-    engine: FakeEngine
-    session: str
-    user: str = "someone"
-    messages: list[dict[str, Any]] = field(default_factory=list)
-
-    def ask(self, question: str, documents: list[Any] | None = None, **fields: Any) -> Received:
-        """Ask, keep question and answer, and return what the engine received."""
-        self.messages = [*self.messages, {"role": "user", "content": question}]
-        received = self.send(documents, **fields)
-        self.messages = [*self.messages, {"role": "assistant", "content": self.answer}]
-        return received
-
-    def send(self, documents: list[Any] | None = None, **fields: Any) -> Received:
-        """Send the history as it is."""
-        ours: dict[str, Any] = {"session_id": self.session}
-        if documents is not None:
-            ours["documents"] = documents
-        body = {"model": "m", "messages": self.messages, "ragboost": ours, **fields}
-        headers = {"authorization": f"Bearer {self.user}"}
-        response = self.client.post(URL, json=body, headers=headers)
-        assert response.status_code == 200, response.text
-        self.response = response
-        self.answer = response.json()["choices"][0]["message"]["content"]
-        return self.engine.requests[-1]
-
-
-def text_of(i: int) -> str:
-    return f"Text of document {i}, which says {i * i}."
-
-
-def document(i: int) -> dict[str, Any]:
-    return {"id": i, "text": text_of(i)}
-
-
-def contents(received: Received) -> list[str]:
-    return [message["content"] for message in received.json["messages"]]
-
-
-def check_hints_point_into_the_payload(received: Received) -> None:
-    texts = contents(received)
-    for at, text in enumerate(texts):
-        for label in HINT.findall(text):
-            earlier = "".join(texts[:at])
-            assert f"{label}\n" in earlier, f"{label} is referred to and not there"
-
-
-def check_extends(new: Received, old: Received) -> None:
-    before, now = old.json["messages"], new.json["messages"]
-    assert now[: len(before)] == before
-    assert new.prompt.startswith(old.prompt.removesuffix("<|assistant|>\n"))
 
 
 def test_a_later_turn_extends_the_earlier_one_and_refers_to_its_documents(

@@ -86,3 +86,32 @@ def test_every_backend_is_examined_and_text_names_the_fix(engine: FakeEngine) ->
     assert done.returncode == 0
     assert done.stdout.count("reachable: ") == 2
     assert "advice" in done.stdout
+
+
+def silent_vllm() -> bytes:
+    """The answer of a vLLM that reports no cached tokens, to every question."""
+    model = {"id": "m", "owned_by": "vllm"}
+    usage = {"prompt_tokens": 100, "prompt_tokens_details": None}
+    return json.dumps({"data": [model], "choices": [], "usage": usage}).encode()
+
+
+@pytest.mark.parametrize(
+    ("capacity", "status", "fix"),
+    [(4096, "ok", ""), (0, "failed", "--no-enable-prefix-caching"), (None, "advice", "usage")],
+)
+def test_where_usage_is_silent_the_engine_is_asked_for_its_settings(
+    capacity: int | None, status: str, fix: str
+) -> None:
+    with FakeEngine(capacity_tokens=capacity) as engine:
+        engine.misbehave(status=200, body=silent_vllm())
+        code, found = doctor("--backend", engine.url)
+    assert "--enable-prompt-tokens-details" in found["usage"]["fix"]
+    assert found["prefix cache"]["status"] == status
+    assert fix in found["prefix cache"]["fix"]
+    assert code == (status == "failed")
+
+
+def test_events_with_a_replay_are_fine(engine: FakeEngine) -> None:
+    with FakeEngine(events=True) as engine:
+        _, found = doctor("--backend", engine.url)
+    assert found["KV events"]["status"] == "ok"

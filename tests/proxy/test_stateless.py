@@ -3,27 +3,25 @@
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import FakeEngine, Received
-from tests.proxy.conftest import ProxyServer, proxy_settings
-from tests.proxy.test_conversations import (
+from tests.proxy.chats import (
     HINT,
+    URL,
+    Chat,
     check_extends,
     check_hints_point_into_the_payload,
     contents,
     document,
     text_of,
 )
-
-URL = "/v1/chat/completions"
+from tests.proxy.conftest import ProxyServer, proxy_settings
 
 
 @pytest.fixture(scope="module")
@@ -39,46 +37,6 @@ def client(engine: FakeEngine) -> Iterator[httpx.Client]:
         httpx.Client(base_url=proxy.url, timeout=20) as client,
     ):
         yield client
-
-
-@dataclass
-class Chat:
-    """An application that keeps the history itself, without documents and without an id."""
-
-    client: httpx.Client
-    engine: FakeEngine
-    user: str = "someone"
-    stream: bool = False
-    messages: list[dict[str, Any]] = field(default_factory=list)
-
-    def ask(self, question: str, documents: list[Any] | None = None, **fields: Any) -> Received:
-        self.messages = [*self.messages, {"role": "user", "content": question}]
-        received = self.send(documents, **fields)
-        self.messages = [*self.messages, {"role": "assistant", "content": self.answer}]
-        return received
-
-    def send(self, documents: list[Any] | None = None, **fields: Any) -> Received:
-        body = {"model": "m", "messages": self.messages, **fields}
-        if documents is not None:
-            body["ragboost"] = {"documents": documents}
-        sdk = openai.OpenAI(base_url=f"{self.client.base_url}/v1", api_key=self.user)
-        if self.stream:
-            with (
-                sdk,
-                sdk.chat.completions.create(
-                    model="m", messages=body.pop("messages"), stream=True, extra_body=body
-                ) as events,
-            ):
-                self.answer = "".join(event.choices[0].delta.content or "" for event in events)
-        else:
-            headers = {"authorization": f"Bearer {self.user}"}
-            response = self.client.post(URL, json=body, headers=headers)
-            assert response.status_code == 200, response.text
-            self.answer = response.json()["choices"][0]["message"]["content"]
-        return self.engine.requests[-1]
-
-    def fork(self) -> "Chat":
-        return Chat(self.client, self.engine, self.user, self.stream, list(self.messages))
 
 
 @pytest.mark.parametrize("stream", [False, True])

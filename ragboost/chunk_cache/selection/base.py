@@ -14,7 +14,14 @@ from ragboost.errors import ChunkCacheError
 
 
 class Policy(ABC):
-    """Says how much each reused token wants to be computed again."""
+    """Says how much each reused token wants to be computed again.
+
+    Attributes:
+        looks_at_all: it computes some layers of the whole prompt first, so that it saves nothing
+            where few tokens are reused.
+    """
+
+    looks_at_all = False
 
     @abstractmethod
     def score(self, view: SelectionView) -> torch.Tensor:

@@ -10,12 +10,16 @@ from ragboost.chunk_cache.selection.view import SelectionView
 class KeyDeviation(Policy):
     """By the keys."""
 
+    looks_at_all = True
+
     def score(self, view: SelectionView) -> torch.Tensor:
         return view.fresh_layer().key_change[view.candidates]
 
 
 class ValueDeviation(Policy):
     """By the values, as in CacheBlend's own code."""
+
+    looks_at_all = True
 
     def score(self, view: SelectionView) -> torch.Tensor:
         return view.fresh_layer().value_change[view.candidates]

@@ -21,6 +21,8 @@ class Gradual(Policy):
     """The better of a token's two ranks: in the first look and in the second. A model without a
     third layer gets the first look alone."""
 
+    looks_at_all = True
+
     def score(self, view: SelectionView) -> torch.Tensor:
         here = view.candidates
         fresh = view.fresh_layer()

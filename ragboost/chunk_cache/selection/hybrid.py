@@ -13,6 +13,8 @@ from ragboost.chunk_cache.selection.view import SelectionView
 class Hybrid(Policy):
     """Rank of the question's attention plus rank of the keys' change in layer 1."""
 
+    looks_at_all = True
+
     def score(self, view: SelectionView) -> torch.Tensor:
         change = view.fresh_layer().key_change[view.candidates]
         return rank(_attention(view)) + rank(change)

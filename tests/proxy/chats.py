@@ -1,0 +1,100 @@
+"""A chat client as applications write them, and what must hold of what the engine gets from it."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import openai
+
+from tests.fakes import FakeEngine, Received
+
+URL = "/v1/chat/completions"
+HINT = re.compile(r"Please refer to (\[Doc_[^\]]+\]) in the previous conversation")
+
+
+@dataclass
+class Chat:
+    """Keeps its own history, without the documents of the `ragboost` object.
+
+    Attributes:
+        session: the conversation's id; None: it is recognised by its history.
+        user: its key.
+        stream: ask for streams, by the official SDK.
+        messages: the history in its original form.
+        answer: the last answer.
+    """
+
+    client: httpx.Client
+    engine: FakeEngine
+    session: str | None = None
+    user: str = "someone"
+    stream: bool = False
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    answer: str = ""
+    response: httpx.Response | None = None
+
+    def ask(self, question: str, documents: list[Any] | None = None, **fields: Any) -> Received:
+        """Ask, keep question and answer, and return what the engine received."""
+        self.messages = [*self.messages, {"role": "user", "content": question}]
+        received = self.send(documents, **fields)
+        self.messages = [*self.messages, {"role": "assistant", "content": self.answer}]
+        return received
+
+    def send(self, documents: list[Any] | None = None, **fields: Any) -> Received:
+        """Send the history as it is."""
+        ours: dict[str, Any] = {} if self.session is None else {"session_id": self.session}
+        if documents is not None:
+            ours["documents"] = documents
+        body = {"model": "m", "messages": self.messages, **fields}
+        if ours:
+            body["ragboost"] = ours
+        if self.stream:
+            self.answer = self._stream(body)
+        else:
+            headers = {"authorization": f"Bearer {self.user}"}
+            self.response = self.client.post(URL, json=body, headers=headers)
+            assert self.response.status_code == 200, self.response.text
+            self.answer = self.response.json()["choices"][0]["message"]["content"]
+        return self.engine.requests[-1]
+
+    def fork(self) -> "Chat":
+        """A second way to go on from here."""
+        history = list(self.messages)
+        return Chat(self.client, self.engine, self.session, self.user, self.stream, history)
+
+    def _stream(self, body: dict[str, Any]) -> str:
+        messages = body.pop("messages")
+        with (
+            openai.OpenAI(base_url=f"{self.client.base_url}/v1", api_key=self.user) as sdk,
+            sdk.chat.completions.create(
+                model="m", messages=messages, stream=True, extra_body=body
+            ) as events,
+        ):
+            return "".join(event.choices[0].delta.content or "" for event in events)
+
+
+def text_of(i: int) -> str:
+    return f"Text of document {i}, which says {i * i}."
+
+
+def document(i: int) -> dict[str, Any]:
+    return {"id": i, "text": text_of(i)}
+
+
+def contents(received: Received) -> list[str]:
+    return [message["content"] for message in received.json["messages"]]
+
+
+def check_hints_point_into_the_payload(received: Received) -> None:
+    texts = contents(received)
+    for at, text in enumerate(texts):
+        for label in HINT.findall(text):
+            earlier = "".join(texts[:at])
+            assert f"{label}\n" in earlier, f"{label} is referred to and not there"
+
+
+def check_extends(new: Received, old: Received) -> None:
+    before, now = old.json["messages"], new.json["messages"]
+    assert now[: len(before)] == before
+    assert new.prompt.startswith(old.prompt.removesuffix("<|assistant|>\n"))

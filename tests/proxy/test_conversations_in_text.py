@@ -1,0 +1,92 @@
+"""Conversations whose documents stand in the client's own messages, resent with every turn."""
+
+import random
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes import FakeEngine, Received
+from tests.proxy.chats import Chat, check_extends, contents
+from tests.proxy.conftest import ProxyServer, proxy_settings
+
+REFERENCE = re.compile(r'the document that begins with "([^"]*)"')
+USERS = ("alice", "bob")
+ACTION = st.tuples(
+    st.sampled_from(USERS),
+    st.sampled_from(["ask", "ask", "ask", "edit", "truncate"]),
+    st.lists(st.integers(0, 5), max_size=4),
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def client(engine: FakeEngine) -> Iterator[httpx.Client]:
+    with (
+        ProxyServer(proxy_settings(engine.url)) as proxy,
+        httpx.Client(base_url=proxy.url, timeout=20) as client,
+    ):
+        yield client
+
+
+def text_of(user: str, i: int) -> str:
+    return f"{user} keeps number {i} here. " + f"It tells of {i * i} at length. " * 8
+
+
+def question(user: str, ids: list[int], number: int) -> str:
+    blocks = "\n".join(f"<document>{text_of(user, i).strip()}</document>" for i in ids)
+    return f"{blocks}\nquestion {number}?"
+
+
+class TestRandomConversations:
+    runs: ClassVar[int] = 0
+
+    @settings(max_examples=25, deadline=None)
+    @given(actions=st.lists(ACTION, max_size=10))
+    def test_nothing_is_lost_or_mixed_and_prefixes_only_grow(
+        self, client: httpx.Client, engine: FakeEngine, actions: list[Any]
+    ) -> None:
+        TestRandomConversations.runs += 1
+        run = TestRandomConversations.runs
+        chats = {user: Chat(client, engine, user=f"{user} {run}") for user in USERS}
+        last: dict[str, Received] = {}
+        choose = random.Random(repr(actions))
+        for user, action, ids in actions:
+            chat = chats[user]
+            if action == "edit" and chat.messages:
+                at = choose.randrange(len(chat.messages))
+                edited = {**chat.messages[at], "content": f"edited {choose.random()}"}
+                chat.messages = [*chat.messages[:at], edited, *chat.messages[at + 1 :]]
+                last.pop(user, None)
+            elif action == "truncate":
+                chat.messages = chat.messages[2:]
+                last.pop(user, None)
+            received = chat.ask(question(user, ids, len(chat.messages)))
+            self.check(received, chat.messages[:-1], user)
+            if user in last:
+                check_extends(received, last[user])
+            last[user] = received
+
+    @staticmethod
+    def check(received: Received, given: list[dict[str, Any]], user: str) -> None:
+        sent = contents(received)
+        whole = "".join(sent)
+        asked = "".join(message["content"] for message in given)
+        for i in range(6):
+            text = text_of(user, i).strip()
+            assert (text in whole) == (text in asked), "every document stands there in full"
+        for other in set(USERS) - {user}:
+            assert f"{other} keeps" not in whole
+        for at, content in enumerate(sent):
+            for found in REFERENCE.finditer(content):
+                before = "".join(sent[:at]) + content[: found.start()]
+                assert found[1] in before, "every reference has its target before it"
