@@ -14,6 +14,7 @@ import socket
 import time
 from collections import deque
 
+from ragboost.engine_hooks.documents import DocumentTracker, document_ends
 from ragboost.engine_hooks.events import (
     BlockRemoved,
     BlockStored,
@@ -22,8 +23,11 @@ from ragboost.engine_hooks.events import (
     decode_batch,
     encode_batch,
 )
+from ragboost.engine_hooks.in_flight import InFlight
 from ragboost.engine_hooks.reporter import Reporter
 from ragboost.engine_hooks.stream import EventStream
+from ragboost.index import ContextIndex
+from ragboost.index.pressure import Pressure
 
 BLOCKS_PER_PROMPT = 250
 PROMPTS_HELD = 400
@@ -95,6 +99,37 @@ def measure_stream(payloads: list[bytes], num_blocks: int, last: list[int]) -> d
     }
 
 
+def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -> dict[str, float]:
+    """What following adds to one request: look at what is cached of it when its turn comes, note it
+    as sent. The engine's cache is full, and 64 requests are in flight."""
+    dice = random.Random(1)
+    index, pressure, flight, tracker = ContextIndex(), Pressure(), InFlight(), DocumentTracker()
+    index.pressure = pressure
+    taken = []
+    for number in range(num_requests):
+        documents = dice.sample(range(500), num_documents)
+        lengths = [200] * num_documents
+        ends = document_ends(lengths)
+        cached = index.cached_prefix(documents, lengths)[1]
+        name = f"r{number}"
+        start = time.perf_counter()
+        index.cached_prefix(documents, lengths)
+        tracker.sent(name, documents, ends=ends)
+        flight.sent(name, prompt_tokens=2100, cached_tokens=cached, block_size=16)
+        pressure.kept_share = flight.kept_share(resident_tokens=100_000, capacity_tokens=100_000)
+        taken.append(time.perf_counter() - start)
+        index.insert(documents, lengths)
+        if number >= 64:
+            flight.stored(f"r{number - 64}", 2100)
+        if index.num_tokens > 150_000:
+            index.evict(index.num_tokens - 150_000)
+    taken.sort()
+    return {
+        "request_path_p50_us": taken[len(taken) // 2] * 1e6,
+        "request_path_p99_us": taken[len(taken) * 99 // 100] * 1e6,
+    }
+
+
 def measure_hook(payloads: list[bytes]) -> dict[str, float]:
     """Time of `put` in the engine's thread while the reporter waits for a proxy that hangs."""
     batches = [decode_batch(payload).events for payload in payloads]
@@ -124,7 +159,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     payloads, last = make_payloads(options.blocks, options.block_size)
-    figures = measure_stream(payloads, options.blocks, last) | measure_hook(payloads)
+    figures = measure_stream(payloads, options.blocks, last)
+    figures |= measure_request_path() | measure_hook(payloads)
     if options.json:
         print(json.dumps(figures))
         return

@@ -92,7 +92,7 @@ def _num_requests(target: Target, body: str, clients: int, args: argparse.Namesp
     requests = _requests(target, body, _WARM_UP, seed=-1)
     uvloop.run(_run(target, requests, clients=1))
     warm = uvloop.run(_run(target, requests, clients=min(clients, _WARM_UP)))
-    return max(_MIN_REQUESTS, clients, min(args.requests, round(args.seconds * warm.rps)))
+    return max(_MIN_REQUESTS, 2 * clients, min(args.requests, round(args.seconds * warm.rps)))
 
 
 def _requests(target: Target, body: str, num_requests: int, *, seed: int) -> list[bytes]:
@@ -132,9 +132,17 @@ async def _run(target: Target, requests: list[bytes], clients: int) -> Round:
     queue = list(reversed(requests))
     totals: list[float] = []
     first_bytes: list[float] = []
+    address = "127.0.0.1", target.port
+    connections = [await asyncio.open_connection(*address) for _ in range(clients)]
+    # The first requests open connections behind the target: they do not count.
+    first = zip(connections, requests, strict=False)
+    await asyncio.gather(*(_client(target, c, [request], ([], [])) for c, request in first))
     before, started = target.cpu_ns(), time.perf_counter()
-    await asyncio.gather(*(_client(target, queue, totals, first_bytes) for _ in range(clients)))
+    await asyncio.gather(*(_client(target, c, queue, (totals, first_bytes)) for c in connections))
     wall, after = time.perf_counter() - started, target.cpu_ns()
+    for _, writer in connections:
+        writer.close()
+        await writer.wait_closed()
     totals.sort()
     return Round(
         cpu_us=(after - before) / len(requests) / 1e3,
@@ -146,21 +154,21 @@ async def _run(target: Target, requests: list[bytes], clients: int) -> Round:
 
 
 async def _client(
-    target: Target, queue: list[bytes], totals: list[float], first_bytes: list[float]
+    target: Target,
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    queue: list[bytes],
+    times: tuple[list[float], list[float]],
 ) -> None:
-    if not queue:
-        return
-    reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+    """Send what is in the queue; adds the seconds of whole answers and of first bytes."""
+    reader, writer = connection
     while queue:
         request = queue.pop()
         started = time.perf_counter()
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         _check(target, head)
-        first_bytes.append(await _read_body(reader, head.lower()) - started)
-        totals.append(time.perf_counter() - started)
-    writer.close()
-    await writer.wait_closed()
+        times[1].append(await _read_body(reader, head.lower()) - started)
+        times[0].append(time.perf_counter() - started)
 
 
 def _check(target: Target, head: bytes) -> None:

@@ -1,12 +1,10 @@
 """Train the reference model of the dependency-attention benchmark from scratch, with ordinary
-attention over written-out paths, or tune a copy of it for dependency attention.
+attention over written-out paths, and tune copies of it for dependency attention.
 
-    python scripts/train_graph_model.py --out benchmarks/graph_model --phase base
-    python scripts/train_graph_model.py --out benchmarks/graph_model --phase depth
-    python scripts/train_graph_model.py --out benchmarks/graph_model --phase preorder
+    python scripts/train_graph_model.py --out benchmarks/graph_model
 
-Seeded. Writes DIR/PHASE (fp16) and appends to DIR/training_log.jsonl. The tasks are those of
-`ragboost.chunk_cache.eval.graph_tasks`.
+Seeded. Writes DIR/base, DIR/depth, DIR/preorder (fp16) and appends to DIR/training_log.jsonl. The
+tasks are those of `ragboost.chunk_cache.eval.graph_tasks`.
 """
 
 import argparse
@@ -22,8 +20,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ragboost.chunk_cache.dependency.tuning import answer_loss, collate
 from ragboost.chunk_cache.eval import graph_tasks
 
-CURRICULUM = ((0.10, 1, 2, 1), (0.25, 2, 2, 2), (1.01, 3, 3, 2))
-"""(share of the steps up to here, roots, relations of each, relations of their targets)"""
+HINT_WEIGHT = 0.2
+STEPS = {"base": 450, "depth": 170, "preorder": 160}
+ROUNDS = 8
+"""Questions of each task that a graph is asked in training."""
 
 
 def build_model(seed: int, *, width: int = 128, layers: int = 4) -> LlamaForCausalLM:
@@ -74,30 +74,43 @@ def accuracy(model: LlamaForCausalLM, *, is_tree: bool, positions: str) -> dict[
     return dict(zip(graph_tasks.TASKS, [round(x, 3) for x in right.tolist()], strict=True))
 
 
+HINTS = {
+    "root": graph_tasks.NUM_ENTITIES,
+    "before": graph_tasks.NUM_RELATIONS,
+    "target": graph_tasks.NUM_ENTITIES,
+    "relation": graph_tasks.NUM_RELATIONS,
+    "about": graph_tasks.NUM_ENTITIES,
+}
+
+
 def hints(batch):
-    """What hidden states inside the base model should say, by slot: of an edge its path's root, of
-    a second edge the relation before it too, of a question's last token whom it is about."""
-    kinds = {
-        name: graph_tasks.first_id(name) for name in ("entity", "edge", "relation", "QE", "QT")
+    """What hidden states inside the base model should tell, by slot, -100 for nothing: of an edge
+    its path's root, the relation before it, its own target and relation; of a question's last token
+    whom it is about."""
+    entity, edge, relation, about = map(graph_tasks.first_id, ("entity", "edge", "relation", "QE"))
+    ids, nothing = batch.input_ids, torch.full_like(batch.input_ids, -100)
+    one, two = ids.roll(1, 1), ids.roll(2, 1)
+
+    def is_edge(tokens):
+        return (tokens >= edge) & (tokens < relation)
+
+    second = is_edge(ids) & is_edge(one)
+    root = torch.where(second, two, one) - entity
+    own, earlier = ids - edge, one - edge
+    asked = (batch.labels != -100) & (one >= about)
+    return {
+        "root": torch.where(is_edge(ids), root, nothing),
+        "before": torch.where(second, earlier // graph_tasks.NUM_ENTITIES, nothing),
+        "target": torch.where(is_edge(ids), own % graph_tasks.NUM_ENTITIES, nothing),
+        "relation": torch.where(is_edge(ids), own // graph_tasks.NUM_ENTITIES, nothing),
+        "about": torch.where(asked, (one - about) % graph_tasks.NUM_ENTITIES, nothing),
     }
-    root, before = torch.full_like(batch.input_ids, -100), torch.full_like(batch.input_ids, -100)
-    ids = batch.input_ids
-    is_edge = (ids >= kinds["edge"]) & (ids < kinds["relation"])
-    for back in (1, 2):
-        earlier = ids.roll(back, 1)
-        is_root = (earlier >= kinds["entity"]) & (earlier < kinds["edge"])
-        is_second = is_edge & is_edge.roll(1, 1) if back == 2 else is_edge
-        root = torch.where(is_second & is_root, earlier, root)
-    relation = (ids.roll(1, 1) - kinds["edge"]).div(graph_tasks.NUM_ENTITIES, rounding_mode="floor")
-    before = torch.where(is_edge & is_edge.roll(1, 1), kinds["relation"] + relation, before)
-    asked = (batch.labels != -100) & (ids.roll(1, 1) >= kinds["QE"])
-    about = (ids.roll(1, 1) - kinds["QE"]) % graph_tasks.NUM_ENTITIES + kinds["entity"]
-    return torch.where(asked, about, root), before
 
 
-def base_loss(model, batch):
-    """The answers' loss, and with less weight that of the hints after the second layer: without
-    them heads that look back along a path take far longer to appear."""
+def base_loss(model, batch, heads):
+    """The answers' loss, and with less weight that of the hints, read from the hidden states after
+    the second layer by heads that are thrown away: without them the model takes far longer to look
+    back along a path, and without those of what an edge says itself it forgets that."""
     out = model.model(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
@@ -105,42 +118,41 @@ def base_loss(model, batch):
         output_hidden_states=True,
         use_cache=False,
     )
+    keep = batch.labels != -100
+    logits = model.lm_head(out.last_hidden_state[keep]).float()
+    answers = F.cross_entropy(logits, batch.labels[keep])
+    early, told = model.model.norm(out.hidden_states[2]), hints(batch)
+    losses = [
+        F.cross_entropy(heads[name](early[target != -100]), target[target != -100])
+        for name, target in told.items()
+    ]
+    return answers, answers + HINT_WEIGHT * sum(losses)
 
-    def loss(hidden, target):
-        keep = target != -100
-        return F.cross_entropy(model.lm_head(hidden[keep]).float(), target[keep])
 
-    early = model.model.norm(out.hidden_states[2])
-    root, before = hints(batch)
-    answers = loss(out.last_hidden_state, batch.labels)
-    return answers, answers + 0.15 * (loss(early, root) + loss(early, before))
-
-
-def train(model, *, steps, prompts, seed, scale, is_tree, positions, log, phase):
-    """Train in place; tuning uses the last stage of the curriculum only."""
+def train(model, *, phase, steps, prompts, seed, log):
+    """Train in place: the base with ordinary attention, other phases on trees."""
+    is_tree = phase != "base"
+    positions = phase if is_tree else "depth"
     rng = np.random.default_rng(seed)
-    optimizers = make_optimizers(model, scale=scale)
+    optimizers = make_optimizers(model, scale=0.6 if is_tree else 1.0)
+    width = model.config.hidden_size
+    heads = torch.nn.ModuleDict({name: torch.nn.Linear(width, n) for name, n in HINTS.items()})
+    if not is_tree:
+        optimizers.append(torch.optim.AdamW(heads.parameters(), lr=3e-3))
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     base = [group["lr"] for group in groups]
     begin, seen = time.process_time(), 0
     for step in range(steps):
         progress = step / steps
-        shape = next(s for s in CURRICULUM if is_tree or progress < s[0])
-        _, roots, first, second = CURRICULUM[-1] if is_tree else shape
         warm = min(1.0, progress / 0.02) * min(1.0, max(0.02, (1 - progress) / 0.4))
         for group, rate in zip(groups, base, strict=True):
             group["lr"] = rate * warm
-        examples = [
-            graph_tasks.draw_case(rng, roots=roots, first=first, second=second, rounds=4).example(
-                is_tree=is_tree
-            )
-            for _ in range(prompts)
-        ]
-        batch = collate(examples, positions=positions)
+        cases = [graph_tasks.draw_case(rng, rounds=ROUNDS) for _ in range(prompts)]
+        batch = collate([case.example(is_tree=is_tree) for case in cases], positions=positions)
         if is_tree:
             loss = whole = answer_loss(model, batch)
         else:
-            loss, whole = base_loss(model, batch)
+            loss, whole = base_loss(model, batch, heads)
         whole.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -155,7 +167,7 @@ def train(model, *, steps, prompts, seed, scale, is_tree, positions, log, phase)
                 "cpu_s": round(time.process_time() - begin),
                 "loss": round(loss.item(), 4),
             }
-            if step % 200 == 199 or step == steps - 1:
+            if step % 100 == 99 or step == steps - 1:
                 row["accuracy"] = accuracy(model, is_tree=is_tree, positions=positions)
             log.write(json.dumps(row) + "\n")
             log.flush()
@@ -165,33 +177,31 @@ def train(model, *, steps, prompts, seed, scale, is_tree, positions, log, phase)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--phase", choices=("base", "depth", "preorder"), required=True)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--prompts", type=int, default=24, help="graphs per step")
+    parser.add_argument("--phase", choices=tuple(STEPS), default="base", help="where to begin")
+    parser.add_argument("--steps", type=int, help="of each phase")
+    parser.add_argument("--prompts", type=int, default=10, help="graphs per step")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    is_tree = args.phase != "base"
-    model = (
-        LlamaForCausalLM.from_pretrained(args.out / "base", dtype=torch.float32)
-        if is_tree
-        else build_model(args.seed)
-    )
     args.out.mkdir(parents=True, exist_ok=True)
+    phases = list(STEPS)[list(STEPS).index(args.phase) :]
     with (args.out / "training_log.jsonl").open("a", encoding="utf-8") as log:
-        train(
-            model,
-            steps=args.steps or (150 if is_tree else 1500),
-            prompts=args.prompts,
-            seed=args.seed + is_tree,
-            scale=0.2 if is_tree else 1.0,
-            is_tree=is_tree,
-            positions="depth" if args.phase == "base" else args.phase,
-            log=log,
-            phase=args.phase,
-        )
-    if is_tree:
-        model.config.ragboost_dependency = args.phase
-    model.half().save_pretrained(args.out / args.phase)
+        for phase in phases:
+            model = (
+                build_model(args.seed)
+                if phase == "base"
+                else LlamaForCausalLM.from_pretrained(args.out / "base", dtype=torch.float32)
+            )
+            train(
+                model,
+                phase=phase,
+                steps=args.steps or STEPS[phase],
+                prompts=args.prompts,
+                seed=args.seed + list(STEPS).index(phase),
+                log=log,
+            )
+            if phase != "base":
+                model.config.ragboost_dependency = phase
+            model.half().save_pretrained(args.out / phase)
 
 
 if __name__ == "__main__":

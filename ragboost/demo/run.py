@@ -51,7 +51,10 @@ def run_demo(
     Raises:
         RagBoostError: a step failed; the message says which and why.
     """
-    from ragboost.engine import create_engine_app  # torch is loaded here, not with the command line
+    from ragboost.engine import (
+        create_engine_app,
+        with_events,
+    )  # torch is loaded here, not with the command line
 
     console = console or Console(stderr=True)
     documents = standard_library()
@@ -72,7 +75,7 @@ def run_demo(
     settings = (engine or EngineSettings()).model_copy(
         update={"capacity_tokens": capacity_tokens, "served_model_name": MODEL}
     )
-    with serve_in_thread(create_engine_app(settings)) as url:
+    with serve_in_thread(create_engine_app(with_events(settings))) as url:
         console.print(f"engine: {url}, prefix cache of {capacity_tokens:,} tokens")
         plain = _replay(workload, url, capacity_tokens, boosted=False, console=console)
         boosted = _replay(workload, url, capacity_tokens, boosted=True, console=console)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.base import KVStore
+from ragboost.chunk_cache.precompute.catalog import Catalog
 from ragboost.chunk_cache.replacement import make_replacement
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import POLICIES
@@ -147,7 +148,10 @@ def _adapter(model: Any, settings: EngineSettings) -> tuple[ModelAdapter | None,
 def _reuser(loaded: LoadedModel, settings: EngineSettings) -> Reuser | None:
     if loaded.adapter is None:
         return None
-    return Reuser(ChunkReuse(loaded.adapter, _chunk_store(loaded.adapter.device, settings)))
+    store = _chunk_store(loaded.adapter.device, settings)
+    directory = settings.reuse_directory
+    recipes = None if directory is None else Catalog.read(directory)
+    return Reuser(ChunkReuse(loaded.adapter, store, recipes=recipes))
 
 
 def _chunk_store(device: torch.device, settings: EngineSettings) -> KVStore:

@@ -108,3 +108,13 @@ def test_usage_is_read_from_every_shape(answer: dict[str, Any], usage: Usage) ->
 )
 def test_an_answer_without_prompt_tokens_has_no_usage(answer: dict[str, Any]) -> None:
     assert read_usage(answer) is None
+
+
+@pytest.mark.parametrize("place", ["answer", "choice"])
+def test_the_prompts_token_ids_are_read_where_the_engine_tells_them(place: str) -> None:
+    choice: dict[str, object] = {"index": 0}
+    answer: dict[str, object] = {"usage": {"prompt_tokens": 3}, "choices": [choice]}
+    (answer if place == "answer" else choice)["prompt_token_ids"] = [7, 8, 9]
+    usage = read_usage(answer)
+    assert usage is not None
+    assert usage.prompt_ids == (7, 8, 9)

@@ -81,6 +81,17 @@ class GraphCase:
             )
         )
 
+    def subgraphs(self, question: Question) -> DepPrompt:
+        """Return the prompt with each root's paths written out as a part of its own, which sees the
+        system prompt and itself."""
+        roots = dict.fromkeys(path[0] for path in self.paths)
+        parts = tuple(
+            LinearNode(f"subgraph-{root}", self._written(root), ("system",)) for root in roots
+        )
+        seen = ("system", *(part.name for part in parts))
+        task = LinearNode("task", question.tokens, seen)
+        return DepPrompt((LinearNode("system", SYSTEM), *parts, task))
+
     def example(self, *, is_tree: bool) -> Example:
         """Return all questions with their answers over one context, for training."""
         context = (
@@ -95,8 +106,9 @@ class GraphCase:
         prompt = DepPrompt((LinearNode("system", SYSTEM), context, *tasks))
         return Example(prompt, {task.name: 1 for task in tasks})
 
-    def _written(self) -> tuple[int, ...]:
-        return tuple(token for path in self.paths for token in (PATH, *path))
+    def _written(self, root: int | None = None) -> tuple[int, ...]:
+        chosen = [path for path in self.paths if root in (None, path[0])]
+        return tuple(token for path in chosen for token in (PATH, *path))
 
 
 def draw_case(

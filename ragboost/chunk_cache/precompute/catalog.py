@@ -59,7 +59,7 @@ class Catalog(Mapping[str, str]):
     line that a crash cut off is ignored. Opening writes the file anew without what was superseded.
 
     Args:
-        directory: where the file is or will be.
+        directory: where the file is or will be; that of the KV itself will do.
 
     Raises:
         ChunkCacheError: a line that is no entry, named by its number; not the last one.
@@ -156,7 +156,7 @@ class Catalog(Mapping[str, str]):
                 ) from None
 
     def _rewrite(self) -> None:
-        unfinished = self._path.with_suffix(".unfinished")
+        unfinished = self._path.with_suffix(".new")
         with unfinished.open("w", encoding="utf-8") as file:
             for entry in self._entries.values():
                 file.write(json.dumps(asdict(entry)) + "\n")

@@ -90,7 +90,7 @@ def run(
     catalog = Catalog(out)
     outcome = precompute(
         reuse,
-        DiskTier(out / "kv", capacity_bytes=capacity_bytes),
+        DiskTier(out, capacity_bytes=capacity_bytes),
         catalog,
         system=tokenizer.encode(system.read_text(encoding="utf-8")) if system else [],
         chunks=chunks,

@@ -1,0 +1,133 @@
+"""Accuracy of dependency attention on questions over relation paths, with the reference models.
+
+    python -m benchmarks.graph_quality --json
+
+Ordinary attention over written-out paths; dependency attention untuned and tuned, with positions by
+depth and in pre-order; with subgraphs that earlier prompts computed at other places, their keys
+turned to the new positions or not; selective recompute on the untuned model; and the same where
+paths stay written out and only subgraphs are independent of each other. The models are those of
+`scripts/train_graph_model.py`; they know nothing but these tasks.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.dependency.depkv import DepCache
+from ragboost.chunk_cache.dependency.layout import Positions
+from ragboost.chunk_cache.dependency.prompt import DepPrompt
+from ragboost.chunk_cache.eval.graph_tasks import SYSTEM, TASKS, GraphCase, Question, draw_cases
+from ragboost.chunk_cache.selection import DEFAULT_POLICY
+
+MODELS = Path(__file__).parent / "graph_model"
+POSITIONS: tuple[Positions, ...] = ("depth", "preorder")
+Answer = Callable[[GraphCase, Question], int]
+
+
+def load(path: Path) -> ModelAdapter:
+    model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=torch.float32)
+    return ModelAdapter(model)
+
+
+def written_out(adapter: ModelAdapter) -> Answer:
+    depcache = DepCache(adapter, capacity_tokens=0)
+    return lambda case, question: int(depcache.compute_depkv(case.text(question)).logits.argmax())
+
+
+def tree(
+    adapter: ModelAdapter, positions: Positions, *, ratio: float = 0.0, policy: str = DEFAULT_POLICY
+) -> Answer:
+    depcache = DepCache(adapter, capacity_tokens=0, positions=positions)
+    return lambda case, question: int(
+        depcache.compute_depkv(
+            case.tree(question), recompute_ratio=ratio, policy=policy
+        ).logits.argmax()
+    )
+
+
+def subgraphs(adapter: ModelAdapter, *, ratio: float, policy: str) -> Answer:
+    """Each root's paths written out, computed without sight of the others."""
+    depcache = DepCache(adapter, capacity_tokens=0, positions="preorder")
+    return lambda case, question: int(
+        depcache.compute_depkv(
+            case.subgraphs(question), recompute_ratio=ratio, policy=policy
+        ).logits.argmax()
+    )
+
+
+def reused(
+    adapter: ModelAdapter, positions: Positions, others: list[GraphCase], *, reencode: bool
+) -> Answer:
+    """Every subgraph was computed behind those of another case, in reverse order."""
+
+    def answer(case: GraphCase, question: Question) -> int:
+        depcache = DepCache(adapter, positions=positions, reencode=reencode)
+        other = others[(hash(case.paths) + 1) % len(others)]
+        before = DepPrompt.of(SYSTEM, (*other.paths[:12], *reversed(case.paths)), question.tokens)
+        depcache.compute_depkv(before)
+        found = depcache.compute_depkv(case.tree(question))
+        if found.num_reused != found.layout.task:
+            raise AssertionError("the subgraphs were not all stored")
+        return int(found.logits.argmax())
+
+    return answer
+
+
+def accuracy(answer: Answer, cases: list[GraphCase]) -> dict[str, float]:
+    right = dict.fromkeys(TASKS, 0)
+    for case in cases:
+        for question in case.questions:
+            right[question.task] += answer(case, question) == question.answer
+    scores = {task: round(count / len(cases), 3) for task, count in right.items()}
+    return {**scores, "mean": round(sum(right.values()) / len(cases) / len(TASKS), 3)}
+
+
+def variants(args: argparse.Namespace, cases: list[GraphCase]) -> dict[str, Answer]:
+    base = load(args.models / "base")
+    found = {"self_attention": written_out(base)}
+    for ratio in (0.0, *args.ratios):
+        name = f"subgraphs/untuned/recompute_{ratio:g}"
+        found[name] = subgraphs(base, ratio=ratio, policy=args.policy)
+    for positions in POSITIONS:
+        tuned = load(args.models / positions)
+        name = f"dependency/{positions}"
+        found[f"{name}/untuned"] = tree(base, positions)
+        found[f"{name}/tuned"] = tree(tuned, positions)
+        for reencode in (True, False):
+            kind = "reused" if reencode else "reused_not_reencoded"
+            found[f"{name}/tuned/{kind}"] = reused(tuned, positions, cases, reencode=reencode)
+        for ratio in args.ratios:
+            found[f"{name}/untuned/recompute_{ratio:g}"] = tree(
+                base, positions, ratio=ratio, policy=args.policy
+            )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", type=Path, default=MODELS)
+    parser.add_argument("--cases", type=int, default=100, help="graphs, each asked all tasks")
+    parser.add_argument("--ratios", default="0.15,0.3,0.5,1")
+    parser.add_argument("--only", default="", help="variants whose name begins with this")
+    parser.add_argument("--policy", default=DEFAULT_POLICY)
+    parser.add_argument("--seed", type=int, default=20_000)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    args.ratios = [float(ratio) for ratio in args.ratios.split(",")]
+    cases = draw_cases(args.cases, seed=args.seed)
+    chosen = {name: v for name, v in variants(args, cases).items() if name.startswith(args.only)}
+    scores = {name: accuracy(answer, cases) for name, answer in chosen.items()}
+    if args.json:
+        print(json.dumps({"accuracy": scores, "cases": args.cases, "policy": args.policy}))
+        return
+    for name, score in scores.items():
+        print(f"{name:48}", "  ".join(f"{task} {value:.2f}" for task, value in score.items()))
+
+
+if __name__ == "__main__":
+    main()
