@@ -6,6 +6,7 @@ white space between them. Nested, unclosed or self-closing elements: the text is
 """
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ragboost.formats.groups import Block, Number, TextGroup
@@ -21,15 +22,15 @@ TAGS = ("document", "doc", "passage", "chunk", "search_result", "Document")
 
 _MAX_TAG = 1024
 _MAX_NAME = 200
-# Start tags of this very name, `<document_content>` is none of `<document>`, and end tags. Regular
-# expressions that begin with a fixed character are the fastest search for such marks.
-_MARKS = {tag: re.compile(f"<(?:/{tag}>|{tag}(?=[ \\t\\r\\n>]))") for tag in TAGS}
+# Start tags of this very name, `<document_content>` is none of `<document>`, end tags, and the tag
+# that Anthropic puts around the text proper. Regular expressions that begin with a fixed character
+# are the fastest search for such marks.
+_MARKS = {tag: re.compile(f"<(?:/{tag}>|{tag}(?=[ \\t\\r\\n>])|document_content>)") for tag in TAGS}
 _CLOSERS = re.compile(f"</({'|'.join(TAGS)})>")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
 _QUOTE_OR_END = re.compile("[\"'>]")
 _NUMBERS = ("index", "id", "number", "num", "n", "i")
 _NAMES = ("title", "name", "source", "url", "path", "id", "doc_id")
-_CONTENT = re.compile("<document_content>")
 _CONTENT_END = "</document_content>"
 
 
@@ -44,37 +45,48 @@ class _Element(NamedTuple):
     end: int
     inner_start: int
     inner_end: int
+    content: int  # behind the first `<document_content>`; -1: it has none
     attributes: dict[str, _Attribute]
 
 
 def find(text: str) -> list[TextGroup]:
     """Find runs of elements; of the tags that we know, the first that has any counts."""
-    closed = set(_CLOSERS.findall(text))
-    fences = code_fences(text) if closed else []
-    for tag, marks in _MARKS.items():
-        if tag not in closed:
-            continue
-        groups = [
-            _group(text, run)
-            for run in runs(text, _elements(text, tag, marks))
-            if not is_in_code(fences, run[0].start)
-        ]
+    for tag in _closed_tags(text):
+        found = list(runs(text, _elements(text, tag)))
+        fences = code_fences(text) if found else []
+        groups = [_group(text, run) for run in found if not is_in_code(fences, run[0].start)]
         if groups:
             return groups
     return []
 
 
-def _elements(text: str, tag: str, marks: re.Pattern[str]) -> list[_Element]:
+def _closed_tags(text: str) -> Iterator[str]:
+    """Those of our tags that are closed somewhere. The rest of a text is not searched for others
+    where the first one in it is the one that goes first anyway, and has documents."""
+    first = _CLOSERS.search(text)
+    if first is None:
+        return
+    if is_first := first[1] == TAGS[0]:
+        yield TAGS[0]
+    closed = set(_CLOSERS.findall(text, first.start()))
+    yield from (tag for tag in TAGS[is_first:] if tag in closed)
+
+
+def _elements(text: str, tag: str) -> list[_Element]:
     """All elements of a tag; none if they are not plainly one behind the other."""
     elements: list[_Element] = []
-    start = inner = -1  # of the element that is open
-    for mark in marks.finditer(text):
+    start = inner = content = -1  # of the element that is open
+    for mark in _MARKS[tag].finditer(text):
         at, behind = mark.span()
         is_closer = text[at + 1] == "/"
-        if start < 0:
+        if not is_closer and text[behind - 1] == ">":
+            if content < 0 and start >= 0 and at >= inner:
+                content = behind
+        elif start < 0:
             if is_closer:
                 continue
-            start, inner = at, behind + 1 if text[behind] == ">" else _tag_end(text, at)
+            start, content = at, -1
+            inner = behind + 1 if text[behind] == ">" else _tag_end(text, at)
             if inner < 0 or text[inner - 2] == "/":
                 return []
         elif at >= inner:  # else it stands in an attribute
@@ -82,7 +94,7 @@ def _elements(text: str, tag: str, marks: re.Pattern[str]) -> list[_Element]:
                 return []
             behind_name = start + 1 + len(tag)
             attributes = _attributes(text, behind_name, inner) if inner > behind_name + 1 else {}
-            elements.append(_Element(start, behind, inner, at, attributes))
+            elements.append(_Element(start, behind, inner, at, content, attributes))
             start = -1
     return elements if start < 0 else []
 
@@ -126,7 +138,8 @@ def _number_attribute(run: list[_Element]) -> str | None:
 
 
 def _block(text: str, element: _Element, number: str | None) -> Block:
-    start, end = strip(text, *_text_proper(text, element))
+    inner, inner_end = strip(text, element.inner_start, element.inner_end)
+    start, end = (inner, inner_end) if element.content < 0 else _content(text, element)
     counted = element.attributes[number] if number else None
     return Block(
         element.start,
@@ -135,23 +148,23 @@ def _block(text: str, element: _Element, number: str | None) -> Block:
         start,
         end,
         Number(counted.start, counted.end, "document ", "") if counted else None,
-        _name(text, element, number),
+        _name(text, element, number, inner) if element.attributes or text[inner] == "<" else "",
     )
 
 
-def _text_proper(text: str, element: _Element) -> tuple[int, int]:
-    opener = _CONTENT.search(text, element.inner_start, element.inner_end)
-    if opener is None:
-        return element.inner_start, element.inner_end
-    end = text.rfind(_CONTENT_END, opener.start(), element.inner_end)
-    return (opener.end(), end) if end >= 0 else (element.inner_start, element.inner_end)
+def _content(text: str, element: _Element) -> tuple[int, int]:
+    """The text proper inside `<document_content>`."""
+    end = text.rfind(_CONTENT_END, element.content, element.inner_end)
+    if end < 0:
+        return strip(text, element.inner_start, element.inner_end)
+    return strip(text, element.content, end)
 
 
-def _name(text: str, element: _Element, number: str | None) -> str:
+def _name(text: str, element: _Element, number: str | None, start: int) -> str:
+    """The name that an attribute gives, or a tag at `start`, where the element's text begins."""
     for name in _NAMES:
         if name != number and name in element.attributes:
             return _quoted(element.attributes[name].value)
-    start, _ = strip(text, element.inner_start, element.inner_end)
     for tag in ("source", "title"):
         if text.startswith(f"<{tag}>", start):
             end = text.find(f"</{tag}>", start, start + _MAX_NAME)

@@ -240,8 +240,12 @@ def _apart_link(digest: Digest, link: Link, apart: bytes) -> Link:
 
 
 def _digest(parent: Digest, learned: Learned) -> Digest:
+    """Hash what a history became. Its last message follows from the original history, from what
+    became of the earlier turns, and from the documents given and sent: hashing these is much less
+    than hashing its bytes."""
     hashed = hashlib.sha256(parent)
     for link, sent in learned.sent:
+        keys = ",".join((*sent.retrieved, "", *sent.documents))
         # Links are hashes and so of one length.
-        hashed.update(link + hashlib.sha256(sent.message).digest())
+        hashed.update(b"%b%d,%b" % (link, len(sent.message), keys.encode()))
     return hashed.digest()

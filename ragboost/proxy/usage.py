@@ -185,6 +185,7 @@ def _usage(answer: _Answer | None) -> Usage | None:
         "response": answer.response,
         "prompt_token_ids": answer.prompt_token_ids,
     }
+    parts = {name: raw for name, raw in parts.items() if raw is not _NULL}
     told = [choice for choice in answer.choices or () if _PROMPT_IDS in bytes(choice)]
     try:
         decoded = {name: _VALUE.decode(raw) for name, raw in parts.items()}

@@ -4,7 +4,6 @@ A request uses what is known: a counted length, else an estimate. What was estim
 is counted for the next time: see `background` and `proxy.tokenizing`. Does not know engines.
 """
 
-import contextlib
 import math
 from array import array
 from collections import OrderedDict
@@ -149,11 +148,13 @@ class TokenCounter:
     def _length(self, document: Document) -> int:
         key = document.key
         for known in (self._lengths, self._estimates):
-            length = known.get(key)
-            if length is not None:
-                with contextlib.suppress(KeyError):  # another thread has just dropped it
-                    known.move_to_end(key)
-                return length
+            if key not in known:
+                continue
+            try:
+                known.move_to_end(key)
+                return known[key]
+            except KeyError:  # another thread has just dropped it
+                continue
         text = f"{document.title}\n{document.text}" if document.title else document.text
         length = self.count(text)  # outside the lock: a given counter may be slow
         with self._lock:
