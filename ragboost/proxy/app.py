@@ -187,6 +187,7 @@ def _operations(parts: _Parts) -> list[Route]:
         Route("/health", status.health, methods=["GET"]),
         Route("/ready", status.ready, methods=["GET"]),
         Route("/version", status.version, methods=["GET"]),
+        Route("/chunk_reuse", status.no_chunk_reuse, methods=["GET"]),
         Route("/metrics", status.metrics, methods=["GET"]),
         Route("/dashboard", parts.dashboard.page, methods=["GET"]),
         Route("/dashboard/data", parts.dashboard.data, methods=["GET"]),

@@ -16,6 +16,7 @@ from ragboost.proxy.answer import AnswerReader
 from ragboost.proxy.boosting import Boosting
 from ragboost.proxy.disconnect import ClientWatch
 from ragboost.proxy.dispatch import Dispatcher, Turn
+from ragboost.proxy.errors import error_response
 from ragboost.proxy.exchange import Exchange
 from ragboost.proxy.following import SESSION_HEADER
 from ragboost.proxy.headers import get_header, request_headers
@@ -233,6 +234,10 @@ class Status:
         if await self._dispatcher.backends.is_ready():
             return JSONResponse({"status": "ready", **detail})
         return JSONResponse({"status": "backend unreachable", **detail}, 503)
+
+    async def no_chunk_reuse(self, _request: Request) -> Response:
+        """A proxy in front of this one is not to send `ragboost.chunks`: we add them ourselves."""
+        return error_response(404, "RAGBoost's proxy places chunks by itself")
 
     async def version(self, _request: Request) -> Response:
         """Our version, not the backend's."""

@@ -168,6 +168,16 @@ def test_nobody_is_told_while_one_of_several_backends_is_not_ours(
         assert not proxy.app.state.chunk_spans.is_told
 
 
+def test_a_proxy_in_front_of_a_proxy_leaves_the_field_to_it(in_front: ProxyServer) -> None:
+    with ProxyServer(proxy_settings(in_front.url)) as outer:
+        assert httpx.get(f"{in_front.url}/chunk_reuse").status_code == 404
+
+        answer = httpx.post(f"{outer.url}/v1/chat/completions", json=body_of([0, 1]), timeout=30)
+
+        assert not outer.app.state.chunk_spans.is_told
+    assert answer.status_code == 200
+
+
 def test_documents_are_found_in_prompts_parts_and_raw_messages() -> None:
     documents = (Document("one two"), Document("three"), Document("gone"))
     context = Context(

@@ -208,7 +208,7 @@ def test_what_requests_in_flight_will_evict_is_not_predicted() -> None:
         assert ask(proxy, [0, 1]).status_code == 200
         assert ask(proxy, [2, 3]).status_code == 200
         settle(proxy, engine)
-        engine.misbehave(computes=False, delay_s=2.0, status=503)
+        engine.misbehave(computes=False, delay_s=3.0, status=503)
         with ThreadPoolExecutor(4) as pool:
             # 828 tokens on their way to a cache of 640 that holds 276.
             asked = [pool.submit(ask, proxy, numbers) for numbers in ([4, 5, 6, 7], [8, 9, 10, 11])]
@@ -222,7 +222,7 @@ def test_what_requests_in_flight_will_evict_is_not_predicted() -> None:
             ]
         assert told[:2] == [0, 0]
         assert 0 < told[2] <= 2 * 69  # the latest of what is cached, and some of it goes
-        assert told[3] == 0
+        assert told[3] < 32  # the oldest
         engine.behave()
         settle(proxy, engine)  # nothing was computed, so nothing was evicted
         assert int(ask(proxy, [0, 1]).headers["x-ragboost-cached-tokens-predicted"]) > 100

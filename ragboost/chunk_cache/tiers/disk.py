@@ -176,13 +176,12 @@ class DiskTier:
                 while view:
                     view = view[file.write(view) or 0 :]
                 os.utime(file.fileno(), (self._clock(), rank))
-                os.fsync(file.fileno())
+                os.fdatasync(file.fileno())  # before the name: a file is whole once it has one
                 with self._locked():  # so that nobody who counts meets the file twice
                     path.rename(self._path(key))
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        self._sync_directory()
 
     def _make_room(self, books: "_Books", size: int) -> None:
         total = books.total
@@ -236,13 +235,6 @@ class DiskTier:
 
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}{_SUFFIX}"
-
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self.directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     @contextmanager
     def _locked(self) -> Iterator["_Books"]:
