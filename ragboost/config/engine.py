@@ -86,11 +86,12 @@ class EngineSettings(Section):
         description="With `reuse_directory` and a model on a GPU: host memory for the KV of stored "
         "chunks.",
     )
-    graph_attention: Literal["auto", "dependency", "self"] = Field(
+    graph_attention: Literal["auto", "dependency", "subgraphs", "self"] = Field(
         "auto",
         description="How relation paths of a request are attended to. auto: with dependency "
         "attention if the model was tuned for it, else written out; dependency: tuned or not, "
-        "which costs accuracy; self: written out.",
+        "which costs accuracy; subgraphs: written out, subgraphs reused without sight of each "
+        "other; self: written out.",
     )
     graph_recompute_ratio: float = Field(
         0.0,

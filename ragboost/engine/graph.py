@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 TUNED = "ragboost_dependency"
 """In a model's configuration: the positions that it was tuned with, `depth` or `preorder`."""
 
-Attention = Literal["dependency", "self"]
+Attention = Literal["dependency", "subgraphs", "self"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Graphs:
     Args:
         tokenizer: of the model.
         depcache: computes and keeps subgraphs; None: this model cannot.
-        reason: why dependency attention is not used, unless a request's own `attention` is `self`;
-            None: it is.
+        mode: how graphs are attended to, unless a request's own `attention` is `self`.
+        reason: why it is not dependency attention; None: it is.
         recompute_ratio: for requests that do not say.
     """
 
@@ -63,11 +63,13 @@ class Graphs:
         tokenizer: ChatTokenizer,
         *,
         depcache: DepCache | None,
+        mode: Attention,
         reason: str | None,
         recompute_ratio: float = 0.0,
     ) -> None:
         self._writer = PromptWriter(tokenizer)
         self._depcache = depcache
+        self._mode = mode
         self._reason = reason
         self._recompute_ratio = recompute_ratio
 
@@ -77,11 +79,12 @@ class Graphs:
         Raises:
             RequestError: it insists on what this engine does not do.
         """
-        if request.attention == "self" or (request.attention == "auto" and self._reason):
+        if request.attention == "self":
             return "self"
-        if self._reason is not None:
-            raise refusal("attention", f"cannot be dependency here: {self._reason}")
-        return "dependency"
+        if request.attention not in ("auto", self._mode):
+            reason = self._reason or "engine.graph_attention is dependency"
+            raise refusal("attention", f"cannot be {request.attention} here: {reason}")
+        return self._mode
 
     def written_out(
         self, request: GraphRequest, messages: Sequence[Mapping[str, Any]]
@@ -98,7 +101,8 @@ class Graphs:
     ) -> GraphPrompt:
         """Lay out a conversation; see `PromptWriter.prompt`."""
         assert self._depcache is not None, "dependency attention was refused"
-        prompt = self._writer.prompt(request.paths, messages, template_kwargs=template_kwargs)
+        write = self._writer.subgraphs if self._mode == "subgraphs" else self._writer.prompt
+        prompt = write(request.paths, messages, template_kwargs=template_kwargs)
         ratio = request.recompute_ratio
         return GraphPrompt(
             self._depcache.layout(prompt).with_last_in_place(),
@@ -171,26 +175,30 @@ def make_graphs(
     """
     config = model.config.get_text_config()
     tuned = getattr(config, TUNED, None)
-    reason = reuse_refusal
-    if reason is None and settings.graph_attention == "self":
-        reason = "engine.graph_attention is self"
-    elif reason is None and has_window(config):
-        reason = "the model has sliding windows"
-    elif reason is None and tuned is None and settings.graph_attention == "auto":
+    wanted = settings.graph_attention
+    mode: Attention = "dependency" if wanted == "auto" else wanted
+    reason = None if mode == "dependency" else f"engine.graph_attention is {mode}"
+    if mode != "self" and (reuse_refusal is not None or has_window(config)):
+        mode, reason = "self", reuse_refusal or "the model has sliding windows"
+    elif wanted == "auto" and tuned is None:
+        mode = "self"
         reason = (
             "the model was not tuned for it; scripts/finetune_dependency.py does that, and "
             "engine.graph_attention = dependency does without"
         )
     depcache = None
-    if adapter is not None and reason is None:
+    if adapter is not None and mode != "self":
+        # Written-out subgraphs keep the places that an untuned model expects them at.
+        is_preorder = mode == "subgraphs" or tuned == "preorder"
         depcache = DepCache(
             adapter,
             capacity_tokens=settings.graph_capacity_tokens,
-            positions="preorder" if tuned == "preorder" else "depth",
+            positions="preorder" if is_preorder else "depth",
         )
     return Graphs(
         tokenizer,
         depcache=depcache,
+        mode=mode,
         reason=reason,
         recompute_ratio=settings.graph_recompute_ratio,
     )

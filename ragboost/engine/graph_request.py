@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ragboost.chunk_cache.dependency.prompt import DepPrompt
+from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
 from ragboost.engine.tokenizer import ChatTokenizer
 from ragboost.errors import RequestError
-from ragboost.graph.render import path_segments
+from ragboost.graph.render import path_segments, path_text
 from ragboost.graph.retrieve import paths_of
 from ragboost.graph.triplets import RelationPath, as_triplet
 
@@ -22,7 +22,7 @@ FIELD = "ragboost.graph"
 INTRO = "Facts:\n"
 MAX_PATHS = 20_000
 _KNOWN = ("paths", "triplets", "entities", "hops", "attention", "recompute_ratio")
-_ATTENTIONS = ("auto", "dependency", "self")
+_ATTENTIONS = ("auto", "dependency", "subgraphs", "self")
 _MAX_HOPS = 8
 _CACHED_SEGMENTS = 65_536
 
@@ -33,7 +33,7 @@ class GraphRequest:
 
     Attributes:
         paths: at least one.
-        attention: as asked for: `auto`, `dependency` or `self`.
+        attention: as asked for: `auto`, `dependency`, `subgraphs` or `self`.
         recompute_ratio: share of the paths' tokens to compute again with everything in sight; None:
             the engine's.
     """
@@ -107,6 +107,45 @@ class PromptWriter:
         Raises:
             RequestError: there is no user message, or the template leaves the paths out.
         """
+        before, after = self._around(messages, template_kwargs)
+        tokens = [
+            [token for segment in path_segments(path) for token in self._segment_ids(segment)]
+            for path in paths
+        ]
+        return DepPrompt.of(before, tokens, after)
+
+    def subgraphs(
+        self,
+        paths: Sequence[RelationPath],
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> DepPrompt:
+        """Return the same with the paths written out, those of each root as a part of its own that
+        does not see the others.
+
+        Raises:
+            RequestError: as `prompt`.
+        """
+        before, after = self._around(messages, template_kwargs, ends_line=True)
+        by_root: dict[str, list[RelationPath]] = {}
+        for path in paths:
+            by_root.setdefault(path.root, []).append(path)
+        parts = [
+            LinearNode(f"subgraph {root}", self._segment_ids(path_text(found) + "\n"), ("system",))
+            for root, found in by_root.items()
+        ]
+        seen = ("system", *(part.name for part in parts))
+        return DepPrompt((LinearNode("system", before), *parts, LinearNode("task", after, seen)))
+
+    def _around(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any] | None,
+        *,
+        ends_line: bool = False,
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what stands before and behind the paths; their last line may end with them."""
         marker = "ragboost-graph"
         while any(marker in message["content"] for message in messages):
             marker += "-x"
@@ -118,11 +157,8 @@ class PromptWriter:
             raise RequestError(
                 "the model's chat template leaves out the message with the graph", param="messages"
             )
-        tokens = [
-            [token for segment in path_segments(path) for token in self._segment_ids(segment)]
-            for path in paths
-        ]
-        return DepPrompt.of(self._encode(before), tokens, self._encode(after))
+        after = after.removeprefix("\n") if ends_line else after
+        return self._encode(before), self._encode(after)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

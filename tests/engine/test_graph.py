@@ -11,10 +11,12 @@ import pytest
 
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.dependency.depkv import DepCache
+from ragboost.chunk_cache.dependency.prompt import LinearNode
 from ragboost.engine import builtin, create_engine_app
-from ragboost.engine.graph_request import PromptWriter, parse_graph
+from ragboost.engine.graph_request import PromptWriter, parse_graph, with_facts
 from ragboost.engine.tokenizer import ChatTokenizer
 from ragboost.errors import RequestError
+from ragboost.graph import path_text
 from ragboost.serving import serve_in_thread
 from tests.engine.conftest import MODEL, SETTINGS, Served
 
@@ -173,6 +175,44 @@ def test_recompute_is_asked_for_per_request(dependency: Served) -> None:
     assert answer.usage.completion_tokens == 6
     plain = ask(dependency, {"paths": PATHS})
     assert reused(plain) > 0
+
+
+def test_written_out_subgraphs_are_reused_without_tuning() -> None:
+    settings = SETTINGS.model_copy(
+        update={
+            "graph_attention": "subgraphs",
+            "kv_events_endpoint": None,
+            "kv_events_replay_endpoint": None,
+        }
+    )
+    with (
+        serve_in_thread(create_engine_app(settings)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        served = Served(url, None, client)  # type: ignore[arg-type]
+        first = ask(served, {"paths": PATHS[:3]})
+        turned = ask(served, {"paths": [PATHS[3], *PATHS[:3]]})
+        apart = ask(served, {"paths": [PATHS[3], *PATHS[:3]]}, extra={"cache_salt": "new"})
+        repaired = ask(served, {"paths": PATHS, "recompute_ratio": 0.5})
+        with pytest.raises(openai.BadRequestError, match="subgraphs"):
+            ask(served, {"paths": PATHS, "attention": "dependency"})
+    assert reused(turned) > reused(first) == reused(apart) == 0
+    assert repaired.usage.completion_tokens == 6
+
+
+def test_written_out_subgraphs_are_the_text_of_ordinary_attention() -> None:
+    tokenizer = ChatTokenizer(builtin.build_tokenizer())
+    messages = [{"role": "user", "content": QUESTION}]
+    request = parse_graph({"paths": [PATHS[0], PATHS[3], PATHS[1]]})
+    writer = PromptWriter(tokenizer)
+
+    nodes = writer.subgraphs(request.paths, messages).nodes
+
+    tokens = [token for node in nodes if isinstance(node, LinearNode) for token in node.tokens]
+    ordered = [request.paths[0], request.paths[2], request.paths[1]]
+    written = tokenizer.render_chat(with_facts(messages, path_text(ordered)))
+    assert len(nodes) == 4
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == written
 
 
 @pytest.mark.parametrize(
