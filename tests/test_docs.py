@@ -1,4 +1,4 @@
-"""The shell examples of docs/sessions.md run as they stand."""
+"""The examples of the documentation run as they stand."""
 
 import json
 import re
@@ -37,3 +37,86 @@ def test_the_examples_of_the_session_api_run() -> None:
         sent = engine.completions[-1].json["messages"]
     assert "Please refer to [Doc_1] in the previous conversation" in sent[-1]["content"]
     assert json.dumps(sent).count("Ada signed") == 1
+
+
+ROOT = SESSIONS.parent.parent
+DOCUMENTS = [{"id": "lease", "text": "Ada signed."}, {"id": "rent", "text": "It is due in May."}]
+TINY_MODEL = """
+from transformers import LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                     num_attention_heads=4, num_key_value_heads=2)
+model = LlamaForCausalLM(config).eval()
+system, question, task = [1, 2, 3], [7, 8, 9], [7, 8, 9]
+chunks = [list(range(10, 40)), list(range(50, 80))]
+"""
+REUSE = """
+from pathlib import Path
+from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store import ChunkStore
+from ragboost.chunk_cache.tiers.disk import DiskTier
+from ragboost.chunk_cache.tiers.store import TieredStore
+adapter = ModelAdapter(model)
+reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 20))
+"""
+BEFORE = {  # what the code blocks of a page take for granted
+    "README.md": "",
+    "docs/library.md": """
+retrieved = retrieved_again = documents
+import ragboost
+requests = [ragboost.Request("Who?", documents), ragboost.Request("When?", documents)]
+class usage: prompt_tokens = 100
+cached = 40
+""",
+    "docs/retrieval.md": """
+import json, numpy, pathlib
+pathlib.Path("corpus.jsonl").write_text("".join(json.dumps(d) + "\\n" for d in documents))
+embed = lambda texts: numpy.eye(8, dtype="float32")[[len(text) % 8 for text in texts]]
+""",
+    "docs/engine.md": "",
+    "docs/replacement.md": "",
+    "docs/chunk-cache.md": TINY_MODEL,
+    "docs/chunk-management.md": TINY_MODEL + REUSE + "reuse.precompute(system, chunks)",
+    "docs/chunk-tiers.md": TINY_MODEL + REUSE + "keys = []",
+    "docs/graph.md": TINY_MODEL
+    + REUSE
+    + """
+from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
+Path("facts.csv").write_text("head,relation,tail\\nElon Musk,founded,SpaceX\\n")
+paths = [[20, 21, 22, 23, 24], [20, 21, 25, 26]]
+from ragboost.chunk_cache.dependency.depkv import DepCache
+prompts = [DepPrompt.of(system, paths, task)]
+subgraphs = {"a": [30, 31, 32], "b": [33, 34]}
+""",
+}
+
+
+@pytest.mark.parametrize("page", BEFORE)
+def test_the_python_examples_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "LlamaConfig" in BEFORE[page] or page == "docs/engine.md":
+        pytest.importorskip("torch", reason="needs the extra engine")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(?!>>>)(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    names: dict[str, object] = {"documents": DOCUMENTS}
+    monkeypatch.chdir(tmp_path)
+
+    with FakeEngine() as engine, ProxyServer(proxy_settings(engine.url)) as proxy:
+        for number, block in enumerate([BEFORE[page], *blocks]):
+            code = block.replace("http://127.0.0.1:8080", proxy.url)
+            exec(compile(code, f"{page}, block {number}", "exec"), names)
+
+    assert blocks
+
+
+def test_every_page_with_python_examples_is_run_by_a_test() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = {
+        str(page.relative_to(ROOT))
+        for page in pages
+        if re.search(r"^```python\n", page.read_text("utf-8"), flags=re.MULTILINE)
+    }
+    elsewhere = {"docs/context-index.md", "docs/integrations.md"}
+
+    assert found == set(BEFORE) | elsewhere

@@ -16,6 +16,8 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import ImageNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
+from ragboost import Booster, Settings
+from ragboost.config import HintSettings
 from ragboost.integrations.llama_index import (
     BoostChatEngine,
     BoostPostprocessor,
@@ -134,8 +136,8 @@ def test_equal_texts_under_two_ids_are_sent_once() -> None:
 
 
 def test_braces_in_a_hint_are_no_placeholders() -> None:
-    boost = BoostPostprocessor()
-    boost.booster.settings.hints.__dict__["order_template"] = "{order} {x}"
+    settings = Settings(hints=HintSettings(order_template="{order} {x}"))
+    boost = BoostPostprocessor(booster=Booster(settings))
     boost.postprocess_nodes(nodes(*FIRST))
 
     last = boost.postprocess_nodes(nodes(*SECOND))[-1]
