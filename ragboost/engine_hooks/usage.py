@@ -31,10 +31,10 @@ def read_usage(answer: Mapping[str, Any]) -> Usage | None:
     Fields that are missing, null or of the wrong type count as not reported.
     """
     for holder in (answer, answer.get("message"), answer.get("response")):
-        if isinstance(holder, Mapping):
+        if isinstance(holder, dict):
             for name in ("usage", "meta_info"):  # SGLang's /generate answers with meta_info
                 usage = holder.get(name)
-                if isinstance(usage, Mapping):
+                if isinstance(usage, dict):
                     found = _from_usage(usage)
                     return found and found._replace(prompt_ids=_prompt_ids(answer))
     return None
@@ -45,7 +45,7 @@ def _prompt_ids(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
     choices = answer.get("choices")
     first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
     for holder in (answer, first):
-        ids = holder.get("prompt_token_ids") if isinstance(holder, Mapping) else None
+        ids = holder.get("prompt_token_ids") if isinstance(holder, dict) else None
         if isinstance(ids, list) and ids and all(isinstance(number, int) for number in ids):
             return tuple(ids)
     return None
@@ -75,7 +75,7 @@ def _from_usage(usage: Mapping[str, Any]) -> Usage | None:
     prompt = _count(usage, "prompt_tokens")
     prompt = fresh if prompt is None else prompt
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    details = details if isinstance(details, Mapping) else {}
+    details = details if isinstance(details, dict) else {}
     cached = _first(
         _count(details, "cached_tokens"),
         _count(usage, "cached_tokens"),  # SGLang's meta_info, Moonshot
@@ -96,7 +96,7 @@ def _from_usage(usage: Mapping[str, Any]) -> Usage | None:
 def _anthropic_written(usage: Mapping[str, Any]) -> int | None:
     total = _count(usage, "cache_creation_input_tokens")
     by_ttl = usage.get("cache_creation")
-    if total is not None or not isinstance(by_ttl, Mapping):
+    if total is not None or not isinstance(by_ttl, dict):
         return total
     parts = [_count(by_ttl, name) for name in by_ttl]
     return sum(part for part in parts if part is not None)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from ragboost.engine_hooks.documents import DocumentTracker, ResidentContext
@@ -114,9 +113,9 @@ class Follower:
             cached_tokens: of them, what is expected to be cached, in the index's tokens.
         """
         if front.is_measured:
-            front = replace(front, unknown_tokens=self._unknown_tokens)
+            front = front._replace(unknown_tokens=self._unknown_tokens)
         else:
-            front = replace(front, scale=self._scale or 1.0)
+            front = front._replace(scale=self._scale or 1.0)
         if request_id is None:
             return front
         old = self._fronts.pop(request_id, None)
@@ -172,7 +171,7 @@ class Follower:
         request_id: str | None,
     ) -> Front:
         """Take in how long a prompt really was; the front with its documents in their places."""
-        told = replace(front.corrected(prompt_tokens), ends_told=ends)
+        told = front.corrected(prompt_tokens)._replace(ends_told=ends)
         if told.is_measured:
             self._unknown_tokens = told.unknown_tokens
         elif self._scale is None:

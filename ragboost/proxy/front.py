@@ -5,7 +5,7 @@ know engines, events or the context index.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ragboost.engine_hooks.documents import document_ends
 from ragboost.proxy.tenants import TenantKey
@@ -21,8 +21,7 @@ _SCALES = 0.25, 4.0
 _MIN_UNKNOWN_TOKENS = 48
 
 
-@dataclass(frozen=True, slots=True)
-class Front:
+class Front(NamedTuple):
     """The documents at the front of a request, as the context index knows them.
 
     Attributes:
@@ -79,10 +78,11 @@ class Front:
         """The same, for a prompt that is reported to be so long."""
         if self.is_measured:
             unknown = prompt_tokens - self.prompt_tokens
-            return replace(self, unknown_tokens=unknown if unknown > _MIN_UNKNOWN_TOKENS else 0)
+            unknown = unknown if unknown > _MIN_UNKNOWN_TOKENS else 0
+            return self._replace(unknown_tokens=unknown)
         least, most = _SCALES
         scale = prompt_tokens / max(self.prompt_tokens, 1)
-        return replace(self, scale=min(max(scale, least), most))
+        return self._replace(scale=min(max(scale, least), most))
 
     def cached_prompt(self, cached_tokens: int) -> int:
         """Leading tokens of the prompt that are cached, where so many index tokens of its documents

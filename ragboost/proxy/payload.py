@@ -85,9 +85,13 @@ class Payload:
 
     def encode_value(self, value: Any) -> msgspec.Raw:
         """Write one value; lone surrogates, which UTF-8 cannot carry, become escapes."""
+        return value if isinstance(value, msgspec.Raw) else msgspec.Raw(self.encode_bytes(value))
+
+    def encode_bytes(self, value: Any) -> bytes:
+        """As `encode_value`, for who keeps the bytes longer than the payload."""
         if isinstance(value, msgspec.Raw):
-            return value
-        return _dump(value) if self._is_lenient else msgspec.Raw(_ENCODER.encode(value))
+            return bytes(value)
+        return _dump(value) if self._is_lenient else _ENCODER.encode(value)
 
     def _encode_list(self, name: str, values: list[Any]) -> list[msgspec.Raw]:
         old = zip(self.body[name], self._elements[name] or (), strict=True)
@@ -101,7 +105,7 @@ class Payload:
             body = self._decode_leniently(self.raw)
         if not isinstance(body, dict):
             raise MalformedBodyError(f"the body is a JSON {type(body).__name__}, not an object")
-        return {name: _dump(value) for name, value in body.items()}
+        return {name: msgspec.Raw(_dump(value)) for name, value in body.items()}
 
     def _split_list(self, name: str) -> list[msgspec.Raw] | None:
         raw = self._fields[name]
@@ -110,7 +114,7 @@ class Payload:
         try:
             return _ELEMENTS.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return [_dump(value) for value in self._decode_leniently(bytes(raw))]
+            return [msgspec.Raw(_dump(value)) for value in self._decode_leniently(bytes(raw))]
 
     def _decode(self, raw: msgspec.Raw) -> Any:
         try:
@@ -126,5 +130,5 @@ class Payload:
             raise MalformedBodyError(str(error)) from None
 
 
-def _dump(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(json.dumps(value, separators=(",", ":")).encode())
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

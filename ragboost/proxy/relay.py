@@ -127,15 +127,19 @@ async def _send_body(
     tap: Tap | None,
 ) -> Tap | None:
     last = b""
-    send = exchange.send
+    send, content = exchange.send, response.content
     try:
-        async for chunk in response.content.iter_any():
+        async for chunk in content.iter_any():
             if exchange.first_byte is None:
                 exchange.first_byte = time.perf_counter()
                 turn.answered()
             last = tap.feed(chunk) if tap else chunk
+            if content.at_eof():
+                break
             if last:
                 await send({"type": "http.response.body", "body": last, "more_body": True})
+        else:
+            last = b""  # all has been sent
     except (aiohttp.ClientError, TimeoutError) as error:
         exchange.outcome = "truncated"
         logger.warning("%s: the backend's answer ended early: %r", exchange.scope["path"], error)
@@ -144,7 +148,7 @@ async def _send_body(
             await send({"type": "http.response.body", "body": held, "more_body": True})
         await _send_cut(exchange, watch, response, last)
         return None
-    rest = tap.finish() if tap else b""
+    rest = last + (tap.finish() if tap else b"")
     watch.finish()
     await send({"type": "http.response.body", "body": rest, "more_body": False})
     return tap

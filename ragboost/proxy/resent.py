@@ -91,12 +91,12 @@ def remember(
     """Keep the question's message; what is kept is the very object that is sent."""
     value = body["messages"][message]
     is_original = value is payload.body["messages"][message]
-    raw = payload.messages[message] if is_original else payload.encode_value(value)
+    sent = payload.encode_bytes(payload.messages[message] if is_original else value)
     retrieved = tuple(document.key for document in context.retrieved)
     documents = tuple(document.key for document in context.documents)
-    conversation.remember(link, Sent(bytes(raw), retrieved, documents))
+    conversation.remember(link, Sent(sent, retrieved, documents))
     if is_original:
         return body
     messages = list(body["messages"])
-    messages[message] = raw
+    messages[message] = Raw(sent)
     return {**body, "messages": messages}

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -287,7 +286,7 @@ def test_the_engines_own_token_ids_place_documents_exactly() -> None:
         TenantKey("m", ""), ("a", "b"), (43, 43), frames=(2, 2), tokens_before=8, prompt_tokens=100
     )
     ends = locate_documents([1] * 30 + document + [2] * 5 + document + [3] * 9, [document] * 2)
-    told = replace(front.corrected(130), ends_told=ends)
+    told = front.corrected(130)._replace(ends_told=ends)
     assert told.ends == (73, 121)
     assert (told.cached_documents(73), told.cached_documents(130)) == (43, 86)
     assert told.slack(1000) == 0
