@@ -53,17 +53,16 @@ class Document:
         text = self.text
         if not isinstance(text, str) or not text or text.isspace():
             raise _invalid("text", "must be a non-empty string", self.text)
-        title, name = self.title, self.id
-        if title is not None and not isinstance(title, str):
-            raise _invalid("title", "must be a string", title)
-        if not (name is None or isinstance(name, str | bool) or _is_finite(name, float)):
-            raise _invalid("id", "must be a JSON scalar, finite and not huge", name)
+        if self.title is not None and not isinstance(self.title, str):
+            raise _invalid("title", "must be a string", self.title)
+        if not (self.id is None or isinstance(self.id, str | bool) or _is_finite(self.id, float)):
+            raise _invalid("id", "must be a JSON scalar, finite and not huge", self.id)
         if self.score is not None and not _is_finite(self.score, Real):
             raise _invalid("score", "must be a finite number", self.score)
         # A dict is one, and the test for it is much faster.
         if type(self.metadata) is not dict and not isinstance(self.metadata, Mapping):
             raise _invalid("metadata", "must be an object", self.metadata)
-        object.__setattr__(self, "key", document_key(text, id=name, title=title))
+        object.__setattr__(self, "key", document_key(text, id=self.id, title=self.title))
 
     @property
     def label(self) -> str:
@@ -83,8 +82,6 @@ def document_key(text: str, *, id: DocumentId = None, title: str | None = None) 
     The parts are length-delimited, so no two triples collide by concatenation; lone surrogates,
     which engines accept, are hashed as they are.
     """
-    if id is None and title is None:  # no other part has a length to tell; most have neither
-        return _hashed(f"j:null:-1::{len(text)}:{text}")
     if id is None:
         kind, name = "j", "null"
     elif isinstance(id, str):
@@ -92,11 +89,7 @@ def document_key(text: str, *, id: DocumentId = None, title: str | None = None) 
     else:
         kind, name = "j", json.dumps(id)
     head = f"{kind}:{name}:{-1 if title is None else len(title)}:{title or ''}:{len(text)}:"
-    return _hashed(head + text)
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256((head + text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 DocumentLike = Document | Mapping[str, Any] | str
