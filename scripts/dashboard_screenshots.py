@@ -50,10 +50,11 @@ def load(proxy: str) -> threading.Thread:
         documents, retriever, sessions=240, conversations=30, turns=4, k=8, seed=1
     )
 
-    def run() -> None:
-        asyncio.run(replay(workload, proxy, boosted=True, on_request=lambda: None))
+    async def run() -> None:
+        async for _ in replay(workload, proxy, boosted=True):
+            pass
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     return thread
 

@@ -5,7 +5,7 @@ A real HTTP client with real streams. Knows the OpenAI API; does not know what i
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -43,9 +43,7 @@ class Costs(NamedTuple):
     conversations: list[Cost]
 
 
-async def replay(
-    workload: Workload, url: str, *, boosted: bool, on_request: Callable[[], None]
-) -> Costs:
+async def replay(workload: Workload, url: str, *, boosted: bool) -> AsyncGenerator[Cost]:
     """Send all sessions, then all conversations turn by turn, each turn with the whole history.
 
     Args:
@@ -53,27 +51,23 @@ async def replay(
         url: of the proxy.
         boosted: hand the documents to the proxy; else write them into the prompt, as applications
             without RAGBoost do.
-        on_request: called after every request.
+
+    Yields:
+        What each request cost, in this order. The next one is sent when it is asked for.
 
     Raises:
         BackendConnectionError, BackendStatusError: a request failed.
     """
-    sessions: list[Cost] = []
-    conversations: list[Cost] = []
     async with aiohttp.ClientSession(url) as client:
         for turn in workload.sessions:
-            cost, _ = await _chat(client, _body([], turn, boosted=boosted))
-            sessions.append(cost)
-            on_request()
+            yield (await _chat(client, _body([], turn, boosted=boosted)))[0]
         for number, turns in enumerate(workload.conversations):
             history: list[Message] = []
             for turn in turns:
                 body = _body(history, turn, boosted=boosted, session=f"demo-{number}")
                 cost, answer = await _chat(client, body)
-                conversations.append(cost)
                 history = [*body["messages"], {"role": "assistant", "content": answer}]
-                on_request()
-    return Costs(sessions, conversations)
+                yield cost
 
 
 def _body(

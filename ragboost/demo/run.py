@@ -1,12 +1,13 @@
-"""Run the demo: corpus, retrieval, embedded engine and proxy on loopback, two replays.
+"""Run the demo: corpus, retrieval, embedded engines and proxies on loopback, two replays in turns.
 
 Knows the order of the steps. Does not know how any of them works.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
-import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -18,10 +19,9 @@ from ragboost.config import (
     Settings,
 )
 from ragboost.demo.corpus import standard_library
-from ragboost.demo.replay import MODEL, Costs, replay
+from ragboost.demo.replay import MODEL, Cost, Costs, replay
 from ragboost.demo.report import summarize
 from ragboost.demo.workload import Workload, make_workload
-from ragboost.errors import BackendStatusError
 from ragboost.retrieval import BM25Retriever
 from ragboost.serving import serve_in_thread
 
@@ -37,12 +37,15 @@ def run_demo(
     engine: EngineSettings | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Replay a workload through proxy and engine, plain and boosted, each on an empty cache.
+    """Replay a workload through proxy and engine, plain and boosted.
+
+    Each way has an engine and a proxy of its own; they are sent the same requests in turns, so that
+    whatever else the machine does slows both alike.
 
     Args:
         sessions, conversations, turns, k, seed: see `make_workload`.
-        capacity_tokens: size of the engine's prefix cache.
-        engine: other settings of the engine; None: the built-in model.
+        capacity_tokens: size of each engine's prefix cache.
+        engine: other settings of the engines; None: the built-in model.
         console: where progress is shown; None: on stderr.
 
     Returns:
@@ -51,11 +54,6 @@ def run_demo(
     Raises:
         RagBoostError: a step failed; the message says which and why.
     """
-    from ragboost.engine import (
-        create_engine_app,
-        with_events,
-    )  # torch is loaded here, not with the command line
-
     console = console or Console(stderr=True)
     documents = standard_library()
     console.print(f"corpus: {len(documents):,} documentation strings of Python's standard library")
@@ -75,10 +73,9 @@ def run_demo(
     settings = (engine or EngineSettings()).model_copy(
         update={"capacity_tokens": capacity_tokens, "served_model_name": MODEL}
     )
-    with serve_in_thread(create_engine_app(with_events(settings))) as url:
-        console.print(f"engine: {url}, prefix cache of {capacity_tokens:,} tokens")
-        plain = _replay(workload, url, capacity_tokens, boosted=False, console=console)
-        boosted = _replay(workload, url, capacity_tokens, boosted=True, console=console)
+    with _served(settings, boosted=False) as plain_url, _served(settings, boosted=True) as url:
+        console.print(f"two engines, each with a prefix cache of {capacity_tokens:,} tokens")
+        plain, boosted = asyncio.run(_replay_both(workload, plain_url, url, console=console))
     drawn = {"sessions": sessions, "conversations": conversations, "turns": turns, "k": k}
     return {
         "workload": {**drawn, "capacity_tokens": capacity_tokens, "seed": seed},
@@ -86,38 +83,37 @@ def run_demo(
     }
 
 
-def _replay(
-    workload: Workload, engine: str, capacity_tokens: int, *, boosted: bool, console: Console
-) -> Costs:
-    """Replay through a new proxy on an empty prefix cache, with a progress bar."""
+@contextmanager
+def _served(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
+    """Serve an engine and a proxy in front of it; yields the proxy's URL."""
+    # torch is loaded here, not with the command line
+    from ragboost.engine import create_engine_app, with_events
     from ragboost.proxy.app import create_app
 
-    settings = Settings(
-        backend=BackendSettings(url=engine),
-        index=IndexSettings(capacity_tokens=capacity_tokens),
-        formats=FormatSettings(in_text=boosted),  # plain: pass on what the client has written
-    )
+    with serve_in_thread(create_engine_app(with_events(engine))) as url:
+        settings = Settings(
+            backend=BackendSettings(url=url),
+            index=IndexSettings(capacity_tokens=engine.capacity_tokens),
+            formats=FormatSettings(in_text=boosted),  # plain: pass on what the client has written
+        )
+        with serve_in_thread(create_app(settings)) as proxy:
+            yield proxy
+
+
+async def _replay_both(
+    workload: Workload, plain: str, boosted: str, *, console: Console
+) -> tuple[Costs, Costs]:
+    """Replay both ways, a request of each in turns, with a progress bar."""
+    columns = (TextColumn("plain and boosted"), BarColumn(), MofNCompleteColumn())
     total = len(workload.sessions) + sum(map(len, workload.conversations))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with (
-        serve_in_thread(create_app(settings)) as proxy,
-        Progress(*columns, TimeElapsedColumn(), console=console) as progress,
-    ):
-        task = progress.add_task("boosted" if boosted else "plain  ", total=total)
-
-        async def run() -> Costs:
-            await _empty_cache(engine)
-            return await replay(
-                workload, proxy, boosted=boosted, on_request=lambda: progress.advance(task)
-            )
-
-        return asyncio.run(run())
-
-
-async def _empty_cache(engine: str) -> None:
+    costs: list[list[Cost]] = [[], []]
     async with (
-        aiohttp.ClientSession(engine) as client,
-        client.post("/reset_prefix_cache") as response,
+        aclosing(replay(workload, plain, boosted=False)) as one,
+        aclosing(replay(workload, boosted, boosted=True)) as other,
     ):
-        if response.status != 200:
-            raise BackendStatusError(f"the engine answered {response.status} to the cache reset")
+        with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+            for _ in progress.track(range(total)):
+                costs[0].append(await anext(one))
+                costs[1].append(await anext(other))
+    first = len(workload.sessions)
+    return Costs(costs[0][:first], costs[0][first:]), Costs(costs[1][:first], costs[1][first:])
