@@ -87,7 +87,7 @@ class FidelityTracker:
         if is_low and not self.is_low:
             logger.warning(
                 "predicted cached tokens no longer match what the backend reports: precision %.3f, "
-                "recall %.3f over %d requests; check that its KV events arrive",
+                "recall %.3f over %d requests; with KV events they would, ask `ragboost doctor`",
                 figures.precision,
                 figures.recall,
                 figures.num_requests,
