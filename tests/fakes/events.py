@@ -18,7 +18,8 @@ class EventPublisher:
 
     Args:
         ports: of events and replay, for an engine that comes back; 0 picks free ones.
-        drop: whether the batch of this number is lost on its way; a replay brings it.
+        deliver: numbers of the batches to send when this one is published: none loses it, and
+            later ones may bring it late, again or out of order. A replay has them all.
     """
 
     def __init__(
@@ -26,11 +27,11 @@ class EventPublisher:
         topic: str = "kv-events",
         *,
         ports: tuple[int, int] = (0, 0),
-        drop: Callable[[int], bool] = lambda seq: False,
+        deliver: Callable[[int], list[int]] = lambda seq: [seq],
     ) -> None:
         self.topic = topic
         self.frames: deque[tuple[bytes, bytes, bytes]] = deque(maxlen=10_000)
-        self.drop = drop
+        self.deliver = deliver
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._pub, self.port = self._bind(zmq.PUB, ports[0])
         self._router, self.replay_port = self._bind(zmq.ROUTER, ports[1])
@@ -84,9 +85,9 @@ class EventPublisher:
                 return
             frame = (self.topic.encode(), self._seq.to_bytes(8, "big"), payload)
             self.frames.append(frame)
-            if not self.drop(self._seq):
-                self._pub.send_multipart(frame)
             self._seq += 1
+            for number in self.deliver(self._seq - 1):
+                self._pub.send_multipart(self.frames[number - self._seq])
             self._queue.task_done()
 
     def _answer(self) -> None:

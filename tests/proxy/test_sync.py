@@ -129,15 +129,66 @@ def test_the_index_equals_the_engines_cache_after_evictions() -> None:
         assert "ragboost_prediction_error_ratio_count 40.0" in metrics
 
 
-def test_lost_frames_are_replayed() -> None:
-    events = EventPublisher(drop=lambda seq: seq % 10 == 7)
-    with fake_engine(events=events) as engine, start(engine) as proxy:
+def lost(seq: int) -> list[int]:
+    return [] if seq % 10 == 7 else [seq]
+
+
+def late(seq: int) -> list[int]:
+    time.sleep(0.02)
+    return [seq]
+
+
+def disordered(seq: int) -> list[int]:
+    return [seq, seq - 2, seq - 1, seq - 3] if seq % 4 == 3 else []
+
+
+@pytest.mark.parametrize("deliver", [lost, late, disordered])
+def test_lost_late_and_disordered_frames_leave_the_index_as_the_cache(
+    deliver: Callable[[int], list[int]],
+) -> None:
+    with fake_engine(events=EventPublisher(deliver=deliver)) as engine, start(engine) as proxy:
         wait(lambda: follower_of(proxy).is_exact)
         ask_many(proxy, engine, num=40, seed=2)
 
         assert misfits(proxy, engine.completions, engine) == []
         metrics = httpx.get(f"{proxy.url}/metrics").text
-        assert re.search(r"ragboost_kv_event_gaps_total\{.*\} [1-9]", metrics)
+        has_gaps = re.search(r"ragboost_kv_event_gaps_total\{.*\} [1-9]", metrics) is not None
+        assert has_gaps == (deliver is not late)
+
+
+def test_a_flood_of_events_leaves_the_index_as_the_cache() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        wait(lambda: follower_of(proxy).is_exact)
+        assert engine.events is not None
+        for round_ in range(10):
+            for number in range(round_ * 100, round_ * 100 + 100):  # 20 events each
+                engine.events.publish(foreign_events(10, first=1_000_000 + 10 * number))
+            ask_many(proxy, engine, num=4, seed=round_)
+        (stream,) = follower_of(proxy).streams.values()
+        assert stream.status().num_stored >= 10_000
+        assert misfits(proxy, engine.completions, engine) == []
+
+
+def foreign_events(num: int, *, first: int) -> list[dict[str, Any]]:
+    """Blocks that others stored and lost again at once."""
+    hashes = range(first, first + num)
+    stored = [
+        {
+            "type": "BlockStored",
+            "block_hashes": [block_hash],
+            "parent_block_hash": None,
+            "token_ids": [block_hash] * BLOCK,
+            "block_size": BLOCK,
+            "medium": "GPU",
+            "group_idx": 0,
+            "kv_cache_spec_kind": "full_attention",
+        }
+        for block_hash in hashes
+    ]
+    return stored + [
+        {"type": "BlockRemoved", "block_hashes": [block_hash], "medium": "GPU", "group_idx": 0}
+        for block_hash in hashes
+    ]
 
 
 def test_a_cleared_cache_is_forgotten() -> None:
