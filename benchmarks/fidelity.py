@@ -211,7 +211,8 @@ def following(server: EngineServer, follower: Follower, receiver: ReportReceiver
         return
     with Subscriber([server.source], on_change=follower.on_change) as subscriber:
         stream = follower.stream = subscriber.streams[server.source.name]
-        wait(lambda: stream.state is StreamState.EXACT)
+        server.complete([1] * 64, "first")  # its blocks say what kind of cache it is
+        wait(lambda: stream.state is StreamState.EXACT and stream.mirror.num_resident_tokens > 0)
         yield
 
 
