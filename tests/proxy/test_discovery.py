@@ -49,12 +49,11 @@ async def test_a_backend_that_left_a_question_unanswered_is_not_up_yet(late: str
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     backend = Backend(BackendSettings(url=f"http://127.0.0.1:{port}"))
-    await backend.open()
     try:
         assert not (await discover(backend)).is_up
         is_started = True
         assert (await discover(backend)).is_up
     finally:
-        await backend.close()
+        backend.close()
         server.close()
         await server.wait_closed()
