@@ -83,20 +83,14 @@ class ModelAdapter:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def forward(
-        self,
-        tokens: Sequence[int],
-        cache: RequestCache,
-        *,
-        plan: Plan,
-        positions: torch.Tensor | None = None,
+        self, tokens: Sequence[int], cache: RequestCache, *, plan: Plan
     ) -> torch.Tensor | None:
         """Compute the rows of `plan`, write their KV into `cache`, return the last row's logits.
 
         Args:
             tokens: the ids of the rows.
-            cache: holds a slot for every position of the prompt.
-            plan: positions of the rows, and how their attention is done.
-            positions: that the rows are rotated to, (rows,); None: those of the plan, their slots.
+            cache: holds a slot for every token of the prompt, and says which positions they have.
+            plan: slots of the rows, and how their attention is done.
 
         Returns:
             (vocabulary,) logits, or None where an observer stopped the pass.
@@ -105,7 +99,8 @@ class ModelAdapter:
         alone = self._lock if self._is_dynamic else nullcontext()
         with alone, cache.writing(plan.positions):
             try:
-                at = plan.positions if positions is None else positions
+                rows, positions = plan.positions, cache.positions
+                at = rows if positions is None else positions[rows]
                 return self._call(tokens, at, cache=cache, plan=plan)
             except StopForwardError:
                 return None

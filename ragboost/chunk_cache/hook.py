@@ -53,7 +53,7 @@ class Plan:
     """How the attention of one forward pass treats its rows.
 
     Attributes:
-        positions: of the rows, (rows,), ascending; the key in slot j stands at position j.
+        positions: slots of the rows, (rows,), ascending.
         backend: None: the model's own attention under a dense exact mask, where it takes one.
         visible: keys that may be seen at all, (keys,) bool; None: every key.
         observe: called in each layer with its number and what its attention is given; may return

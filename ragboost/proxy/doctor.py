@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import aiohttp
-from multidict import CIMultiDict
 
 from ragboost.config import Settings
 from ragboost.engine_hooks.sources import DISCOVERY_PATHS, Source, find_sources
 from ragboost.errors import ConfigError
 from ragboost.proxy.backends import Backend, Backends
+from ragboost.proxy.headers import decode_value
 
 _TIMEOUT_S = 60.0
 _EVENT_TIMEOUT_S = 2.0
@@ -267,7 +267,8 @@ class _Examination:
 
     async def _call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and answer, decoded if it is JSON; 0 and the reason if there is none."""
-        headers = self._backend.with_key(CIMultiDict())
+        raw = self._backend.with_key([])
+        headers = {name.decode(): decode_value(value) for name, value in raw}
         try:
             async with self._client.request(
                 method, self._backend.url + path, json=body, headers=headers
