@@ -80,7 +80,20 @@ def run_batch(
         with ExitStack() as stack:
             files = [stack.enter_context(atomic_file(path)) for path in (output, positions)]
             job.write(file, *files, planned=planned)
-    entries = job.catalog.entries
+    return _summary(
+        job.catalog, planned, rejected=rejected, cache_tokens=cache_tokens, block_size=block_size
+    )
+
+
+def _summary(
+    catalog: Catalog,
+    planned: FilePlan,
+    *,
+    rejected: int,
+    cache_tokens: int | None,
+    block_size: int | None,
+) -> BatchSummary:
+    entries = catalog.entries
     return BatchSummary(
         requests=len(entries),
         rejected=rejected,
@@ -92,8 +105,8 @@ def run_batch(
         requests_reordered=sum(list(p) != sorted(p) for p in planned.permutations),
         cache_tokens=cache_tokens,
         block_size=block_size,
-        before=predict(job.catalog, None, cache_tokens=cache_tokens, block_size=block_size),
-        after=predict(job.catalog, planned, cache_tokens=cache_tokens, block_size=block_size),
+        before=predict(catalog, None, cache_tokens=cache_tokens, block_size=block_size),
+        after=predict(catalog, planned, cache_tokens=cache_tokens, block_size=block_size),
     )
 
 

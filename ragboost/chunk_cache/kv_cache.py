@@ -1,6 +1,7 @@
 """A request's own KV cache: a transformers cache whose rows can be written at scattered positions.
 
-Slot and position are the same thing here. Knows tensors; does not know where they came from.
+A token's slot is its position, unless the cache says otherwise. Knows tensors; does not know where
+they came from.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -65,11 +66,17 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
 
 
 class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyped
-    """The KV of one prompt. The tensors belong to this request alone; decoding appends to them."""
+    """The KV of one prompt. The tensors belong to this request alone; decoding appends to them.
+
+    Attributes:
+        positions: that the keys of the slots are rotated to, (tokens,); None: slot and position are
+            the same.
+    """
 
     def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
         self.layers = [RequestLayer(keys, values) for keys, values in layers]
+        self.positions: torch.Tensor | None = None
 
     @contextmanager
     def writing(self, rows: torch.Tensor) -> Iterator[None]:
@@ -86,7 +93,9 @@ class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
     def clone(self, *, num_layers: int | None = None) -> "RequestCache":
         """Return a copy of the first layers, or of all, that shares no memory."""
         layers = self.layers[:num_layers]
-        return RequestCache([(layer.keys.clone(), layer.values.clone()) for layer in layers])
+        copy = RequestCache([(layer.keys.clone(), layer.values.clone()) for layer in layers])
+        copy.positions = self.positions
+        return copy
 
     @property
     def size_bytes(self) -> int:

@@ -77,7 +77,8 @@ def _moved_error(
     start = len(system) + shift
     cache = adapter.empty_cache(len(system) + len(chunk))
     rows = torch.arange(len(system) + len(chunk), device=adapter.device)
-    adapter.forward([*system, *chunk], cache, plan=Plan(rows), positions=rows + shift)
+    cache.positions = rows + shift
+    adapter.forward([*system, *chunk], cache, plan=Plan(rows))
     errors = []
     for got, want in zip(moved.layers, cache.layers, strict=True):
         there = got.keys[:, :, start : start + len(chunk)].float()

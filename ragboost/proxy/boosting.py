@@ -327,6 +327,8 @@ class Boosting:
     def _with_chunks(
         self, body: Mapping[str, Any], job: _Job, rewritten: Rewritten
     ) -> Mapping[str, Any]:
+        if not self._chunks.is_told:
+            return body
         found, asked = job.detected.found, ragboost_fields(job.payload.body).get("reuse")
         message = found.message if found is not None else None
         return self._chunks.add(body, rewritten.context, message=message, asked=asked)

@@ -149,8 +149,9 @@ class StrippingTap:
         if b'"usage"' not in event:
             return event
         answer = _parse_event(event)
-        self.usage = merge_usage([self.usage, _usage(answer)])
-        is_extra = answer is not None and answer.choices == [] and _usage(answer) is not None
+        found = _usage(answer)
+        self.usage = merge_usage([self.usage, found])
+        is_extra = answer is not None and answer.choices == [] and found is not None
         return b"" if is_extra else event
 
 

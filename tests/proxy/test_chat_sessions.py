@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import FakeEngine
 from tests.proxy.conftest import ProxyServer, proxy_settings
-from tests.proxy.test_conversations import (
+from tests.proxy.conversations.chats import (
     check_extends,
     check_hints_point_into_the_payload,
     contents,

@@ -25,6 +25,9 @@ from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import tokenize
 from tests.proxy.conftest import ProxyServer, proxy_settings
 
+Frames = list[tuple[int, bytes]]
+Deliver = Callable[[int, bytes], Frames]
+
 URL = "/v1/chat/completions"
 BLOCK, CACHE = 8, 640
 TOLERANCE = 4 * BLOCK  # ends of documents are estimates; a document has 69 tokens
@@ -129,31 +132,45 @@ def test_the_index_equals_the_engines_cache_after_evictions() -> None:
         assert "ragboost_prediction_error_ratio_count 40.0" in metrics
 
 
-def lost(seq: int) -> list[int]:
-    return [] if seq % 10 == 7 else [seq]
+def lost() -> Deliver:
+    return lambda seq, payload: [] if seq % 10 == 7 else [(seq, payload)]
 
 
-def late(seq: int) -> list[int]:
-    time.sleep(0.02)
-    return [seq]
+def late() -> Deliver:
+    def deliver(seq: int, payload: bytes) -> Frames:
+        time.sleep(0.02)
+        return [(seq, payload)]
+
+    return deliver
 
 
-def disordered(seq: int) -> list[int]:
-    return [seq, seq - 2, seq - 1, seq - 3] if seq % 4 == 3 else []
+def disordered() -> Deliver:
+    held: Frames = []
+
+    def deliver(seq: int, payload: bytes) -> Frames:
+        held.insert(0, (seq, payload))
+        if len(held) < 4:
+            return []
+        out = [*held, held[2]]
+        held.clear()
+        return out
+
+    return deliver
 
 
-@pytest.mark.parametrize("deliver", [lost, late, disordered])
+@pytest.mark.parametrize("trouble", [lost, late, disordered])
 def test_lost_late_and_disordered_frames_leave_the_index_as_the_cache(
-    deliver: Callable[[int], list[int]],
+    trouble: Callable[[], Deliver],
 ) -> None:
-    with fake_engine(events=EventPublisher(deliver=deliver)) as engine, start(engine) as proxy:
+    events = EventPublisher(deliver=trouble())
+    with fake_engine(events=events) as engine, start(engine) as proxy:
         wait(lambda: follower_of(proxy).is_exact)
         ask_many(proxy, engine, num=40, seed=2)
 
         assert misfits(proxy, engine.completions, engine) == []
         metrics = httpx.get(f"{proxy.url}/metrics").text
         has_gaps = re.search(r"ragboost_kv_event_gaps_total\{.*\} [1-9]", metrics) is not None
-        assert has_gaps == (deliver is not late)
+        assert has_gaps == (trouble is not late)
 
 
 def test_a_flood_of_events_leaves_the_index_as_the_cache() -> None:
@@ -162,7 +179,7 @@ def test_a_flood_of_events_leaves_the_index_as_the_cache() -> None:
         assert engine.events is not None
         for round_ in range(10):
             for number in range(round_ * 100, round_ * 100 + 100):  # 20 events each
-                engine.events.publish(foreign_events(10, first=1_000_000 + 10 * number))
+                engine.events.publish_events(foreign_events(10, first=1_000_000 + 10 * number))
             ask_many(proxy, engine, num=4, seed=round_)
         (stream,) = follower_of(proxy).streams.values()
         assert stream.status().num_stored >= 10_000
@@ -205,7 +222,7 @@ def test_a_cleared_cache_is_forgotten() -> None:
 def test_a_killed_and_restarted_engine_is_followed() -> None:
     with fake_engine(events=True) as engine:
         assert engine.events is not None
-        ports = engine.events.port, engine.events.replay_port
+        endpoint, replay_endpoint = engine.events.endpoint, engine.events.replay_endpoint
         http_port = int(engine.url.rpartition(":")[2])
         with start(engine) as proxy:
             wait(lambda: follower_of(proxy).is_exact)
@@ -213,7 +230,8 @@ def test_a_killed_and_restarted_engine_is_followed() -> None:
             engine.stop()
             wait(lambda: not follower_of(proxy).is_exact)
             assert ask(proxy, [0, 1]).status_code == 502
-            with fake_engine(events=EventPublisher(ports=ports), port=http_port) as again:
+            events = EventPublisher(endpoint, replay_endpoint=replay_endpoint)
+            with fake_engine(events=events, port=http_port) as again:
                 wait(lambda: follower_of(proxy).is_exact)
                 settle(proxy, again)
                 assert misfits(proxy, engine.completions, again) == []
@@ -412,8 +430,7 @@ def test_hook_reports_are_followed_over_http() -> None:
                 ask(proxy, dice.sample(range(len(DOCUMENTS)), 4))
                 wait(lambda: events.num_published >= 0)
                 (stream,) = follower_of(proxy).streams.values()
-                new = [(int.from_bytes(seq, "big"), body) for _, seq, body in events.frames]
-                fresh = [frame for frame in new if frame[0] >= stream.num_applied]
+                fresh = [frame for frame in events.frames if frame[0] >= stream.num_applied]
                 assert report(Report(stream="replica/0", epoch="e", batches=fresh)) is None
             settle(proxy, engine)
             assert misfits(proxy, engine.completions, engine) == []

@@ -15,7 +15,7 @@ from ragboost.config import DedupSettings
 from ragboost.proxy.tool_results import share_tool_results
 from tests.fakes import FakeEngine
 from tests.proxy.conftest import ProxyServer
-from tests.proxy.test_conversations import check_extends, contents, document
+from tests.proxy.conversations.chats import check_extends, contents, document
 
 URL = "/v1/chat/completions"
 SETTINGS = DedupSettings(passages=True, passage_min_bytes=200, passage_avg_bytes=400)

@@ -11,6 +11,7 @@ from ragboost.chunk_cache.craft.reuse import CraftReuse
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.eval.runner import Judge
+from ragboost.chunk_cache.prefill import Prefill
 from ragboost.errors import ChunkCacheError
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
@@ -43,7 +44,7 @@ class Curve(NamedTuple):
 
     Attributes:
         points: ascending in alpha.
-        full: what full attention scores.
+        full: what full attention scores on the cases that meet a chunk again.
         best: the point of the lowest overhead with the desired score; None: none has it.
     """
 
@@ -70,7 +71,8 @@ def tune(
     progress: Callable[[int], None] | None = None,
 ) -> Curve:
     """Answer every case at every alpha. Nothing is learnt: serve other requests first, whose chunks
-    these cases meet again. The `alpha` of `craft` is left at the best one, or as it was.
+    these cases meet again. A case that meets none says nothing about alpha and is left out. The
+    `alpha` of `craft` is left at the best one, or as it was.
 
     Args:
         craft: with versions of chunks.
@@ -92,21 +94,16 @@ def tune(
     found: dict[float, list[tuple[float, float, float, float]]] = {a: [] for a in sorted(alphas)}
     for number, case in enumerate(cases, 1):
         parts = (case.system, case.chunks, case.question)
-        full = craft.reuse.prefill(*parts, policy="full")
-        full_scores.append(judge(case, full, full).score)
-        for alpha, outcomes in found.items():
-            craft.alpha = alpha
-            result = craft.prefill(*parts, learn=False)
-            picks = [chunk.pick for chunk in result.plan.hits if chunk.pick is not None]
-            if picks:
-                outcome = judge(case, result.prefill, full)
-                overhead = sum(pick.overhead for pick in picks) / len(picks)
-                ratio = result.plan.recompute_ratio
-                outcomes.append((overhead, ratio, outcome.score, outcome.kl))
+        if craft.plan(*parts).hits:
+            full = craft.reuse.prefill(*parts, policy="full")
+            full_scores.append(judge(case, full, full).score)
+            for alpha, outcomes in found.items():
+                craft.alpha = alpha
+                outcomes.append(_answer(craft, case, full, judge))
         if progress is not None:
             progress(number)
     craft.alpha = before
-    if not any(found.values()):
+    if not full_scores:
         raise ChunkCacheError(
             "no case meets a chunk of an earlier request; serve requests with the same chunks first"
         )
@@ -115,6 +112,17 @@ def tune(
     best = choose(points, at_least=desired * full_score)
     craft.alpha = before if best is None else best.alpha
     return Curve(points, full_score, best)
+
+
+def _answer(
+    craft: CraftReuse, case: Case, full: Prefill, judge: Judge
+) -> tuple[float, float, float, float]:
+    """Return mean CFO, recomputed share, score and divergence of one case at one alpha."""
+    result = craft.prefill(case.system, case.chunks, case.question, learn=False)
+    picks = [chunk.pick for chunk in result.plan.hits if chunk.pick is not None]
+    outcome = judge(case, result.prefill, full)
+    overhead = sum(pick.overhead for pick in picks) / max(1, len(picks))
+    return overhead, result.plan.recompute_ratio, outcome.score, outcome.kl
 
 
 def _point(alpha: float, outcomes: Sequence[tuple[float, float, float, float]]) -> Point:

@@ -245,4 +245,5 @@ class DepCache:
         rows = rows.to(self.adapter.device)
         plan = Plan(rows, backend=TreeAttention(layout))
         tokens = [layout.tokens[slot] for slot in rows.tolist()]
-        return self.adapter.forward(tokens, cache, plan=plan, positions=layout.positions[rows])
+        cache.positions = layout.positions
+        return self.adapter.forward(tokens, cache, plan=plan)

@@ -5,16 +5,12 @@ which a model that was never tuned for it has not learnt to bear. The policies o
 the tokens, and these are computed as ordinary attention would: over everything before them.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Assembly, Source
 from ragboost.chunk_cache.attention import make_backend
 from ragboost.chunk_cache.dependency.layout import Layout
-from ragboost.chunk_cache.hook import Plan
 from ragboost.chunk_cache.kv_cache import RequestCache
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.selection import make_policy
@@ -37,7 +33,7 @@ def repair(
     Returns:
         The logits of the last token, (vocabulary,), and how many tokens were computed again.
     """
-    placed = _Placed(adapter, layout.positions)
+    cache.positions = layout.positions
     assembly = _assembly(layout, cache)
     candidates = assembly.candidates
     chooser = make_policy(policy)
@@ -45,9 +41,9 @@ def repair(
     backend = make_backend("tiled")
     selected = candidates[:num_tokens]
     if 0 < num_tokens < len(candidates):
-        view = SelectionView(placed, assembly, budget=num_tokens, backend=backend)
+        view = SelectionView(adapter, assembly, budget=num_tokens, backend=backend)
         selected = choose(assembly, chooser.score(view), num_tokens=num_tokens)
-    return recompute(placed, assembly, selected=selected, backend=backend), len(selected)
+    return recompute(adapter, assembly, selected=selected, backend=backend), len(selected)
 
 
 def _assembly(layout: Layout, cache: RequestCache) -> Assembly:
@@ -63,23 +59,3 @@ def _assembly(layout: Layout, cache: RequestCache) -> Assembly:
     device = layout.positions.device
     sensitivity = torch.zeros(len(layout), device=device)
     return Assembly(layout.tokens, cache, source.to(device), chunks, layout.task, sensitivity)
-
-
-class _Placed(ModelAdapter):
-    """The same model, its rows rotated to a layout's positions instead of their slots."""
-
-    def __init__(self, adapter: ModelAdapter, positions: torch.Tensor) -> None:
-        self.__dict__.update(vars(adapter))
-        self._at = positions
-
-    def forward(
-        self,
-        tokens: Sequence[int],
-        cache: RequestCache,
-        *,
-        plan: Plan,
-        positions: torch.Tensor | None = None,
-        **options: Any,
-    ) -> torch.Tensor | None:
-        at = self._at[plan.positions] if positions is None else positions
-        return super().forward(tokens, cache, plan=plan, positions=at, **options)

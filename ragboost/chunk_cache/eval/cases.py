@@ -3,13 +3,14 @@
 Knows tokenizers and files. Does not know reuse.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ragboost.chunk_cache.eval.tasks import Prompt
+from ragboost.chunk_cache.jsonl import read_objects
 from ragboost.errors import RequestError
 from ragboost.types import as_documents
 
@@ -63,27 +64,16 @@ def read_cases(path: Path, *, tokenizer: Any | None, limit: int | None = None) -
         limit: lines read at most.
 
     Raises:
-        RequestError: a line that cannot be used, named by its number.
+        RequestError: the file cannot be read, or a line cannot be used; the message names both.
     """
-    cases: list[Case] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if limit is not None and len(cases) >= limit:
-                break
-            if line.strip():
-                cases.append(_case(line, f"{path.name}:{number}", tokenizer))
+    lines = islice(read_objects(path), limit)
+    cases = [_case(row, where, tokenizer) for where, row in lines]
     if not cases:
         raise RequestError(f"{path} has no cases")
     return cases
 
 
-def _case(line: str, where: str, tokenizer: Any | None) -> Case:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise RequestError(f"{where}: not valid JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise RequestError(f"{where}: must be an object, got {type(row).__name__}")
+def _case(row: dict[str, Any], where: str, tokenizer: Any | None) -> Case:
     question, documents = row.get("question", row.get("query")), row.get("documents")
     if not question or not isinstance(documents, list) or not documents:
         raise RequestError(f"{where}: needs a question and documents")

@@ -6,12 +6,15 @@ Knows paths. Does not print.
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ragboost.chunk_cache.eval.loading import check_paths, load
+from ragboost.chunk_cache.jsonl import read_objects
 from ragboost.chunk_cache.precompute.catalog import Catalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, Outcome, precompute
 from ragboost.chunk_cache.precompute.neighbours import (
@@ -115,46 +118,44 @@ def find_neighbours(corpus: Corpus, sources: Sources, *, top_n: int) -> Neighbou
     if top_n == 0:
         return [()] * len(corpus)
     if sources.vectors is not None:
-        vectors = np.load(sources.vectors, allow_pickle=False)
-        if len(vectors) != len(corpus):
-            raise ConfigError(
-                f"--vectors {sources.vectors} has {len(vectors)} rows for {len(corpus)} documents"
-            )
-        return by_vectors(vectors, top_n=top_n)
+        return by_vectors(_vectors(sources.vectors, len(corpus)), top_n=top_n)
     number = {_key(document.id): place for place, document in enumerate(corpus)}
     if sources.edges is not None:
-        edges = [
-            (
-                _number(number, row.get("source"), where),
-                _number(number, row.get("target"), where),
-                float(row.get("weight", 1.0)),
-            )
-            for row, where in _lines(sources.edges)
-        ]
+        edges = [_edge(number, row, where) for where, row in read_objects(sources.edges)]
         return by_edges(edges, num_documents=len(corpus), top_n=top_n)
     if sources.trace is not None:
-        requests = [
-            [_number(number, identity, where) for identity in row.get("doc_ids", ())]
-            for row, where in _lines(sources.trace)
-        ]
+        requests = [_request(number, row, where) for where, row in read_objects(sources.trace)]
         return by_cooccurrence(requests, num_documents=len(corpus), top_n=top_n)
     return by_retriever(BM25Retriever(corpus), corpus, top_n=top_n)
 
 
-def _lines(path: Path) -> list[tuple[dict[str, Any], str]]:
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        where = f"{path}:{number}"
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise RequestError(f"{where}: not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise RequestError(f"{where}: must be an object, got {type(row).__name__}")
-        rows.append((row, where))
-    return rows
+def _vectors(path: Path, num_documents: int) -> npt.NDArray[np.float32]:
+    try:
+        vectors = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ConfigError(f"--vectors {path} is no .npy file of numbers: {error}") from None
+    if vectors.shape[:1] != (num_documents,):
+        raise ConfigError(
+            f"--vectors {path} has shape {vectors.shape} and not a row for each of "
+            f"{num_documents} documents"
+        )
+    matrix: npt.NDArray[np.float32] = vectors.astype(np.float32)
+    return matrix
+
+
+def _edge(number: dict[str, int], row: dict[str, Any], where: str) -> tuple[int, int, float]:
+    source, target = (_number(number, row.get(end), where) for end in ("source", "target"))
+    weight = row.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not isfinite(weight):
+        raise RequestError(f"{where}: weight must be a finite number, got {weight!r}")
+    return source, target, float(weight)
+
+
+def _request(number: dict[str, int], row: dict[str, Any], where: str) -> list[int]:
+    identities = row.get("doc_ids")
+    if not isinstance(identities, list):
+        raise RequestError(f"{where}: doc_ids must be a list of ids, got {identities!r}")
+    return [_number(number, identity, where) for identity in identities]
 
 
 def _key(identity: DocumentId) -> str:

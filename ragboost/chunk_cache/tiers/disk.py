@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,7 +170,8 @@ class DiskTier:
                 file.close()
                 path.unlink()
                 raise
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(path.unlink, missing_ok=True)
             with file:
                 view = memoryview(data)
                 while view:
@@ -179,9 +180,7 @@ class DiskTier:
                 os.fdatasync(file.fileno())  # before the name: a file is whole once it has one
                 with self._locked():  # so that nobody who counts meets the file twice
                     path.rename(self._path(key))
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+            on_failure.pop_all()
 
     def _make_room(self, books: "_Books", size: int) -> None:
         total = books.total

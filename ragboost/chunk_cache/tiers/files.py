@@ -11,6 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -89,13 +90,11 @@ class ChunkFile:
 
     def __init__(self, path: Path, key: str) -> None:
         self._path = path
-        self._file: BinaryIO = path.open("rb", buffering=0)
-        try:
+        with ExitStack() as on_failure:
+            self._file: BinaryIO = on_failure.enter_context(path.open("rb", buffering=0))
             self.size_bytes = os.fstat(self._file.fileno()).st_size
             self._read_header(key)
-        except BaseException:
-            self._file.close()
-            raise
+            on_failure.pop_all()
 
     def __enter__(self) -> "ChunkFile":
         return self

@@ -82,7 +82,7 @@ class History:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._samples: deque[tuple[float, dict[str, float]]] = deque(maxlen=_MAX_SAMPLES)
+        self._samples: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_MAX_SAMPLES)
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -95,9 +95,9 @@ class History:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def as_json(self) -> dict[str, list[float]]:
-        """Times in seconds since 1970, and the totals of tokens at each."""
-        samples = [*self._samples, (time.time(), read_totals(self._registry))]
+    def as_json(self, now: Mapping[str, float]) -> dict[str, list[float]]:
+        """Times in seconds since 1970, and the totals at each; `now` are those of this moment."""
+        samples = [*self._samples, (time.time(), now)]
         columns = ("prompt_tokens", "cached_tokens", "requests")
         return {
             "time": [at for at, _ in samples],

@@ -63,20 +63,21 @@ class Dashboard:
         except RequestError as error:
             return error_response(error.status, str(error))
         registry = self._metrics.registry
+        totals = read_totals(registry)
         return JSONResponse(
             {
                 "version": __version__,
                 "now": time.time(),
                 "started": self._started,
                 "totals": {
-                    **read_totals(registry),
+                    **totals,
                     "index_nodes": self._boosting.tenants.num_nodes,
                     "sessions": len(self._boosting.conversations),
                     "waiting": self._dispatcher.num_waiting,
                 },
                 "ttft": read_ttft(registry),
                 "fidelity": self._fidelity(),
-                "history": self.history.as_json(),
+                "history": self.history.as_json(totals),
                 "backends": self._backends(),
                 "indexes": self._indexes(),
                 "recent": list(self._recent),

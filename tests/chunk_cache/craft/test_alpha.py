@@ -67,6 +67,22 @@ def test_tuning_learns_nothing_and_rises_with_alpha() -> None:
     assert craft.alpha == curve.best.alpha == 0.0
 
 
+def test_a_case_that_meets_no_chunk_again_raises_no_bar() -> None:
+    """Full attention is right on a stranger and wrong on the other, and the other alone counts."""
+    craft = CraftReuse(ChunkReuse(build_adapter("llama"), ChunkStore()))
+    craft.prefill(SYSTEM, CHUNKS[:2], QUESTION)
+    stranger = [[token ^ 1 for token in chunk] for chunk in CHUNKS[2:]]
+    full = craft.reuse.prefill(SYSTEM, stranger, QUESTION, policy="full")
+    right = int(full.logits.argmax())
+    known = Case(tuple(SYSTEM), tuple(map(tuple, CHUNKS[1:])), tuple(QUESTION), answer=-1)
+    unknown = Case(tuple(SYSTEM), tuple(map(tuple, stranger)), tuple(QUESTION), answer=right)
+
+    curve = tune(craft, [known, unknown], alphas=(0.5,))
+
+    assert curve.full == 0.0
+    assert curve.best is not None
+
+
 def test_strangers_are_nothing_to_tune_on() -> None:
     craft = CraftReuse(ChunkReuse(build_adapter("llama"), ChunkStore()), early_stop=False)
     with pytest.raises(ChunkCacheError, match="no case meets a chunk of an earlier request"):

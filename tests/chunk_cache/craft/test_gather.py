@@ -1,11 +1,15 @@
 """What is gathered block by block is what the dense attention matrix says."""
 
+import math
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.attention.base import AttentionInputs
 from ragboost.chunk_cache.craft import gather as gather_module
+from ragboost.chunk_cache.craft.formulas import num_to_fix
 from ragboost.chunk_cache.craft.gather import Gather
 from ragboost.chunk_cache.craft.influence import chunk_name
 from ragboost.chunk_cache.hook import Plan
@@ -69,6 +73,37 @@ def test_gathered_attention_is_that_of_the_dense_matrix(
             peak = dense[:, :, start:stop, len(SYSTEM) : start].amax((0, 1, 3))
             highest = peak[list(influence.peak_order)]
             assert bool((highest[:-1] >= highest[1:] - 1e-6).all())
+
+
+def test_the_formulas_by_hand() -> None:
+    """A system token, then chunks of two tokens. Row p of an even head gives 1 / (p + 1) to each of
+    the tokens 0 to p. In the second layer one of two heads looks at the system prompt alone, which
+    is no context: all is 3/4 of what even heads give.
+    """
+    even = torch.zeros(1, 2, 5, 4)
+    key = torch.zeros(1, 2, 5, 4)
+    key[:, :, 0] = 100.0
+    at_system = even.clone()
+    at_system[:, 1] = 100.0
+    gather = Gather([9, 1, 2, 3, 4], [(1, 3), (3, 5)], watched=[0, 1])
+
+    for layer, query in enumerate((even, at_system)):
+        gather(layer, AttentionInputs(query, key, key, torch.arange(5), scaling=1.0))
+    first, second = gather.influences()[0], gather.influences()[1]
+
+    assert (first.context, first.inter, first.a) == ((), (), 0.0)
+    assert first.b == pytest.approx(0.75 * (1 / 3) / 4)  # token 2 looks at token 1
+    # Eq. 3: tokens 3 and 4 give 2/4 and 2/5 to the first chunk; eq. 4: token 4 gives 1/5 to 3.
+    assert second.context == (chunk_name([1, 2]),)
+    assert second.inter == pytest.approx((0.75 * 0.9,))
+    assert second.a == pytest.approx(0.75 * 0.9 / (2 * 2))  # eq. 9
+    assert second.b == pytest.approx(0.75 * 0.2 / 2**2)  # eq. 10
+    assert second.impact() == pytest.approx(0.9 / 1.1)  # CCI
+    assert second.impact(literal=True) == pytest.approx(1 / (1 + math.exp(-4.5)))  # eq. 11
+    assert second.order == second.peak_order == (0, 1)  # eq. 14
+    assert second.overhead([], alpha=0.5) == pytest.approx(0.45 / 1.1)  # eq. 12
+    assert num_to_fix(second.overhead([], alpha=0.5), 2) == 1
+    assert second.overhead([chunk_name([1, 2])]) == 0.0
 
 
 def test_only_watched_chunks_need_their_rows_in_the_pass() -> None:

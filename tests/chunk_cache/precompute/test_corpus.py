@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -282,3 +283,32 @@ def test_what_the_command_cannot_use_is_named(tmp_path: Path) -> None:
     assert "near.jsonl:1: no document of the corpus has the id 9" in str(unknown.exception)
     assert "neighbours come from one source, got --edges and --trace" in str(several.exception)
     assert "none.npy does not exist" in str(nowhere.exception)
+
+
+@pytest.mark.parametrize(
+    ("option", "line", "reason"),
+    [
+        ("--edges", "{", ":2: not valid JSON"),
+        ("--edges", "[1, 2]", ":2: must be an object, got list"),
+        ("--edges", '{"source": 1, "target": 2, "weight": "much"}', ":2: weight must be a finite"),
+        ("--edges", '{"source": 1, "target": 2, "weight": NaN}', ":2: weight must be a finite"),
+        ("--trace", '{"doc_ids": 1}', ":2: doc_ids must be a list of ids, got 1"),
+        ("--trace", '{"doc_ids": [1, null]}', ":2: no document of the corpus has the id None"),
+        ("--vectors", "1 2 3", "is no .npy file of numbers"),
+    ],
+)
+def test_a_line_that_says_nothing_about_neighbours_is_named(
+    tmp_path: Path, option: str, line: str, reason: str
+) -> None:
+    command = make_corpus(tmp_path)
+    (tmp_path / "near").write_text(f"\n{line}\n")
+    done = CliRunner().invoke(app, [*command, option, str(tmp_path / "near")])
+    assert f"{tmp_path / 'near'}" in str(done.exception)
+    assert reason in str(done.exception)
+
+
+def test_vectors_of_another_corpus_are_refused(tmp_path: Path) -> None:
+    command = make_corpus(tmp_path)
+    np.save(tmp_path / "vectors.npy", np.ones((2, 4)))
+    done = CliRunner().invoke(app, [*command, "--vectors", str(tmp_path / "vectors.npy")])
+    assert "has shape (2, 4) and not a row for each of 3 documents" in str(done.exception)

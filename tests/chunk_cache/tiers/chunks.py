@@ -1,4 +1,8 @@
-"""Small chunks to store."""
+"""Small chunks to store, and a disk that is full."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -50,3 +54,14 @@ def same(one: ChunkKV | None, other: ChunkKV | None) -> bool:
         )
         and torch.equal(torch.as_tensor(one.sensitivity), torch.as_tensor(other.sensitivity))
     )
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """The system refuses to make larger files, as a full disk or a quota does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

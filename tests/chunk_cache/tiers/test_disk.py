@@ -1,14 +1,11 @@
 """The disk tier is bounded, ranks by heat, and survives dying writers, full disks and others."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ import pytest
 from ragboost.chunk_cache.tiers.disk import DiskTier
 from ragboost.chunk_cache.tiers.files import encode
 from ragboost.errors import ChunkCacheError
-from tests.chunk_cache.tiers.chunks import make_chunk, same
+from tests.chunk_cache.tiers.chunks import files_of_at_most, make_chunk, same
 
 SIZE = len(encode("a", make_chunk(), codec="plain"))
 ROOT = Path(__file__).parents[3]
@@ -45,17 +42,6 @@ def in_another_process(code: str, *arguments: object) -> "subprocess.Popen[bytes
     command = [sys.executable, "-c", program, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """The system refuses to make larger files, as a full disk or a quota does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_chunk_outlives_the_tier_that_stored_it(tmp_path: Path) -> None:

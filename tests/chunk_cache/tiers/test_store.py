@@ -1,6 +1,7 @@
 """KV moves between tiers by heat, comes back in time or not at all, and is never wrong."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,7 +160,7 @@ def test_what_was_loaded_for_a_request_is_not_evicted_before_it_is_used(disk: Di
     load = store._loads.get("wanted")
     assert load is None or load.chunk() is not None
     while "wanted" not in store.memory[0]:
-        pass
+        time.sleep(0.001)
     for number in range(4):
         store.put(str(number), make_chunk(number, compute_s=9.0))
     assert "wanted" in store.memory[0]

@@ -2,7 +2,6 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import FakeEngine, Received
-from tests.proxy.chats import (
+from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.proxy.conversations.chats import (
     HINT,
     URL,
     Chat,
@@ -21,22 +21,6 @@ from tests.proxy.chats import (
     document,
     text_of,
 )
-from tests.proxy.conftest import ProxyServer, proxy_settings
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def client(engine: FakeEngine) -> Iterator[httpx.Client]:
-    with (
-        ProxyServer(proxy_settings(engine.url)) as proxy,
-        httpx.Client(base_url=proxy.url, timeout=20) as client,
-    ):
-        yield client
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,17 +2,14 @@
 
 import random
 import re
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import httpx
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import FakeEngine, Received
-from tests.proxy.chats import Chat, check_extends, contents
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.proxy.conversations.chats import Chat, check_extends, contents
 
 REFERENCE = re.compile(r'the document that begins with "([^"]*)"')
 USERS = ("alice", "bob")
@@ -21,21 +18,6 @@ ACTION = st.tuples(
     st.sampled_from(["ask", "ask", "ask", "edit", "truncate"]),
     st.lists(st.integers(0, 5), max_size=4),
 )
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def client(engine: FakeEngine) -> Iterator[httpx.Client]:
-    with (
-        ProxyServer(proxy_settings(engine.url)) as proxy,
-        httpx.Client(base_url=proxy.url, timeout=20) as client,
-    ):
-        yield client
 
 
 def text_of(user: str, i: int) -> str:

@@ -1,7 +1,6 @@
 """Conversations through the proxy: nothing lost, doubled or mixed, and prefixes that only grow."""
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from ragboost.proxy.rewrite import Rewriter
 from tests.fakes import FakeEngine, Received
-from tests.proxy.chats import (
+from tests.proxy.conversations.chats import (
     HINT,
     URL,
     Chat,
@@ -21,22 +20,6 @@ from tests.proxy.chats import (
     document,
     text_of,
 )
-from tests.proxy.conftest import ProxyServer, proxy_settings
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def client(engine: FakeEngine) -> Iterator[httpx.Client]:
-    with (
-        ProxyServer(proxy_settings(engine.url)) as proxy,
-        httpx.Client(base_url=proxy.url, timeout=20) as client,
-    ):
-        yield client
 
 
 def test_a_later_turn_extends_the_earlier_one_and_refers_to_its_documents(
