@@ -4,12 +4,14 @@ httptools itself accepts a head of any size and waits for it forever.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ragboost.config import ProxySettings
+from ragboost.proxy.disconnect import EXTENSION
 from ragboost.proxy.errors import error_body, error_response
 
 _LINGER_S = 1.0
@@ -33,6 +35,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._on_lost: Callable[[], None] | None = None
+        self._is_lost = False
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """See `disconnect.EXTENSION`."""
+        self._on_lost = on_lost
+        if on_lost is not None and self._is_lost:
+            on_lost()
+        elif on_lost is not None:
+            self.flow.resume_reading()  # else nobody would see the end of it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -41,6 +53,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self._is_lost = True
+        if self._on_lost is not None:
+            self._on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -63,6 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         # A head that came in one piece is parsed before it could be counted.
         self.app = self.too_large if size > self.limits.max_header_bytes else self.config.loaded_app
+        self.scope["extensions"] = {EXTENSION: {"watch": self.watch}}
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

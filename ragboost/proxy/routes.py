@@ -77,7 +77,7 @@ class Passthrough:
     async def _answer(self, exchange: Exchange) -> None:
         declared = get_header(exchange.headers, b"content-length")
         body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
-        async with ClientWatch(exchange.receive) as watch:
+        async with ClientWatch(exchange.scope, exchange.receive) as watch:
             with self._dispatcher.turn() as turn:
                 try:
                     await self._forward(exchange, watch, turn, body)
