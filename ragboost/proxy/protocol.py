@@ -34,6 +34,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._is_refused = False
         self._head_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._on_lost: Callable[[], None] | None = None
         self._is_lost = False
@@ -68,6 +70,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._body, self._body_bytes = [], 0
         self._is_in_head = True
         self._start_timer()
 
@@ -81,9 +84,28 @@ class LimitedProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {EXTENSION: {"watch": self.watch}}
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Collect the body, as far as it is allowed to be large: in pieces, uvicorn would copy it
+        several times, and pause the connection for each of them."""
+        if self._body_bytes <= self.limits.max_body_bytes and not self.cycle.response_complete:
+            self._body_bytes += len(body)
+            self._body.append(body)
+            return
+        self._pass_body()
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._pass_body()
         super().on_message_complete()
         self._is_in_head = True
+
+    def _pass_body(self) -> None:
+        """Hand over what has been collected."""
+        if self._body and not self.cycle.response_complete:
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self.cycle.body = body  # type: ignore[assignment]  # which then is not copied
+            self.cycle.message_event.set()
+        self._body = []
 
     def _start_timer(self) -> None:
         if self._head_timer is None:

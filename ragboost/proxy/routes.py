@@ -38,6 +38,7 @@ class Passthrough:
         self._settings = settings
         self._keys = ApiKeys(settings.proxy.api_keys)
         self._tracing = Tracing() if settings.proxy.tracing else None
+        self._has_notes = settings.proxy.tracing or settings.proxy.access_log
         self._dispatcher = dispatcher
         self._metrics = metrics
 
@@ -82,7 +83,8 @@ class Passthrough:
                 try:
                     await self._forward(exchange, watch, turn, body)
                 finally:
-                    exchange.notes.update(turn.notes)
+                    if self._has_notes:
+                        exchange.notes.update(turn.notes)
         if watch.has_left:
             exchange.outcome = "client_left"
 
@@ -139,7 +141,8 @@ class Completions(Passthrough):
             cached_tokens=prepared.predicted_cached_tokens,
             history=prepared.match.digest if prepared.match else b"",
         )
-        exchange.notes.update(prepared.notes)
+        if self._has_notes:
+            exchange.notes.update(prepared.notes)
         upstream = self._upstream(exchange, prepared, reader=reader)
         tap = None
         try:
