@@ -140,7 +140,9 @@ def _number_attribute(run: list[_Element]) -> str | None:
 
 
 def _block(text: str, element: _Element, number: str | None) -> Block:
-    inner, inner_end = strip(text, element.inner_start, element.inner_end)
+    inner, inner_end = element.inner_start, element.inner_end
+    if inner == inner_end or text[inner].isspace() or text[inner_end - 1].isspace():
+        inner, inner_end = strip(text, inner, inner_end)
     name = _name(text, element, number, inner) if element.attributes or text[inner] == "<" else ""
     start, end = (inner, inner_end) if element.content < 0 else _content(text, element)
     proper = text[start:end] or None

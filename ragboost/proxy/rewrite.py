@@ -318,7 +318,7 @@ def _bytes_around(payload: Payload, found: Found) -> tuple[int, int]:
     if found.message is None:
         return 0, 0
     sizes = [memoryview(message).nbytes for message in payload.messages]
-    inside = sum(_num_bytes(document.text) for document in found.documents)
+    inside = sum([_num_bytes(document.text) for document in found.documents])
     return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)
 
 
