@@ -116,7 +116,8 @@ class Boosting:
         key, user, known = TenantKey.of(payload.body), user_of(headers), Known()
         session = session_name(payload.body, headers) if past is None else None
         if session is None:
-            known = await self._recognition.recognise(payload, key, user, past=past)
+            found = detected.found
+            known = await self._recognition.recognise(payload, key, user, found=found, past=past)
         past = known.match.past if known.match else past
         draft = Draft(raw, payload, history=known.match.digest if known.match else b"")
         if session is None and self._is_plain(payload, detected, past):
