@@ -6,6 +6,7 @@ recognise.
 
 import asyncio
 import json
+import os
 import re
 import uuid
 from collections.abc import Mapping
@@ -276,11 +277,22 @@ class _Examination:
                 text = await response.text()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            return 0, str(error) or type(error).__name__
+            return 0, _reason(error)
         try:
             return status, json.loads(text)
         except ValueError:
             return status, text
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no answer, in words."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_TIMEOUT_S:.0f} s"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "no such host"
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return f"no connection: {os.strerror(error.os_error.errno).lower()}"
+    return str(error) or type(error).__name__
 
 
 async def _greets(address: str) -> bool:
