@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml requirements-dev.txt
 demo: install        ## replay a RAG workload through the embedded engine, plain and boosted, and show what was saved
 	@$(BIN)/ragboost demo $(ARGS)
 
-test: lint typecheck docs packages pytest   ## lint, types, documentation, packages and tests
+test: lint typecheck docs packages test-integrations pytest   ## all of it: lint, types, documentation, packages, integrations, tests
 
 lint: install        ## ruff: style and formatting
 	@$(BIN)/ruff check .
@@ -62,15 +62,15 @@ test-engines: engines   ## the tests against real vLLM and SGLang servers, and h
 	@for engine in embedded vllm sglang; do $(BIN)/python -m benchmarks.fidelity --engine $$engine --json || exit 1; done
 	@for engine in vllm sglang; do $(BIN)/python -m benchmarks.fidelity --engine $$engine --signal hook --json || exit 1; done
 
-.venv-integrations/.installed: requirements-integrations.txt
-	@echo "Installing LiteLLM, Ray and others into .venv-integrations (1.5 GB, some minutes) ..."
-	@test -x .venv-integrations/bin/python || $(BIN)/python -m venv .venv-integrations
-	@.venv-integrations/bin/python -m pip install -q -r $<
+.venv-integrations/.installed: requirements-integrations.txt | install
+	@echo "Installing LiteLLM, Ray and others into .venv-integrations (1.2 GB) ..."
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python .venv-integrations
+	@$(BIN)/uv pip sync -q --python .venv-integrations/bin/python $<
 	@touch $@
 
-test-integrations: install .venv-integrations/.installed   ## the tests of what does not install beside the engine: LiteLLM, Ray, OpenAILike
-	@EMBEDDED_ENGINE_PYTHON=$(abspath $(BIN)/python) .venv-integrations/bin/python -m pytest \
-		tests/integrations tests/test_examples.py $(ARGS)
+test-integrations: .venv-integrations/.installed   ## the tests of what does not install beside the engine: LiteLLM, Ray, OpenAILike
+	@EMBEDDED_ENGINE_PYTHON=$(abspath $(BIN)/python) .venv-integrations/bin/python -m pytest -m own_environment \
+		tests/integrations tests/test_examples.py tests/test_extras.py tests/test_imports.py $(ARGS)
 
 clean:               ## remove .venv and caches
 	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-integrations .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

@@ -5,13 +5,16 @@
 
 Timing needs no trained weights: the model is random. On a CPU the processor time of the process
 counts, which other processes disturb less than the clock; on an accelerator the clock,
-synchronised. Selection is included. `ratio[tokens][recompute]` is full prefill / reuse,
-`assembly_share` the part of a full prefill that putting the stored KV together takes.
+synchronised. Selection is included. The ways take turns, more of them for shorter prompts;
+`ratio[tokens][recompute]` is full prefill / reuse, of medians, `assembly_share` the part of a full
+prefill that putting the stored KV together takes.
 """
 
 import argparse
 import json
 import platform
+import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -58,27 +61,41 @@ def build(shape: str, *, layers: int | None, device: str) -> ModelAdapter:
     return ModelAdapter(model)
 
 
+def timed(run: Callable[[], Any], *, device: str) -> float:
+    """Return how long a run takes, seconds: of the processor on a CPU, else of the clock."""
+    if device == "cpu":
+        begin = time.process_time()
+        run()
+        return time.process_time() - begin
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
 def best(run: Callable[[], Any], *, repeats: int, device: str) -> float:
     """Return the least time of some runs, seconds."""
-    return best_of_turns({"": run}, repeats=repeats, device=device)[""]
+    return min(timed(run, device=device) for _ in range(repeats))
 
 
-def best_of_turns(
-    runs: dict[str, Callable[[], Any]], *, repeats: int, device: str
+def take_turns(
+    runs: dict[str, Callable[[], Any]], *, repeats: int, device: str, name: str
 ) -> dict[str, float]:
-    """Return the least time of each, seconds. They take turns: a busy machine disturbs all."""
-    clock = time.process_time if device == "cpu" else time.perf_counter
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
-            if device != "cpu":
-                torch.cuda.synchronize()
-            begin = clock()
-            run()
-            if device != "cpu":
-                torch.cuda.synchronize()
-            times[name].append(clock() - begin)
-    return {name: min(found) for name, found in times.items()}
+    """Return the median time of each, seconds. They take turns: a busy machine disturbs all."""
+    times: dict[str, list[float]] = {what: [] for what in runs}
+    for turn in range(repeats):
+        for number, (what, run) in enumerate(runs.items()):
+            progress = f"turn {turn + 1}/{repeats}, {number + 1}/{len(runs)}: {what}"
+            print(f"\r{name} tokens, {progress:40}", end="", file=sys.stderr, flush=True)
+            times[what].append(timed(run, device=device))
+    print(file=sys.stderr)
+    return {what: statistics.median(found) for what, found in times.items()}
+
+
+def turns(num_tokens: int) -> int:
+    """Return how often each way is measured where nothing is asked for."""
+    return max(3, min(7, 20_000 // num_tokens))
 
 
 def measure(adapter: ModelAdapter, num_tokens: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -116,12 +133,14 @@ def measure(adapter: ModelAdapter, num_tokens: int, args: argparse.Namespace) ->
     }
     for ratio in args.ratios:
         runs[f"{ratio:g}"] = lambda ratio=ratio: reused(ratio)
+    repeats, name = args.repeats or turns(num_tokens), str(num_tokens)
     if args.device != "cpu":
-        best_of_turns(runs, repeats=1, device=args.device)
-    seconds = best_of_turns(runs, repeats=args.repeats, device=args.device)
+        take_turns(runs, repeats=1, device=args.device, name=f"warming up, {name}")
+    seconds = take_turns(runs, repeats=repeats, device=args.device, name=name)
     full_s, assembly_s = seconds.pop("full"), seconds.pop("assembly")
     return {
         "prompt_tokens": ids.shape[1],
+        "repeats": repeats,
         "full_s": round(full_s, 4),
         "assembly_s": round(assembly_s, 4),
         "reuse_s": {ratio: round(value, 4) for ratio, value in seconds.items()},
@@ -139,7 +158,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, help="default: more for shorter prompts")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():

@@ -1,38 +1,49 @@
-"""Order a file of requests offline, and see the predicted hit rate before and after.
+"""A file of requests: plan it offline, then let the engine answer it, as it is and as planned.
 
-Run: python examples/batch.py
+Run: ragboost engine &
+     python examples/batch.py   (needs: pip install openai)
 """
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
+from openai import OpenAI
+
+from ragboost import Settings
 from ragboost.batch import run_batch
+from ragboost.config import OrderingSettings
+
+BASE_URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
+REQUESTS = Path(__file__).parent / "requests.jsonl"
 
 
 def main() -> None:
-    """Write six requests over four documents, plan them, and print the new order."""
-    texts = {name: f"Document {name}. " * 200 for name in "abcd"}
-    lists = ("abc", "dcb", "bac", "cdb", "cab", "bdc")
+    """Answer six requests over four documents twice, and show what was cached."""
+    as_it_is = Settings(ordering=OrderingSettings(enabled=False))
     with tempfile.TemporaryDirectory() as folder:
-        source, output = Path(folder, "requests.jsonl"), Path(folder, "ordered.jsonl")
-        source.write_text(
-            "".join(
-                json.dumps(
-                    {
-                        "id": f"q{number}",
-                        "question": "Which one?",
-                        "documents": [{"id": name, "text": texts[name]} for name in names],
-                    }
-                )
-                + "\n"
-                for number, names in enumerate(lists)
-            )
-        )
-        summary = run_batch(source, output)
-        for line in map(json.loads, output.read_text().splitlines()):
-            print(line["id"], [document["id"] for document in line["documents"]])
-    print(summary)
+        for name, settings in (("as it is", as_it_is), ("planned", Settings())):
+            path = Path(folder, "ordered.jsonl")
+            run_batch(REQUESTS, path, settings=settings)
+            lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+            cached, total = answer(lines, salt=name)
+            order = " ".join(line["custom_id"] for line in lines)
+            print(f"{name}: {order}, {cached} of {total} prompt tokens cached")
+
+
+def answer(lines: list[dict], *, salt: str) -> tuple[int, int]:
+    """Send the requests one after another; cached and all prompt tokens. `salt` keeps what is
+    cached for one run from the other."""
+    cached = total = 0
+    with OpenAI(base_url=BASE_URL, api_key="unused") as client:
+        for line in lines:
+            usage = client.chat.completions.create(
+                **line["body"], extra_body={"cache_salt": salt}
+            ).usage
+            cached += usage.prompt_tokens_details.cached_tokens
+            total += usage.prompt_tokens
+    return cached, total
 
 
 if __name__ == "__main__":

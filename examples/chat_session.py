@@ -1,28 +1,47 @@
-"""A conversation: documents of earlier turns are not sent again, a hint says where they stand.
+"""A conversation with the library: a document that an earlier turn carries is not sent again.
 
-Run: python examples/chat_session.py
+The session says what each turn adds; the prompt is the whole conversation, as chat clients send it.
+
+Run: ragboost engine &
+     python examples/chat_session.py   (needs: pip install openai)
 """
+
+import sys
+
+from openai import OpenAI
 
 import ragboost
 
+BASE_URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 TEXTS = {
-    "1": "The library opens at nine and closes at eight.",
-    "2": "Cards are free for residents and cost ten euros for visitors.",
-    "4": "Books are lent for four weeks and can be renewed twice.",
-    "5": "The reading room has forty seats and free wireless network.",
+    "hours": "The library opens at nine and closes at eight. ",
+    "cards": "Cards are free for residents and cost ten euros for visitors. ",
+    "loans": "Books are lent for four weeks and can be renewed twice. ",
+    "rooms": "The reading room has forty seats and free wireless network. ",
 }
 
 
 def main() -> None:
     """Ask two questions; the second retrieves two documents that the first one sent."""
     session = ragboost.Booster().session("visitor-7")
-    for question, ids in (("When does it open?", "124"), ("Can I work there?", "152")):
-        documents = [ragboost.Document(TEXTS[name], id=name) for name in ids]
-        context = session.boost(question, documents)
-        sent = [document.id for document in context.documents]
-        print(f"{question} retrieved {list(ids)}, sent {sent}")
-        for hint in context.hints:
-            print(f"  hint: {hint.text}")
+    messages = []
+    with OpenAI(base_url=BASE_URL, api_key="unused") as client:
+        for question, names in (
+            ("When does it open?", ("hours", "cards", "loans")),
+            ("Can I work there?", ("hours", "rooms", "cards")),
+        ):
+            documents = [ragboost.Document(TEXTS[name] * 10, id=name) for name in names]
+            context = session.boost(question, documents)
+            messages += context.messages()
+            answer = client.chat.completions.create(
+                model="ragboost-small", messages=messages, max_tokens=8
+            )
+            messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+            sent = [document.id for document in context.documents]
+            cached = answer.usage.prompt_tokens_details.cached_tokens
+            print(f"{question} sent {sent}, {cached} of {answer.usage.prompt_tokens} tokens cached")
+            for hint in context.hints:
+                print(f"  hint: {hint.text}")
 
 
 if __name__ == "__main__":

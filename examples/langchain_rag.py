@@ -34,7 +34,7 @@ def search(question: str) -> list[Document]:
 
 
 def main() -> None:
-    """Ask two questions, and show what the engine had cached."""
+    """Ask two questions, and show the answers and what the engine had cached."""
     retriever = BoostRetriever(base_retriever=RunnableLambda(search))  # the one line
     prompt = ChatPromptTemplate.from_template(
         "Answer from these documents.\n\n{context}\n\nQuestion: {question}"
@@ -48,9 +48,10 @@ def main() -> None:
         | model
     )
     for question in ("who signed the lease?", "what is the monthly rent under the lease?"):
-        usage = chain.invoke(question).usage_metadata
-        cached = usage["input_token_details"]["cache_read"]
-        print(f"{question} {usage['input_tokens']} prompt tokens, {cached} cached")
+        answer = chain.invoke(question)
+        cached = answer.usage_metadata["input_token_details"]["cache_read"]
+        print(f"{question} {answer.text!r}")
+        print(f"  {answer.usage_metadata['input_tokens']} prompt tokens, {cached} cached")
 
 
 if __name__ == "__main__":

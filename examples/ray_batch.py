@@ -34,7 +34,7 @@ class Ask:
 
 def main() -> None:
     """Run six questions over four documents, and show what was cached."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(log_to_driver=False)  # starts Ray here, or joins the cluster at RAY_ADDRESS
     rows = [
         {"question": f"Question {number}?", "documents": [TEXTS[name] for name in names]}
         for number, names in enumerate(LISTS)

@@ -23,7 +23,7 @@ DOCUMENTS = [
 
 def main() -> None:
     """Deploy the proxy, and ask two questions whose documents come in another order."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(log_to_driver=False)  # starts Ray here, or joins the cluster at RAY_ADDRESS
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     serve.run(deploy(Settings(backend=BackendSettings(url=BACKEND))), name="ragboost")
     client = OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="unused")

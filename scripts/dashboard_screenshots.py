@@ -10,14 +10,15 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+import aiohttp
 from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
 
 from ragboost.config import BackendSettings, EngineSettings, IndexSettings, Settings
 from ragboost.demo.corpus import standard_library
 from ragboost.demo.replay import MODEL, replay
-from ragboost.demo.workload import make_workload
-from ragboost.engine import create_engine_app
+from ragboost.demo.workload import Workload, make_workload
+from ragboost.engine import create_engine_app, with_events
 from ragboost.proxy.app import create_app
 from ragboost.retrieval import BM25Retriever
 from ragboost.serving import serve_in_thread
@@ -36,23 +37,38 @@ class View(NamedTuple):
 
 
 VIEWS = (
-    View("dashboard-light", "light", 1240, 1250),
-    View("dashboard-dark", "dark", 1240, 1250),
-    View("dashboard-narrow", "light", 390, 1250),
+    View("dashboard-light", "light", 1240, 1640),
+    View("dashboard-dark", "dark", 1240, 1640),
+    View("dashboard-narrow", "light", 390, 1640),
 )
 
 
 def load(proxy: str) -> threading.Thread:
-    """Replay the demo's workload in a thread, while the pictures are taken."""
+    """Replay the demo's workload in a thread while the pictures are taken: single questions,
+    conversations, and questions without documents, side by side."""
     documents = standard_library()
     retriever = BM25Retriever(documents)
     workload = make_workload(
         documents, retriever, sessions=240, conversations=30, turns=4, k=8, seed=1
     )
 
-    async def run() -> None:
-        async for _ in replay(workload, proxy, boosted=True):
+    async def send(part: Workload) -> None:
+        async for _ in replay(part, proxy, boosted=True):
             pass
+
+    async def chat() -> None:
+        async with aiohttp.ClientSession(proxy) as client:
+            for number in range(20):
+                messages = [{"role": "user", "content": f"What is {number} times {number}?"}]
+                body = {"model": MODEL, "messages": messages, "max_tokens": 8, "stream": True}
+                async with client.post("/v1/chat/completions", json=body) as answer:
+                    await answer.read()
+                await asyncio.sleep(4)
+
+    async def run() -> None:
+        await asyncio.gather(
+            send(workload._replace(conversations=[])), send(workload._replace(sessions=[])), chat()
+        )
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
@@ -74,6 +90,7 @@ def take(url: str) -> None:
             size = {"width": view.width, "height": view.height}
             scale = {"deviceScaleFactor": 1, "mobile": False}
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, **scale})
+            browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
             browser.get(f"{url}/dashboard")
             WebDriverWait(browser, 120).until(_is_filled)
             browser.execute_script(
@@ -94,7 +111,7 @@ def _is_filled(browser: webdriver.Chrome) -> bool:
 def main() -> None:
     """Serve the embedded engine and the proxy, load them, take the pictures after a minute."""
     engine = EngineSettings(capacity_tokens=CAPACITY, served_model_name=MODEL)
-    with serve_in_thread(create_engine_app(engine)) as engine_url:
+    with serve_in_thread(create_engine_app(with_events(engine))) as engine_url:
         settings = Settings(
             backend=BackendSettings(url=engine_url), index=IndexSettings(capacity_tokens=CAPACITY)
         )

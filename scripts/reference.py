@@ -4,6 +4,8 @@
 """
 
 import argparse
+import html
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,7 +119,11 @@ def commands_page() -> str:
     """The help of every command, as Typer writes it."""
     command = [sys.executable, "-m", "typer", "ragboost.cli", "utils", "docs", "--name", "ragboost"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stdout.replace("# `ragboost`", "# Command line", 1).rstrip() + "\n"
+    text = done.stdout.replace("# `ragboost`", "# Command line", 1).rstrip() + "\n"
+    # Two empty lines stand before what Typer must not wrap: examples.
+    return re.sub(
+        r"\n\n\n((?:.+\n)+)", lambda found: f"\n\n```\n{html.unescape(found[1])}```\n", text
+    )
 
 
 def _text(text: str) -> str:

@@ -1,15 +1,18 @@
 """The examples of the documentation run as they stand."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import FakeEngine
 from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.test_examples import running
 
 SESSIONS = Path(__file__).parent.parent / "docs" / "sessions.md"
 
@@ -108,6 +111,34 @@ def test_the_python_examples_of_a_page_run(
             exec(compile(code, f"{page}, block {number}", "exec"), names)
 
     assert blocks
+
+
+def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the extra engine")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 5
+
+    with running("serve", "--embedded") as url:
+        script = "".join(blocks).replace("http://127.0.0.1:8080", url)
+        script = re.sub(r"(python examples/\w+\.py)", rf"\1 {url}/v1", script)
+        script = script.replace("ordered.jsonl", str(tmp_path / "ordered.jsonl"))
+        here = Path(sys.executable).parent
+        env = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+
+    assert done.returncode == 0, done.stderr
+    for said in ('"object":"chat.completion"', "928 cached", "1 sent", "Usage(", "planned as a"):
+        assert said in done.stdout
+    assert (tmp_path / "ordered.jsonl").is_file()
 
 
 def test_every_page_with_python_examples_is_run_by_a_test() -> None:

@@ -1,6 +1,7 @@
 """Every example runs as a user would run it, and says what it promises.
 
-Those that need a proxy are given `ragboost serve --embedded`, as their first lines say.
+Those that need a server are given `ragboost serve --embedded` or `ragboost engine`, as their first
+lines say.
 """
 
 import os
@@ -8,31 +9,36 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
 
+from tests.environments import ENGINE_PYTHON, needs, own_environment
+
 ROOT = Path(__file__).parents[1]
-SAYS = {
+ALONE = {  # what it says; these need no server, or start their own
     "quickstart.py": "cached prefix of the second request",
-    "chat_session.py": "sent ['5']",
     "openai_client.py": "cached",
-    "batch.py": "q0",
     "agents.py": "5 of 5 documents went back",
     "graph_rag.py": "prompt tokens, 67 of them reused",
 }
 THROUGH_PROXY = {  # the packages it needs, and what it says
-    "hosted_usage.py": ({"openai"}, "Usage(requests=3"),
-    "langchain_rag.py": ({"langchain_openai"}, "928 cached"),
-    "llama_index_chat.py": ({"llama_index.core", "llama_index.llms.openai_like"}, "sent []"),
-    "ray_batch.py": ({"ray", "openai"}, "row 5:"),
-    "session_api.py": ({"openai"}, "3 retrieved, 1 sent"),
+    "hosted_usage.py": (["openai"], "Usage(requests=3"),
+    "langchain_rag.py": (["langchain_openai"], "928 cached"),
+    "llama_index_chat.py": (["llama_index.llms.openai_like"], "sent []"),
+    "session_api.py": (["openai"], "3 retrieved, 1 sent"),
 }
+TO_ENGINE = {
+    "batch.py": (["openai"], "planned: q1 q3 q5 q2 q4 q6, 2528 of 3625"),
+    "chat_session.py": (["openai"], "sent ['rooms'], 624 of 923 tokens cached"),
+}
+WITH_RAY = {"ray_batch.py", "ray_serve.py"}  # run by integrations/test_ray.py
 ENV = {
     "PYTHONPATH": str(ROOT),
     "PATH": os.environ.get("PATH", ""),
@@ -40,14 +46,19 @@ ENV = {
     "RAGBOOST_ENGINE__BUILTIN_SIZE": "tiny",
     "RAGBOOST_ENGINE__SERVED_MODEL_NAME": "ragboost-small",
 }
-# In an environment without torch, the Makefile says which Python has it.
-ENGINE_PYTHON = os.environ.get("EMBEDDED_ENGINE_PYTHON", sys.executable)
 
 
 @pytest.fixture(scope="module")
 def proxy_url() -> Iterator[str]:
     """The proxy in front of the embedded engine."""
     with running("serve", "--embedded") as url:
+        yield f"{url}/v1"
+
+
+@pytest.fixture(scope="module")
+def engine_url() -> Iterator[str]:
+    """The embedded engine alone."""
+    with running("engine") as url:
         yield f"{url}/v1"
 
 
@@ -79,18 +90,11 @@ def _wait_until_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
             time.sleep(0.2)
 
 
-def is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # of the package around it
-        return False
-
-
-def run_example(name: str, *arguments: str) -> str:
+def run_example(name: str, *arguments: str, env: Mapping[str, str] = MappingProxyType({})) -> str:
     done = subprocess.run(
         [sys.executable, f"examples/{name}", *arguments],
         cwd=ROOT,
-        env=ENV,
+        env={**ENV, **env},
         capture_output=True,
         text=True,
         timeout=110,
@@ -103,27 +107,34 @@ def run_example(name: str, *arguments: str) -> str:
 def test_every_example_is_run_here() -> None:
     examples = {path.name for path in (ROOT / "examples").glob("*.py")}
 
-    assert examples == {*SAYS, *THROUGH_PROXY, "ray_serve.py"}
+    assert examples == {*ALONE, *THROUGH_PROXY, *TO_ENGINE, *WITH_RAY}
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="some start the embedded engine themselves")
-@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.parametrize("name", ALONE)
 def test_the_example_runs(name: str) -> None:
-    assert SAYS[name] in run_example(name)
+    assert ALONE[name] in run_example(name)
 
 
-@pytest.mark.parametrize("name", THROUGH_PROXY)
-def test_the_example_runs_through_the_proxy(name: str, proxy_url: str) -> None:
-    needs, says = THROUGH_PROXY[name]
-    for package in sorted(needs):
-        if not is_installed(package):
-            pytest.skip(f"{package} is not installed here; make test-integrations has it")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=own_environment if name == "llama_index_chat.py" else ())
+        for name in THROUGH_PROXY
+    ],
+)
+def test_the_example_runs_through_the_proxy(name: str, request: pytest.FixtureRequest) -> None:
+    packages, says = THROUGH_PROXY[name]
+    for package in packages:
+        needs(package)
 
-    assert says in run_example(name, proxy_url)
+    assert says in run_example(name, request.getfixturevalue("proxy_url"))
 
 
-def test_the_ray_serve_example_runs_in_front_of_the_engine() -> None:
-    if not is_installed("ray"):
-        pytest.skip("ray is not installed here; make test-integrations has it")
-    with running("engine") as url:
-        assert "What is the rent?" in run_example("ray_serve.py", url)
+@pytest.mark.parametrize("name", TO_ENGINE)
+def test_the_example_runs_with_the_engine(name: str, request: pytest.FixtureRequest) -> None:
+    packages, says = TO_ENGINE[name]
+    for package in packages:
+        needs(package)
+
+    assert says in run_example(name, request.getfixturevalue("engine_url"))

@@ -3,10 +3,11 @@
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.environments import needs, own_environment
 
 ROOT = Path(__file__).parents[1]
 WEB = {"fastapi", "starlette", "uvicorn", "aiohttp"}
@@ -53,6 +54,8 @@ RULES: dict[str, set[str]] = {
     "ragboost.integrations.ray": NUMPY | SETTINGS,
 }
 
+LITELLM = "ragboost.integrations.litellm.hook"
+
 
 def _modules(package: str) -> list[str]:
     """The package's modules that exist, the package itself first."""
@@ -77,11 +80,14 @@ def _loaded(modules: list[str]) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("package", RULES)
+@pytest.mark.parametrize(
+    "package",
+    [pytest.param(name, marks=own_environment if name == LITELLM else ()) for name in RULES],
+)
 def test_a_package_loads_only_what_it_may(package: str) -> None:
     modules = _modules(package)
-    if package.endswith("litellm.hook") and find_spec("litellm") is None:
-        pytest.skip("litellm is not installed here; make test-integrations has it")
+    if package == LITELLM:
+        needs("litellm")
     if not modules:
         pytest.skip(f"{package} is not there yet")
     if "torch" in RULES[package]:

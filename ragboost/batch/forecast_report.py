@@ -6,7 +6,7 @@ from rich.bar import Bar
 from rich.table import Table
 
 from ragboost.batch.forecast import Forecast, Point
-from ragboost.errors import RequestError, import_extra
+from ragboost.plots import line_plot
 
 _BAR = 24
 _ORDERS = (("plain", "as it is"), ("online", "ordered online"), ("planned", "planned as a batch"))
@@ -51,23 +51,18 @@ def write_plot(forecast: Forecast, path: Path) -> None:
         MissingExtraError: matplotlib is not installed.
         RequestError: another kind of file, or it cannot be written.
     """
-    if path.suffix not in (".png", ".svg"):
-        raise RequestError(f"--plot writes .png or .svg, got {path.name!r}", param="plot")
-    figures = import_extra("matplotlib.figure", extra="plot")
-    figure = figures.Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    labels = [_size(point) for point in forecast.points]
-    for name, label in _ORDERS:
-        rates = [100 * getattr(point, name) for point in forecast.points]
-        axes.plot(range(len(labels)), rates, marker="o", label=label)
-    axes.set_xticks(range(len(labels)), labels)
-    axes.set(xlabel="prefix cache, tokens", ylabel="hit rate, %", ylim=(0, 100))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise RequestError(f"cannot write {path}: {error.strerror}", param="plot") from None
+    lines = {
+        label: [(at, 100 * getattr(point, name)) for at, point in enumerate(forecast.points)]
+        for name, label in _ORDERS
+    }
+    line_plot(
+        path,
+        lines,
+        x_label="prefix cache, tokens",
+        y_label="hit rate, %",
+        y_top=100,
+        x_ticks=[_size(point) for point in forecast.points],
+    )
 
 
 def _size(point: Point) -> str:

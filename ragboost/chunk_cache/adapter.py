@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.hook import PLAN, Plan, StopForwardError, install
 from ragboost.chunk_cache.kv_cache import RequestCache
+from ragboost.chunk_cache.resume import install_resuming
 from ragboost.chunk_cache.rope import Frequencies, Layout, angles, rotate
 from ragboost.errors import UnsupportedModelError
 
@@ -33,6 +34,7 @@ class ModelAdapter:
         model: the model, in evaluation mode, with our attention installed (see `hook`).
         num_layers, device, dtype: of the model.
         layouts: how each layer's keys rotate.
+        can_resume: whether a pass may begin with the hidden states of an earlier one.
 
     Raises:
         UnsupportedModelError: KV of this model cannot be moved; the message says why.
@@ -55,6 +57,7 @@ class ModelAdapter:
         self._static: tuple[Frequencies, ...] | None = None
         self.install()
         self.layouts: tuple[Layout, ...] = self._measure_layouts()
+        self.can_resume = self._measure_resuming()
 
     def install(self) -> None:
         """Install our attention; call it again after anything has set the model's attention
@@ -209,7 +212,7 @@ class ModelAdapter:
                 wanted = after[layer].float()
                 errors[layout] = float((moved - wanted).norm() / wanted.norm())
             best = min(LAYOUTS, key=lambda layout: errors[layout])
-            if not errors[best] < (1e-3 if self.dtype == torch.float32 else 0.05):
+            if not errors[best] < self._tolerance:
                 raise UnsupportedModelError(
                     f"layer {layer} of {self.name}: moved keys differ from computed ones by "
                     f"{errors[best]:.2g} of their size; its position encoding is not known"
@@ -217,12 +220,27 @@ class ModelAdapter:
             layouts.append(best)
         return tuple(layouts)
 
+    def _measure_resuming(self) -> bool:
+        """Compare a pass with one that begins at its second layer: a layer may be given more than
+        hidden states."""
+        if self.num_layers < 2 or not install_resuming(self.model, num_layers=self.num_layers):
+            return False
+        rows = torch.arange(_PROBE_LENGTH, device=self.device)
+        cache, tokens = self.empty_cache(_PROBE_LENGTH), self._probe_tokens()
+        whole = Plan(rows, keep=1)
+        want = self.forward(tokens, cache, plan=whole)
+        if whole.hidden is None:
+            return False
+        got = self.forward(tokens, cache, plan=Plan(rows, begin=whole.hidden))
+        assert got is not None, "no observer stops this pass"
+        assert want is not None, "no observer stops this pass"
+        limit = self._tolerance * float(want.float().abs().max())
+        return bool((got.float() - want.float()).abs().max() <= limit)
+
     def _probe_keys(self, positions: torch.Tensor) -> list[torch.Tensor]:
-        vocabulary = int(self.config.vocab_size)
         cache = DynamicCache()
         plan = Plan(torch.arange(_PROBE_LENGTH, device=self.device))
-        tokens = [(17 * i + 3) % vocabulary for i in range(_PROBE_LENGTH)]
-        self._call(tokens, positions, cache=cache, plan=plan)
+        self._call(self._probe_tokens(), positions, cache=cache, plan=plan)
         if set(plan.windows) != set(range(self.num_layers)):
             raise UnsupportedModelError(
                 f"{self.name} has {self.num_layers} layers, {len(plan.windows)} of which run the "
@@ -238,3 +256,10 @@ class ModelAdapter:
         layers = [(layer.keys, layer.values) for layer in cache.layers]
         self._kv_shapes = [(k.shape[1], k.shape[3], v.shape[3]) for k, v in layers]
         return [keys for keys, _ in layers]
+
+    def _probe_tokens(self) -> list[int]:
+        return [(17 * i + 3) % int(self.config.vocab_size) for i in range(_PROBE_LENGTH)]
+
+    @property
+    def _tolerance(self) -> float:
+        return 1e-3 if self.dtype == torch.float32 else 0.05

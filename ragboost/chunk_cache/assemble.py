@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.hook import Hidden
 from ragboost.chunk_cache.kv_cache import RequestCache, RequestLayer
 from ragboost.chunk_cache.rope import Frequencies, Layout, angles, rotate
 from ragboost.chunk_cache.store import ChunkKV
@@ -56,6 +57,8 @@ class Assembly:
         sensitivity: offline scores, (tokens,); 0 where not measured.
         stored: the KV of each chunk as it was stored, whether all of it is used or not; None where
             it was not stored.
+        hidden: what goes into a layer for all rows that may be computed, where choosing among them
+            has found it out; later passes begin there.
     """
 
     tokens: list[int]
@@ -65,6 +68,7 @@ class Assembly:
     question: int
     sensitivity: torch.Tensor
     stored: list[ChunkKV | None] = field(default_factory=list)
+    hidden: Hidden | None = None
 
     @property
     def candidates(self) -> torch.Tensor:

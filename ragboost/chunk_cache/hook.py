@@ -7,7 +7,7 @@ Knows the attention interface of transformers. Does not know caches or chunks.
 import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -29,6 +29,25 @@ class StopForwardError(Exception):
     """Ends a forward pass at a layer, once an observer has seen what it wanted."""
 
 
+class Hidden(NamedTuple):
+    """What goes into a layer of the model, for some rows of a prompt.
+
+    Attributes:
+        layer: its number, counted from 0.
+        positions: of the rows, (rows,), ascending.
+        states: hidden states, (1, rows, hidden size).
+    """
+
+    layer: int
+    positions: torch.Tensor
+    states: torch.Tensor
+
+    def of(self, positions: torch.Tensor) -> "Hidden":
+        """Return the part for these rows, (n,), which must be among `positions`."""
+        rows = torch.searchsorted(self.positions, positions)
+        return Hidden(self.layer, positions, self.states[:, rows])
+
+
 @dataclass(slots=True)
 class Plan:
     """How the attention of one forward pass treats its rows.
@@ -43,6 +62,10 @@ class Plan:
         memo: masks that all layers of the pass share, filled in on the way.
         kept: numbers of the rows that go on, once some were dropped.
         num_rows: rows there were before; set when `positions` is cut to those that go on.
+        keep: the layer whose input is kept in `hidden`, see `resume`; None: none is.
+        hidden: what went into that layer, filled in on the way.
+        begin: the rows' input to a layer, from an earlier pass; what comes before that layer is not
+            computed again. Nothing may observe such a pass.
     """
 
     positions: torch.Tensor
@@ -53,6 +76,9 @@ class Plan:
     memo: dict[Hashable, Any] = field(default_factory=dict)
     kept: torch.Tensor | None = None
     num_rows: int | None = None
+    keep: int | None = None
+    hidden: Hidden | None = None
+    begin: Hidden | None = None
 
     def mask(self, num_keys: int, window: int | None) -> torch.Tensor:
         """Return the dense mask, (1, 1, rows, num_keys) bool, made once per pass."""

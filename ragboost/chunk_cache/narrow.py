@@ -21,15 +21,23 @@ def install_narrowing(model: nn.Module, *, num_layers: int) -> None:
     Raises:
         UnsupportedModelError: the decoder layers were not found.
     """
+    layers = decoder_layers(model, num_layers=num_layers)
+    if layers is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no list of {num_layers} decoder layers; rows cannot be "
+            "dropped"
+        )
+    for layer in layers:
+        if _narrow not in layer._forward_pre_hooks.values():
+            layer.register_forward_pre_hook(_narrow, with_kwargs=True)
+
+
+def decoder_layers(model: nn.Module, *, num_layers: int) -> nn.ModuleList | None:
+    """Return the list of a model's decoder layers; None: it has none of this length."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            for layer in module:
-                if _narrow not in layer._forward_pre_hooks.values():
-                    layer.register_forward_pre_hook(_narrow, with_kwargs=True)
-            return
-    raise UnsupportedModelError(
-        f"{type(model).__name__} has no list of {num_layers} decoder layers; rows cannot be dropped"
-    )
+            return module
+    return None
 
 
 def _narrow(
@@ -40,12 +48,35 @@ def _narrow(
         return None
     if plan.num_rows is None:  # the first layer after the rows were chosen
         plan.num_rows = len(plan.positions)
-        plan.positions = plan.positions[plan.kept]
-        plan.memo.clear()
-        for cache in (value for value in kwargs.values() if isinstance(value, RequestCache)):
-            for stored in cache.layers:
-                stored.rows = plan.positions
-    kept, num_rows = plan.kept, plan.num_rows
+        go_on_with(plan, plan.positions[plan.kept], kwargs)
+    return narrowed(args, kwargs, plan.kept, plan.num_rows)
+
+
+def go_on_with(plan: Plan, positions: torch.Tensor, kwargs: dict[str, Any]) -> None:
+    """Let the layers from here on compute other rows of the prompt.
+
+    Args:
+        plan: of the pass.
+        positions: of the rows, ascending.
+        kwargs: of a layer, with the cache that is written to among them.
+    """
+    plan.positions = positions
+    plan.memo.clear()
+    for cache in (value for value in kwargs.values() if isinstance(value, RequestCache)):
+        for stored in cache.layers:
+            stored.rows = positions
+
+
+def narrowed(
+    args: tuple[Any, ...], kwargs: dict[str, Any], kept: torch.Tensor, num_rows: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a layer's arguments, cut to some rows.
+
+    Args:
+        args, kwargs: for all rows.
+        kept: numbers of the rows, (kept,).
+        num_rows: of all.
+    """
     kwargs = dict(kwargs)
     if args:
         args = (_rows(args[0], kept, num_rows, dim=1), *args[1:])

@@ -35,15 +35,18 @@ def recompute(
     """Compute what is missing or selected, layer by layer, each row over all keys before it.
 
     Rows of one layer see each other's new keys and values: the result for every row is what a token
-    by token loop over the same cache would give.
+    by token loop over the same cache would give. The pass begins where choosing the rows has come
+    to, unless an observer wants to see every layer.
 
     Returns:
         The logits of the last token, (vocabulary,).
     """
     logits = None
+    hidden = assembly.hidden if observe is None else None
     for rows in pace.pieces(rows_to_compute(assembly, selected)):
         tokens = [assembly.tokens[position] for position in rows.tolist()]
-        plan = Plan(rows, backend=backend, observe=observe)
+        begin = hidden.of(rows) if hidden is not None else None
+        plan = Plan(rows, backend=backend, observe=observe, begin=begin)
         logits = adapter.forward(tokens, assembly.cache, plan=plan)
     if logits is None:
         raise AssertionError("nothing was computed, or the observer of the final pass stopped it")

@@ -13,9 +13,23 @@ from ragboost.cli.reuse import eval_reuse, precompute, tune_alpha
 from ragboost.cli.servers import doctor, engine, serve
 from ragboost.errors import RagBoostError
 
+_HELP = """Make the prompts of a RAG application share prefixes, in front of SGLang and vLLM.
+
+\b
+ragboost demo                                    what it saves, shown on this machine
+ragboost simulate TRACE.jsonl                    what it would save of your traffic
+ragboost serve --backend http://127.0.0.1:8000   the proxy in front of your server
+ragboost doctor --backend http://127.0.0.1:8000  what that server lacks, and the flag for it
+
+Clients then use http://127.0.0.1:8080/v1; http://127.0.0.1:8080/dashboard shows what is saved.
+"""
+_SERVERS = "Servers"
+_TRAFFIC = "What it saves, and batches"
+_REUSE = "Chunk reuse, with your own model"
+
 app = typer.Typer(
     name="ragboost",
-    help="Make the prompts of a RAG application share prefixes, in front of SGLang and vLLM.",
+    help=_HELP,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,11 +43,15 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
         raise typer.Exit
 
 
-for _command in (serve, simulate, batch, demo, doctor, engine):
-    app.command()(_command)
-app.command("eval-reuse")(eval_reuse)
-app.command("tune-alpha")(tune_alpha)
-app.command()(precompute)
+app.command(rich_help_panel=_SERVERS)(serve)
+app.command(rich_help_panel=_SERVERS)(doctor)
+app.command(rich_help_panel=_SERVERS)(engine)
+app.command(rich_help_panel=_TRAFFIC)(demo)
+app.command(rich_help_panel=_TRAFFIC)(simulate)
+app.command(rich_help_panel=_TRAFFIC)(batch)
+app.command("eval-reuse", rich_help_panel=_REUSE)(eval_reuse)
+app.command("tune-alpha", rich_help_panel=_REUSE)(tune_alpha)
+app.command(rich_help_panel=_REUSE)(precompute)
 
 
 def main() -> None:

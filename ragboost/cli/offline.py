@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from ragboost.config import load_settings
+from ragboost.errors import import_extra
 
 
 def batch(
@@ -14,20 +15,26 @@ def batch(
     output: Path = typer.Option(
         ..., "--output", "-o", metavar="OUT.jsonl", help="The requests in release order."
     ),
-    corpus: Path | None = typer.Option(None, help="JSONL of documents that `doc_ids` name."),
+    corpus: Path | None = typer.Option(
+        None, metavar="FILE.jsonl", help="JSONL of documents that `doc_ids` name."
+    ),
     cache_tokens: int | None = typer.Option(
         None, min=0, help="Tokens that the prefix cache holds, for the prediction."
     ),
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens per block of that cache; without it, whole documents."
     ),
-    strict: bool = typer.Option(False, help="Fail on malformed lines."),
+    strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
     progress: bool | None = typer.Option(
         None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
     ),
 ) -> None:
-    """Order a file of requests so that their prompts share prefixes. Runs no model."""
+    """Order a file of requests so that their prompts share prefixes. Runs no model.
+
+    Takes lines of the OpenAI batch API and of vLLM, or questions with their documents, and writes
+    the same lines in a new order, for the same tools.
+    """
     from ragboost.batch import run_batch
     from ragboost.batch.report import progress_bar, summary_sentence, summary_table, warning
     from ragboost.retrieval.corpus import Corpus
@@ -56,25 +63,45 @@ def batch(
 
 
 def simulate(
-    trace: Path = typer.Argument(..., metavar="TRACE.jsonl", help="Requests, as for `batch`."),
-    corpus: Path | None = typer.Option(None, help="JSONL of documents that `doc_ids` name."),
+    trace: Path = typer.Argument(
+        ...,
+        metavar="TRACE.jsonl",
+        help="Requests in the order in which they came, a line each, as for `batch`.",
+    ),
+    corpus: Path | None = typer.Option(
+        None, metavar="FILE.jsonl", help="JSONL of documents that `doc_ids` name."
+    ),
     cache_tokens: list[int] = typer.Option(
-        [], min=1, help="Size of the prefix cache in tokens, repeatable; by default several."
+        [],
+        min=1,
+        metavar="N",
+        help="Size of the prefix cache in tokens, repeatable; by default several.",
     ),
     plot: Path | None = typer.Option(
-        None, help="Write hit rate against cache size to this .png or .svg; needs the extra plot."
+        None,
+        metavar="FILE",
+        help="Write hit rate against cache size to this .png or .svg; needs the extra plot.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     progress: bool | None = typer.Option(
         None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
     ),
 ) -> None:
-    """Forecast what RAGBoost would save of your own trace. Runs no model."""
+    """Forecast what RAGBoost would save of your own trace. Runs no model.
+
+    \b
+    {"question": "Who signed?", "documents": [{"id": "7", "text": "..."}, ...]}
+
+    is a line of a trace: what your retriever returned for a question.
+    """
     from ragboost.batch.forecast import forecast
     from ragboost.batch.forecast_report import forecast_sentence, forecast_table, write_plot
     from ragboost.batch.report import progress_bar
+    from ragboost.plots import check_plot
     from ragboost.retrieval.corpus import Corpus
 
+    if plot is not None:
+        check_plot(plot)
     console = Console(stderr=True)
     with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
         result = forecast(
@@ -106,6 +133,7 @@ def demo(
 
     The text is the documentation in Python's standard library; everything runs on this machine.
     """
+    import_extra("torch", extra="engine")
     from ragboost.demo import run_demo
     from ragboost.demo.report import table
 

@@ -4,12 +4,17 @@ from typing import Any
 
 import typer
 
-from ragboost.config import field_paths
+from ragboost.config import Settings, field_paths
 
 
-def setting(path: str) -> Any:
-    """An option that overrides a setting; its help is the setting's description."""
-    return typer.Option(None, help=field_paths()[path], show_default=False)
+def setting(path: str, *, metavar: str | None = None) -> Any:
+    """An option that overrides a setting; its help is the setting's description and default."""
+    section, _, name = path.partition(".")
+    default = getattr(Settings.model_fields[section].default, name)
+    text = field_paths()[path]
+    if default is not None:
+        text = f"{text.removesuffix('.')}; by default {default}."
+    return typer.Option(None, help=text, show_default=False, metavar=metavar)
 
 
 def switch(path: str, flag: str) -> Any:

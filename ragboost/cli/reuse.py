@@ -5,12 +5,15 @@ from pathlib import Path
 import typer
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
+from ragboost.errors import import_extra
 
 
 def eval_reuse(
-    model: Path = typer.Option(..., help="Directory of a Hugging Face causal LM."),
+    model: Path = typer.Option(..., metavar="DIRECTORY", help="Of a Hugging Face causal LM."),
     data: Path = typer.Option(
-        ..., help="JSONL with question, documents and answers (texts), or with token ids."
+        ...,
+        metavar="FILE.jsonl",
+        help="JSONL with question, documents and answers (texts), or with token ids.",
     ),
     policy: list[str] = typer.Option(
         [], help=f"Policy to measure, repeatable; one of {', '.join(POLICIES)}."
@@ -22,10 +25,14 @@ def eval_reuse(
     max_new_tokens: int = typer.Option(32, min=1, help="Length of text answers."),
     limit: int | None = typer.Option(None, min=1, help="Read at most so many cases."),
     device: str = typer.Option("cpu", help="Where the model runs."),
-    plot: Path | None = typer.Option(None, help="Write score against ratio as SVG, per task."),
+    plot: Path | None = typer.Option(
+        None,
+        help="Write score against ratio to this .png or .svg, one per task; needs the extra plot.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Measure what chunk reuse costs and saves with your model on your prompts."""
+    import_extra("torch", extra="engine")
     from ragboost.chunk_cache.eval.command import run
 
     text = run(
@@ -44,9 +51,11 @@ def eval_reuse(
 
 
 def tune_alpha(
-    model: Path = typer.Option(..., help="Directory of a Hugging Face causal LM."),
+    model: Path = typer.Option(..., metavar="DIRECTORY", help="Of a Hugging Face causal LM."),
     data: Path = typer.Option(
-        ..., help="JSONL as for eval-reuse; requests in the order they came in."
+        ...,
+        metavar="FILE.jsonl",
+        help="JSONL as for eval-reuse; requests in the order they came in.",
     ),
     warm_up: int = typer.Option(
         20, min=1, help="First requests that are served only, to leave their chunks behind."
@@ -57,19 +66,26 @@ def tune_alpha(
     desired: float = typer.Option(
         0.9, min=0.0, max=1.0, help="Share of full attention's score that is good enough."
     ),
-    literal: bool = typer.Option(False, help="The paper's printed forms of CCI and Alg. 1."),
+    literal: bool = typer.Option(
+        False, "--literal", help="The paper's printed forms of CCI and Alg. 1."
+    ),
     cautious: bool = typer.Option(
-        False, help="Distrust chunks that were computed with no chunk before them."
+        False, "--cautious", help="Distrust chunks that were computed with no chunk before them."
     ),
     peak: bool = typer.Option(
-        False, help="Order tokens by their highest attention weight, not by the sum."
+        False, "--peak", help="Order tokens by their highest attention weight, not by the sum."
     ),
     max_new_tokens: int = typer.Option(32, min=1, help="Length of text answers."),
     device: str = typer.Option("cpu", help="Where the model runs."),
-    plot: Path | None = typer.Option(None, help="Write score against recompute ratio as SVG."),
+    plot: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Write score against recompute ratio to this .png or .svg; needs the extra plot.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Find the cheapest alpha of Cache-Craft that keeps your answers good enough (eq. 13)."""
+    import_extra("torch", extra="engine")
     from ragboost.chunk_cache.craft.command import run
 
     text = run(
@@ -90,7 +106,7 @@ def tune_alpha(
 
 
 def precompute(
-    model: Path = typer.Option(..., help="Directory of a Hugging Face causal LM."),
+    model: Path = typer.Option(..., metavar="DIRECTORY", help="Of a Hugging Face causal LM."),
     corpus: Path = typer.Option(..., help="JSONL of documents: id, title, text."),
     out: Path = typer.Option(..., help="Directory for the KV; run again to bring it up to date."),
     top_n: int = typer.Option(10, min=0, help="Neighbours each document is computed after."),
@@ -121,6 +137,7 @@ def precompute(
 
     Neighbours come from BM25 unless --vectors, --edges or --trace says otherwise.
     """
+    import_extra("torch", extra="engine")
     from rich.console import Console
 
     from ragboost.batch.report import progress_bar

@@ -12,6 +12,11 @@ from ragboost.cli.options import backends, setting, switch
 from ragboost.config import Settings, load_settings
 from ragboost.errors import ConfigError
 
+_BACKEND = (
+    "Base URL of a backend, without /v1; give it once per backend; by default "
+    "http://127.0.0.1:8000."
+)
+
 
 def _print_access_log() -> None:
     """The access log's lines go to standard output as they are."""
@@ -24,19 +29,28 @@ def _print_access_log() -> None:
 
 def serve(
     backend: list[str] | None = typer.Option(
-        None, help="Base URL of a backend, without /v1; give it once per backend."
+        None, metavar="URL", help=_BACKEND, show_default=False
     ),
     embedded: bool = typer.Option(
         False, "--embedded", help="Start the embedded engine, too, and use it as the backend."
     ),
-    host: str | None = setting("proxy.host"),
+    host: str | None = setting("proxy.host", metavar="ADDRESS"),
     port: int | None = setting("proxy.port"),
-    model: Path | None = setting("engine.model"),
+    model: Path | None = setting("engine.model", metavar="DIRECTORY"),
     insecure: bool | None = switch("proxy.insecure", "--insecure"),
     shadow: bool | None = switch("proxy.shadow", "--shadow"),
     access_log: bool | None = switch("proxy.access_log", "--access-log"),
 ) -> None:
-    """Serve the OpenAI-compatible proxy in front of a backend."""
+    """Serve the OpenAI-compatible proxy in front of a backend.
+
+    Every setting of the documentation can stand in ./ragboost.toml or in the environment, such as
+    RAGBOOST_PROXY__PORT.
+
+    \b
+    ragboost serve --backend http://127.0.0.1:8000
+    ragboost serve --backend http://gpu-1:8000 --backend http://gpu-2:8000
+    ragboost serve --embedded    # try it without a server; needs the extra engine
+    """
     if embedded and backend is not None:
         raise ConfigError("--embedded starts its own backend; leave --backend away")
     flags: dict[str, Any] = {
@@ -77,8 +91,8 @@ def _in_front_of_engine(settings: Settings, url: str) -> Settings:
 
 
 def engine(
-    model: Path | None = setting("engine.model"),
-    host: str | None = setting("engine.host"),
+    model: Path | None = setting("engine.model", metavar="DIRECTORY"),
+    host: str | None = setting("engine.host", metavar="ADDRESS"),
     port: int | None = setting("engine.port"),
     served_model_name: str | None = setting("engine.served_model_name"),
     capacity_tokens: int | None = setting("engine.capacity_tokens"),
@@ -90,7 +104,10 @@ def engine(
     kv_events_endpoint: str | None = setting("engine.kv_events_endpoint"),
     kv_events_replay_endpoint: str | None = setting("engine.kv_events_replay_endpoint"),
 ) -> None:
-    """Serve a Hugging Face model, or a small built-in one, with an exact prefix cache."""
+    """Serve a Hugging Face model, or a small built-in one, with an exact prefix cache.
+
+    For trying things out; the built-in model is random, so its answers mean nothing.
+    """
     flags = {f"engine.{name}": value for name, value in locals().items()}
     settings = load_settings(flags).engine
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -103,15 +120,17 @@ def engine(
 
 def doctor(
     backend: list[str] | None = typer.Option(
-        None, help="Base URL of a backend, without /v1; give it once per backend."
+        None, metavar="URL", help=_BACKEND, show_default=False
     ),
     kv_events: str | None = typer.Option(
         None, metavar="tcp://HOST:PORT", help="Where the backend publishes its cache events."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as one JSON object."),
 ) -> None:
-    """Check what RAGBoost needs of its backends, and say what to change. Exit code 1: something
-    does not work."""
+    """Check what RAGBoost needs of its backends, and say what to change.
+
+    Sends each backend a few small requests. Exit code 0: everything works; 1: something does not.
+    """
     import asyncio
 
     from ragboost.proxy.doctor import examine, exit_code

@@ -127,5 +127,6 @@ def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
         source = f" (from {found})" if found else ""
         is_secret = any(part.startswith("api_key") for part in parts)
         given = "" if is_secret else f", got {problem['input']!r}"
-        lines.append(f"{path}: {problem['msg']}{given}{source}")
+        message = problem["msg"].removeprefix("Value error, ")
+        lines.append(f"{path}: {message}{given}{source}")
     return "; ".join(lines)

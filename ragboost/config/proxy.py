@@ -1,16 +1,29 @@
 """Settings of the proxy: backends, the choice between them, the waiting room, the server."""
 
-from typing import Literal
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from ragboost.config.section import Section
+
+
+def _check_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be a URL such as http://127.0.0.1:8000")
+    return value
+
+
+BaseUrl = Annotated[str, AfterValidator(_check_url)]
 
 
 class BackendSettings(Section):
     """The upstream OpenAI-compatible server."""
 
-    url: str = Field("http://127.0.0.1:8000", description="Base URL of the backend, without /v1.")
+    url: BaseUrl = Field(
+        "http://127.0.0.1:8000", description="Base URL of the backend, without /v1."
+    )
     connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to wait for a connection.")
     read_timeout_s: float = Field(600.0, gt=0, description="Seconds to wait between two bytes.")
     api_key: SecretStr | None = Field(
@@ -35,7 +48,7 @@ class BackendSettings(Section):
 class ReplicaSettings(Section):
     """One of several backends; what is None is as in `backend`."""
 
-    url: str = Field(min_length=1, description="Base URL of this backend, without /v1.")
+    url: BaseUrl = Field(description="Base URL of this backend, without /v1.")
     name: str | None = Field(
         None, min_length=1, description="Name in headers, metrics and logs; None: host and port."
     )

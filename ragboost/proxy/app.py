@@ -79,7 +79,7 @@ class _Parts:
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         await self.store.open()
-        await self.backends.open()
+        self.backends.open()
         try:
             await self.sync.open()
             await self.chunks.open()

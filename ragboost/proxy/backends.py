@@ -5,14 +5,10 @@ Knows HTTP. Does not know what a request means, and never looks into a body.
 
 import asyncio
 import logging
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-
-import aiohttp
-from aiohttp.abc import AbstractCookieJar
-from multidict import CIMultiDict
-from yarl import URL
+from urllib.parse import unquote, urlsplit
 
 from ragboost.config import BackendSettings, ReplicaSettings, Settings
 from ragboost.errors import (
@@ -21,23 +17,22 @@ from ragboost.errors import (
     BackendTimeoutError,
     ConfigError,
 )
+from ragboost.proxy.connections import (
+    BackendRefusedError,
+    Connections,
+    Response,
+    StaleConnectionError,
+)
+from ragboost.proxy.headers import RawHeaders
+
+__all__ = ["Backend", "BackendRefusedError", "Backends", "Load"]
 
 logger = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 2.0
-# Below the idle timeout of every server we know (uvicorn: 5 s), so that a pooled connection is
-# rarely closed under us.
-_KEEPALIVE_S = 3.0
 _MAX_FETCHED_BYTES = 4 * 1024 * 1024
-_MAX_HEADER_BYTES = 64 * 1024
-_NO_AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-
-
-@dataclass(slots=True)
-class Attempt:
-    """What the HTTP client tells us about one try."""
-
-    is_reused: bool = False
+_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS", "TRACE")
+_KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
 @dataclass(slots=True)
@@ -55,10 +50,6 @@ class Load:
     assigned: int = 0
     prefill_tokens: int = 0
     dispatched: int = 0
-
-
-class BackendRefusedError(BackendConnectionError):
-    """No connection at all: the backend cannot have begun, so another one may be tried."""
 
 
 class Backend:
@@ -84,10 +75,14 @@ class Backend:
         api_key = (replica and replica.api_key) or settings.api_key
         self._api_key = api_key.get_secret_value() if api_key else None
         self.hides_client_keys = False
-        self._timeout = aiohttp.ClientTimeout(
-            total=None,
-            sock_connect=settings.connect_timeout_s,
-            sock_read=settings.read_timeout_s,
+        address = urlsplit(self.url)
+        self._path = address.path
+        self._host = address.netloc.rpartition("@")[2].encode()
+        self._login = _basic(address.username, address.password)
+        self._connections = Connections(
+            self.url,
+            connect_timeout_s=settings.connect_timeout_s,
+            read_timeout_s=settings.read_timeout_s,
         )
 
     def __repr__(self) -> str:
@@ -98,24 +93,13 @@ class Backend:
         """It may be sent one more completion."""
         return self.max_concurrency is None or self.load.running < self.max_concurrency
 
-    async def open(self) -> None:
-        """Create the connection pools."""
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        self._pooled = self._session(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S), traces=[trace]
-        )
-        # A retry must not meet the next stale connection of the pool.
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True), traces=[])
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._pooled.close()
-        await self._fresh.close()
+    def close(self) -> None:
+        """Close all idle connections."""
+        self._connections.close()
 
     async def request(
-        self, method: str, target: str, *, headers: CIMultiDict[str], body: bytes
-    ) -> aiohttp.ClientResponse:
+        self, method: str, target: str, *, headers: RawHeaders, body: bytes = b""
+    ) -> Response:
         """Send a request and return the response with its body unread.
 
         Tries again once, on a new connection, where the backend cannot have begun to work: the
@@ -132,33 +116,29 @@ class Backend:
             BackendConnectionError: no connection, or it broke before the response began.
             BackendTimeoutError: no connection or no response in time.
         """
-        attempt = Attempt()
-        headers = self.with_key(headers)
+        head = self._head(method, target, self.with_key(headers), len(body))
+        is_head_request = method == "HEAD"
+        connection = self._connections.take()
+        if connection is not None:
+            try:
+                return await connection.exchange(head, body, is_head_request=is_head_request)
+            except StaleConnectionError:
+                pass
         try:
-            return await self._send(self._pooled, method, target, headers, body, attempt)
-        except aiohttp.ClientConnectorError:
-            pass
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if not attempt.is_reused:
-                raise self._explain(error) from error
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._explain(error) from error
-        try:
-            return await self._send(self._fresh, method, target, headers, body, attempt)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._explain(error) from error
+            connection = await self._connections.connect()
+        except BackendRefusedError:
+            connection = await self._connections.connect()
+        return await connection.exchange(head, body, is_head_request=is_head_request)
 
     async def is_ready(self) -> bool:
         """Tell whether the backend answers; hosted ones have no `/health`, so 404 is fine."""
-        timeout = aiohttp.ClientTimeout(total=_READY_TIMEOUT_S)
         try:
-            headers = self.with_key(CIMultiDict())
-            async with self._fresh.get(
-                f"{self.url}/health", headers=headers, timeout=timeout
-            ) as response:
-                return response.status < 500
-        except (aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                response = await self._ask("/health", None)
+        except (BackendError, TimeoutError):
             return False
+        response.close()
+        return response.status < 500
 
     async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
         """Ask for a small answer of the backend's own; None: it cannot be reached. Empty: no 200.
@@ -167,82 +147,72 @@ class Backend:
             path: what to GET.
             body: JSON to POST instead.
         """
-        timeout = aiohttp.ClientTimeout(total=_READY_TIMEOUT_S)
         try:
-            headers = self.with_key(CIMultiDict({"content-type": "application/json"}))
-            async with self._fresh.request(
-                "GET" if body is None else "POST",
-                f"{self.url}{path}",
-                headers=headers,
-                data=body,
-                timeout=timeout,
-            ) as response:
-                if response.status != 200:
-                    return b""
-                told = bytearray()
-                async for chunk in response.content.iter_any():
-                    told += chunk
-                    if len(told) > _MAX_FETCHED_BYTES:
-                        return b""
-                return bytes(told)
-        except (aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                response = await self._ask(path, body)
+                try:
+                    return await _read_small(response) if response.status == 200 else b""
+                finally:
+                    response.close()
+        except (BackendError, TimeoutError):
             return None
 
-    def with_key(self, headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    def with_key(self, headers: RawHeaders) -> RawHeaders:
         """The headers with the backend's own key in place of the client's, where it has one."""
         if self._api_key is None and not self.hides_client_keys:
-            return headers
-        headers = headers.copy()
-        if self._api_key is None:
-            headers.popall("authorization", None)
-            headers.popall("x-api-key", None)
-            return headers
-        headers["authorization"] = f"Bearer {self._api_key}"
-        if "x-api-key" in headers:
-            headers["x-api-key"] = self._api_key
-        return headers
+            is_given = self._login is None or any(name == b"authorization" for name, _ in headers)
+            return headers if is_given else [*headers, (b"authorization", self._login or b"")]
+        shown = {name for name, _ in headers}
+        kept = [header for header in headers if header[0] not in _KEY_HEADERS]
+        if self._api_key is not None:
+            key = self._api_key.encode()
+            kept.append((b"authorization", b"Bearer " + key))
+            if b"x-api-key" in shown:
+                kept.append((b"x-api-key", key))
+        return kept
 
-    def _session(
-        self, connector: aiohttp.TCPConnector, *, traces: list[aiohttp.TraceConfig]
-    ) -> aiohttp.ClientSession:
-        jar: AbstractCookieJar = aiohttp.DummyCookieJar()
-        return aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=jar,
-            timeout=self._timeout,
-            auto_decompress=False,
-            trust_env=False,
-            skip_auto_headers=_NO_AUTO_HEADERS,
-            max_line_size=_MAX_HEADER_BYTES,
-            max_field_size=_MAX_HEADER_BYTES,
-            trace_configs=traces,
-        )
+    async def _ask(self, path: str, body: bytes | None) -> Response:
+        """A question of our own, on a connection of its own."""
+        method = "GET" if body is None else "POST"
+        own = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        head = self._head(method, path, self.with_key(own), len(body or b""))
+        connection = await self._connections.connect()
+        return await connection.exchange(head, body or b"", is_head_request=False)
 
-    async def _send(
-        self,
-        session: aiohttp.ClientSession,
-        method: str,
-        target: str,
-        headers: CIMultiDict[str],
-        body: bytes,
-        attempt: Attempt,
-    ) -> aiohttp.ClientResponse:
-        return await session.request(
-            method,
-            URL(self.url + target, encoded=True),
-            headers=headers,
-            data=body or None,
-            allow_redirects=False,
-            trace_request_ctx=attempt,
-        )
+    def _head(self, method: str, target: str, headers: RawHeaders, num_bytes: int) -> bytes:
+        """The bytes of a request's head.
 
-    def _explain(self, error: Exception) -> BackendError:
-        if isinstance(error, TimeoutError):
-            return BackendTimeoutError(f"the backend at {self.url} did not answer in time: {error}")
-        kind = BackendConnectionError
-        if isinstance(error, aiohttp.ClientConnectorError):
-            kind = BackendRefusedError
-        return kind(f"no answer from the backend at {self.url}: {error or type(error).__name__}")
+        Raises:
+            BackendConnectionError: a line break in it would make another request of it.
+        """
+        lines = [
+            b"%b %b HTTP/1.1" % (method.encode(), (self._path + target).encode()),
+            b"host: " + self._host,
+        ]
+        lines.extend([b"%b: %b" % header for header in headers])
+        if num_bytes or method not in _WITHOUT_BODY:
+            lines.append(b"content-length: %d" % num_bytes)
+        head = b"\r\n".join(lines)
+        if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines):
+            raise BackendConnectionError("a header of the request has a line break")
+        return head + b"\r\n\r\n"
+
+
+def _basic(name: str | None, password: str | None) -> bytes | None:
+    """What a URL with a user says in `authorization`."""
+    if name is None:
+        return None
+    return b"Basic " + b64encode(f"{unquote(name)}:{unquote(password or '')}".encode())
+
+
+async def _read_small(response: Response) -> bytes:
+    """A body; empty if it is too long."""
+    told = bytearray()
+    while chunk := await response.read():
+        told += chunk
+        if len(told) > _MAX_FETCHED_BYTES:
+            return b""
+    return bytes(told)
 
 
 @dataclass
@@ -279,10 +249,8 @@ class Backends:
         router = settings.router
         return cls(backends, router.health_interval_s, router.max_failures)
 
-    async def open(self) -> None:
-        """Open every backend, and watch several of them."""
-        for backend in self.all:
-            await backend.open()
+    def open(self) -> None:
+        """Watch several backends."""
         watched = self.all if len(self.all) > 1 else ()
         self._checks = [asyncio.create_task(self._watch(backend)) for backend in watched]
 
@@ -292,7 +260,7 @@ class Backends:
             check.cancel()
         await asyncio.gather(*self._checks, return_exceptions=True)
         for backend in self.all:
-            await backend.close()
+            backend.close()
 
     def candidates(self, exclude: Sequence[Backend] = ()) -> Sequence[Backend]:
         """The backends to choose from: the healthy ones, or all if none is."""
@@ -339,11 +307,3 @@ class Backends:
         logger.warning("backend %s is left out until it is healthy", backend.name)
         for call in self.on_down:
             call(backend)
-
-
-async def _note_reuse(
-    _session: aiohttp.ClientSession,
-    trace: SimpleNamespace,
-    _params: aiohttp.TraceConnectionReuseconnParams,
-) -> None:
-    trace.trace_request_ctx.is_reused = True

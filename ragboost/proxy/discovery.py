@@ -21,7 +21,8 @@ class Discovered(NamedTuple):
     """What a backend says of itself.
 
     Attributes:
-        is_up: it answered.
+        is_up: it answered every question. One that was coming up while it was asked did not, and
+            what it said may not be all.
         sources: of its KV events; empty where it publishes none that can be reached.
         capacity_tokens: of its prefix cache; None where it does not say.
     """
@@ -35,20 +36,19 @@ async def discover(backend: Backend) -> Discovered:
     """Ask a backend; it need not be up."""
     answers: list[Mapping[str, Any]] = []
     sources: list[Source] = []
-    is_up = False
+    is_up = True
     for path in DISCOVERY_PATHS:
         body = await backend.fetch(path)
-        is_up = is_up or body is not None
+        is_up = is_up and body is not None
         if body and (answer := _as_object(body)):
             answers.append(answer)
             sources = sources or _sources(answer, backend)
-    if not is_up:
-        return Discovered(False)
     capacity = next(filter(None, map(_told_capacity, answers)), None)
-    metrics = await backend.fetch("/metrics") if capacity is None else None
-    if metrics:
-        capacity = read_capacity(metrics.decode("utf-8", "replace"))
-    return Discovered(True, tuple(sources), capacity)
+    if is_up and capacity is None:
+        metrics = await backend.fetch("/metrics")
+        is_up = metrics is not None
+        capacity = read_capacity((metrics or b"").decode("utf-8", "replace"))
+    return Discovered(is_up, tuple(sources), capacity)
 
 
 def configured(settings: EngineHookSettings, backend: Backend) -> Source | None:

@@ -6,6 +6,7 @@ recognise.
 
 import asyncio
 import json
+import os
 import re
 import uuid
 from collections.abc import Mapping
@@ -13,12 +14,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import aiohttp
-from multidict import CIMultiDict
 
 from ragboost.config import Settings
 from ragboost.engine_hooks.sources import DISCOVERY_PATHS, Source, find_sources
 from ragboost.errors import ConfigError
 from ragboost.proxy.backends import Backend, Backends
+from ragboost.proxy.headers import decode_value
 
 _TIMEOUT_S = 60.0
 _EVENT_TIMEOUT_S = 2.0
@@ -267,7 +268,8 @@ class _Examination:
 
     async def _call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and answer, decoded if it is JSON; 0 and the reason if there is none."""
-        headers = self._backend.with_key(CIMultiDict())
+        raw = self._backend.with_key([])
+        headers = {name.decode(): decode_value(value) for name, value in raw}
         try:
             async with self._client.request(
                 method, self._backend.url + path, json=body, headers=headers
@@ -275,11 +277,22 @@ class _Examination:
                 text = await response.text()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            return 0, str(error) or type(error).__name__
+            return 0, _reason(error)
         try:
             return status, json.loads(text)
         except ValueError:
             return status, text
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no answer, in words."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_TIMEOUT_S:.0f} s"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "no such host"
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return f"no connection: {os.strerror(error.os_error.errno).lower()}"
+    return str(error) or type(error).__name__
 
 
 async def _greets(address: str) -> bool:

@@ -1,6 +1,7 @@
 """One request and its answer, as the endpoints see them."""
 
 import time
+from urllib.parse import quote
 
 from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
@@ -53,7 +54,7 @@ class Exchange:
     @property
     def target(self) -> str:
         """Path and query, encoded as the client sent them."""
-        path: bytes = self.scope.get("raw_path") or self.scope["path"].encode()
+        path: bytes = self.scope.get("raw_path") or quote(self.scope["path"]).encode()
         query: bytes = self.scope["query_string"]
         if not path.startswith(b"/"):  # anything else could become part of the backend's address
             path = b"/" + path

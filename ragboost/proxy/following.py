@@ -17,7 +17,7 @@ from ragboost.tokens import TokenCounter
 from ragboost.types import Context
 
 SESSION_FIELD = "session_id"
-SESSION_HEADER = "x-session-id"
+SESSION_HEADER = b"x-session-id"
 _FRAME_BYTES = 3  # line breaks around a label
 _TEMPLATE_TOKENS = 8  # what a chat template puts around one message
 
@@ -40,7 +40,7 @@ class Tag(NamedTuple):
         given = (
             body.get(SESSION_FIELD),
             extra.get(SESSION_FIELD) if isinstance(extra, dict) else None,
-            get_header(headers, SESSION_HEADER.encode()),
+            get_header(headers, SESSION_HEADER),
         )
         name = next((value for value in given if isinstance(value, str) and value), None)
         return cls(new_request_id(), True) if name is None else cls(name, False)

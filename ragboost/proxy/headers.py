@@ -4,11 +4,10 @@ Knows names, not values, except `connection`, which nominates more names (RFC 91
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from multidict import CIMultiDict
-
-RawHeaders = Iterable[tuple[bytes, bytes]]
+RawHeaders = Sequence[tuple[bytes, bytes]]
+"""As ASGI gives them: names in lower case."""
 
 _HOP_BY_HOP = frozenset(
     {
@@ -24,7 +23,8 @@ _HOP_BY_HOP = frozenset(
     }
 )
 # Written anew for the backend: its host, and the length of the body as we send it.
-_REQUEST_ONLY = frozenset({b"host", b"content-length", b"expect"})
+_NOT_SENT = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_ENCODING = b"accept-encoding"
 
 
 def get_header(headers: RawHeaders, name: bytes) -> str | None:
@@ -36,36 +36,36 @@ def get_header(headers: RawHeaders, name: bytes) -> str | None:
 
 
 def decode_value(value: bytes) -> str:
-    """Decode bytes that the HTTP client shall write again: it writes UTF-8, so UTF-8 stays."""
+    """Decode bytes that may be UTF-8 or not."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         return value.decode("latin-1")
 
 
-def request_headers(headers: RawHeaders, *, is_read: bool = False) -> CIMultiDict[str]:
+def request_headers(headers: RawHeaders, *, is_read: bool = False) -> list[tuple[bytes, bytes]]:
     """Copy a client's headers for the backend.
 
     Args:
-        headers: as ASGI gives them, names in lower case.
+        headers: the client's.
         is_read: ask for an answer without content coding, since we read it, too.
     """
-    headers = list(headers)
-    dropped = _HOP_BY_HOP | _REQUEST_ONLY | _nominated(headers)
-    passed: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers:
-        if name not in dropped:
-            passed.add(name.decode("latin-1"), decode_value(value))
-    if is_read and "accept-encoding" in passed:
-        passed["accept-encoding"] = "identity"
+    dropped = _NOT_SENT | _nominated(headers)
+    passed = [header for header in headers if header[0] not in dropped]
+    if is_read and any(name == _ENCODING for name, _ in passed):
+        return with_header(passed, _ENCODING, b"identity")
     return passed
 
 
+def with_header(headers: RawHeaders, name: bytes, value: bytes) -> list[tuple[bytes, bytes]]:
+    """The headers with one value for a name."""
+    return [*(header for header in headers if header[0] != name), (name, value)]
+
+
 def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Copy a backend's headers for the client, byte for byte, names in lower case."""
-    lowered = [(name.lower(), value) for name, value in headers]
-    dropped = _HOP_BY_HOP | _nominated(lowered)
-    return [(name, value) for name, value in lowered if name not in dropped]
+    """Copy a backend's headers for the client, byte for byte."""
+    dropped = _HOP_BY_HOP | _nominated(headers)
+    return [header for header in headers if header[0] not in dropped]
 
 
 def new_request_id() -> str:

@@ -35,8 +35,8 @@ class RecentRequests:
         return reversed(self._requests)
 
     def label(self, key: Hashable) -> str:
-        """What prompts called the document of this key; `?` if that is forgotten."""
-        return self._labels.get(key, "?")
+        """What prompts called the document of this key; digits of it while that is not known."""
+        return self._labels.get(key) or f"[{str(key)[:8]}]"
 
     def add(self, exchange: Exchange, prepared: Prepared, usage: Usage | None) -> None:
         """Take in a completion that is over."""

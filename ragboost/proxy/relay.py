@@ -8,16 +8,14 @@ import logging
 import time
 from collections.abc import Sequence
 
-import aiohttp
-from multidict import CIMultiDict
-
 from ragboost.errors import BackendError, BackendTimeoutError
 from ragboost.proxy.answer import AnswerReader, ReadingTap
+from ragboost.proxy.connections import Response
 from ragboost.proxy.disconnect import ClientWatch
 from ragboost.proxy.dispatch import Turn
 from ragboost.proxy.errors import error_body
 from ragboost.proxy.exchange import REQUEST_ID, Exchange
-from ragboost.proxy.headers import RawHeaders, get_header, response_headers
+from ragboost.proxy.headers import RawHeaders, get_header, response_headers, with_header
 from ragboost.proxy.usage import JsonTap, StreamTap, StrippingTap, Tap
 
 logger = logging.getLogger(__name__)
@@ -32,7 +30,7 @@ class Upstream:
 
     def __init__(
         self,
-        headers: CIMultiDict[str],
+        headers: RawHeaders,
         body: bytes,
         *,
         extra_headers: Sequence[tuple[bytes, bytes]] = (),
@@ -78,7 +76,7 @@ async def relay(
 
 async def _request(
     exchange: Exchange, watch: ClientWatch, turn: Turn, upstream: Upstream
-) -> aiohttp.ClientResponse | None:
+) -> Response | None:
     """Send the request; where no backend takes it, answer with an error and return None."""
     while True:
         try:
@@ -99,11 +97,11 @@ async def _request(
 async def _send_head(
     exchange: Exchange,
     turn: Turn,
-    response: aiohttp.ClientResponse,
+    response: Response,
     upstream: Upstream,
     tap: Tap | None,
 ) -> None:
-    headers = response_headers(response.raw_headers)
+    headers = response_headers(response.headers)
     if tap is not None and tap.changes_length:
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     if get_header(headers, REQUEST_ID) is None:
@@ -123,26 +121,26 @@ async def _send_body(
     exchange: Exchange,
     watch: ClientWatch,
     turn: Turn,
-    response: aiohttp.ClientResponse,
+    response: Response,
     tap: Tap | None,
 ) -> Tap | None:
     last = b""
-    send, content = exchange.send, response.content
+    send = exchange.send
     try:
-        async for chunk in content.iter_any():
+        while chunk := await response.read():
             if exchange.first_byte is None:
                 exchange.first_byte = time.perf_counter()
                 turn.answered()
             last = tap.feed(chunk) if tap else chunk
-            if content.at_eof():
+            if response.is_complete:
                 break
             if last:
                 await send({"type": "http.response.body", "body": last, "more_body": True})
         else:
             last = b""  # all has been sent
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except BackendError as error:
         exchange.outcome = "truncated"
-        logger.warning("%s: the backend's answer ended early: %r", exchange.scope["path"], error)
+        logger.warning("%s: the backend's answer ended early: %s", exchange.scope["path"], error)
         if held := tap.finish() if tap else b"":
             last = held
             await send({"type": "http.response.body", "body": held, "more_body": True})
@@ -155,28 +153,34 @@ async def _send_body(
 
 
 async def _send_cut(
-    exchange: Exchange, watch: ClientWatch, response: aiohttp.ClientResponse, last: bytes
+    exchange: Exchange, watch: ClientWatch, response: Response, last: bytes
 ) -> None:
     """End an answer that is not whole. Not sending the end makes the server cut the connection."""
     watch.finish()
     is_between_events = last.endswith((b"\n\n", b"\r\n\r\n")) or not last
-    if response.content_type == _EVENT_STREAM and is_between_events:
+    if _is_stream(response) and is_between_events:
         event = b"data: " + error_body(502, "the backend's answer ended early") + b"\n\n"
         await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
-def _tap(response: aiohttp.ClientResponse, upstream: Upstream) -> Tap | None:
-    encoding = response.headers.get("content-encoding", "identity")
+def _tap(response: Response, upstream: Upstream) -> Tap | None:
+    encoding = get_header(response.headers, b"content-encoding") or "identity"
     if not upstream.wants_usage or response.status != 200 or encoding != "identity":
         return None
-    is_stream = response.content_type == _EVENT_STREAM
+    is_stream = _is_stream(response)
     tap: Tap = JsonTap()
     if is_stream:
         tap = StrippingTap() if upstream.is_usage_added else StreamTap()
     if upstream.reader is None:
         return tap
-    upstream.reader.start(is_stream=is_stream, num_bytes=response.content_length)
+    length = get_header(response.headers, b"content-length")
+    upstream.reader.start(is_stream=is_stream, num_bytes=int(length) if length else None)
     return ReadingTap(tap, upstream.reader)
+
+
+def _is_stream(response: Response) -> bool:
+    kind = get_header(response.headers, b"content-type") or ""
+    return kind.partition(";")[0].strip().lower() == _EVENT_STREAM
 
 
 def _outcome(status: int) -> str:
@@ -185,10 +189,14 @@ def _outcome(status: int) -> str:
     return "backend_4xx" if status < 500 else "backend_5xx"
 
 
-def with_request_id(headers: CIMultiDict[str], exchange: Exchange) -> CIMultiDict[str]:
+def with_request_id(
+    headers: list[tuple[bytes, bytes]], exchange: Exchange
+) -> list[tuple[bytes, bytes]]:
     """Add the request's id where the client gave none, and our span as the parent, if any."""
-    headers.setdefault("x-request-id", exchange.request_id)
-    headers.update(exchange.trace_headers)
+    if get_header(headers, REQUEST_ID) is None:
+        headers.append((REQUEST_ID, exchange.request_id.encode("latin-1")))
+    for name, value in exchange.trace_headers.items():
+        headers = with_header(headers, name.lower().encode(), value.encode())
     return headers
 
 

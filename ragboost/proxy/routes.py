@@ -19,7 +19,7 @@ from ragboost.proxy.dispatch import Dispatcher, Turn
 from ragboost.proxy.errors import error_response
 from ragboost.proxy.exchange import Exchange
 from ragboost.proxy.following import SESSION_HEADER
-from ragboost.proxy.headers import get_header, request_headers
+from ragboost.proxy.headers import get_header, request_headers, with_header
 from ragboost.proxy.keys import ApiKeys
 from ragboost.proxy.limits import ClientDisconnectedError, read_body
 from ragboost.proxy.metrics import CONTENT_TYPE, Metrics
@@ -166,7 +166,7 @@ class Completions(Passthrough):
         is_read = prepared.context is not None or reader is not None
         headers = request_headers(exchange.headers, is_read=is_read)
         if prepared.added_tag is not None:
-            headers[SESSION_HEADER] = prepared.added_tag
+            headers = with_header(headers, SESSION_HEADER, prepared.added_tag.encode())
         extra = boost_headers(
             bypass=prepared.bypass,
             documents=rewritten.num_documents if rewritten else 0,

@@ -138,8 +138,7 @@ class CacheSync:
         is_configured = self._settings.endpoint is not None
         while True:
             found = await discover(backend)
-            if found.is_up:
-                follower.capacity_tokens = found.capacity_tokens or follower.capacity_tokens
+            follower.capacity_tokens = found.capacity_tokens or follower.capacity_tokens
             if found.sources and not is_configured:
                 await self._listen(backend, found.sources)
             is_lost = follower.state is StreamState.FALLBACK

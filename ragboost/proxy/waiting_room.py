@@ -140,7 +140,8 @@ class WaitingRoom:
             return
         if (error := task.exception()) is not None:  # a bug: everybody who waits shall see it
             for waiting in self._arrived:
-                waiting.released.set_exception(error)
+                if not waiting.released.done():  # it may have left a moment ago
+                    waiting.released.set_exception(error)
             self._arrived.clear()
             return
         self.update()

@@ -4,6 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from ragboost.config import SessionSettings
 from ragboost.sessions.base import ChatSession, Page
@@ -14,12 +15,18 @@ class _Entry:
     session: ChatSession
     turns: list[bytes] = field(default_factory=list)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the turns, and characters of what the caller wrote into the head."""
+        head = (self.session.model or "", self.session.system or "")
+        return sum(map(len, (*self.turns, *head, *chain(*self.session.metadata.items()))))
+
 
 class MemoryStore:
     """See `ChatSessionStore`.
 
     Args:
-        settings: bounds and expiry; the turns of all sessions have at most `max_bytes`.
+        settings: bounds and expiry; all sessions but the newest have at most `max_bytes`.
         clock: seconds since 1970.
     """
 
@@ -39,7 +46,8 @@ class MemoryStore:
 
     async def create(self, session: ChatSession) -> None:
         """Add a session; drop others for it if need be."""
-        self._entries[session.id] = _Entry(session)
+        self._entries[session.id] = entry = _Entry(session)
+        self.num_bytes += entry.num_bytes
         self._shrink()
 
     async def get(self, owner: str, session_id: str) -> ChatSession | None:
@@ -103,5 +111,4 @@ class MemoryStore:
             self._drop(next(iter(self._entries)))
 
     def _drop(self, session_id: str) -> None:
-        entry = self._entries.pop(session_id)
-        self.num_bytes -= sum(map(len, entry.turns))
+        self.num_bytes -= self._entries.pop(session_id).num_bytes

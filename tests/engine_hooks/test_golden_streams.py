@@ -17,9 +17,9 @@ from ragboost.engine_hooks.residency import PrefixMirror
 from ragboost.engine_hooks.sources import Source
 from ragboost.engine_hooks.stream import StreamState
 from ragboost.engine_hooks.subscriber import Subscriber
-from tests.engine_hooks.publisher import Publisher
 from tests.engine_hooks.test_events import frames
 from tests.engine_hooks.test_subscriber import Frames, wait
+from tests.fakes.publisher import Publisher
 
 Deliver = Callable[[int, bytes], Frames]
 

@@ -13,8 +13,8 @@ from ragboost.engine_hooks.sources import Source
 from ragboost.engine_hooks.stream import EventStream, StreamState
 from ragboost.engine_hooks.subscriber import Subscriber
 from ragboost.errors import ConfigError
-from tests.engine_hooks.publisher import Publisher
 from tests.engine_hooks.toy import ToyCache
+from tests.fakes.publisher import Publisher
 
 DOCUMENTS = [[1000 * i + j for j in range(8 + i % 5)] for i in range(12)]
 Frames = list[tuple[int, bytes]]

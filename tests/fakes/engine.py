@@ -107,7 +107,7 @@ class FakeEngine:
         reply_tokens: int = 4,
     ) -> None:
         self.events = EventPublisher() if events is True else events or None
-        publish = self.events.publish if self.events else None
+        publish = self.events.publish_events if self.events else None
         self.cache = PrefixCache(block_size, capacity_tokens, publish=publish)
         self.requests: list[Received] = []
         self.num_active = self.peak_active = self.num_cancelled = 0

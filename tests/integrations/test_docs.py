@@ -1,12 +1,12 @@
 """The Python examples of docs/integrations.md run as they stand, one section after another."""
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.environments import needs, own_environment
 from tests.fakes import FakeEngine
 from tests.proxy.conftest import ProxyServer
 
@@ -30,12 +30,13 @@ def test_every_section_with_code_is_run_here() -> None:
 
 
 @pytest.mark.usefixtures("own_loop")
-@pytest.mark.parametrize("section", NEEDS)
+@pytest.mark.parametrize(
+    "section", ["LangChain", pytest.param("LlamaIndex", marks=own_environment)]
+)
 def test_the_examples_of_a_section_run(
     section: str, engine: FakeEngine, proxy: ProxyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not _is_installed(NEEDS[section]):
-        pytest.skip(f"{NEEDS[section]} is not installed here; make test-integrations has it")
+    needs(NEEDS[section])
     names: dict[str, Any] = {"__name__": "docs"}
 
     for number, block in enumerate(sections()[section], 1):
@@ -44,10 +45,3 @@ def test_the_examples_of_a_section_run(
 
     assert len(engine.completions) >= 2
     assert any(request.cached_tokens for request in engine.completions)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # of the package around it
-        return False

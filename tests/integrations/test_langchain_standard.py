@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import pytest
+from tests.environments import needs, own_environment
 
-pytest.importorskip(
-    "langchain_tests", reason="langchain-tests brings six pytest plugins: make test-integrations"
-)
+needs("langchain_tests")  # which brings six plugins of pytest
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
@@ -15,6 +13,8 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 from ragboost.integrations.langchain import BoostRetriever
 from tests.integrations.corpus import TEXTS
+
+pytestmark = own_environment
 
 
 class TestBoostRetriever(RetrieversIntegrationTests):

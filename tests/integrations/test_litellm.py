@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.environments import needs, own_environment
+
 # Without it, importing litellm asks the network for prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-pytest.importorskip(
-    "litellm", reason="litellm needs huggingface-hub below 2: make test-integrations"
-)
+needs("litellm")  # which needs huggingface-hub below 2
 
 import httpx
 
@@ -25,6 +25,7 @@ from ragboost.integrations.litellm.hook import RefusedError
 from tests.fakes import FakeEngine
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies, words
 
+pytestmark = own_environment
 ROOT = Path(__file__).parents[2]
 KEY = "sk-0123456789abcdef0123456789abcdef"
 HEADERS = {"authorization": f"Bearer {KEY}"}

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip(
-    "llama_index.llms.openai_like", reason="needs openai below 3: make test-integrations"
-)
+from tests.environments import needs, own_environment
+
+needs("llama_index.llms.openai_like")  # which needs openai below 3
 
 from httpx import AsyncClient
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -21,6 +21,7 @@ from tests.fakes import FakeEngine
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies, words
 from tests.proxy.conftest import ProxyServer
 
+pytestmark = own_environment
 FINDS = {"first": FIRST, "second": SECOND, "again": ("rent", "parking")}
 
 

@@ -1,5 +1,6 @@
 """Ray Data and Ray Serve on one machine."""
 
+import os
 import socket
 import warnings
 from collections.abc import Iterator
@@ -8,7 +9,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="ray takes 600 MB: make test-integrations")
+from tests.environments import needs, own_environment
+
+needs("ray")  # 600 MB
+# For the examples to join; Ray reads it when it is imported.
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ragboost" * 4}
+os.environ.update(TOKEN)
 
 import httpx
 
@@ -22,10 +28,13 @@ from ragboost.config import Settings
 from ragboost.integrations.ray import boosted, deploy
 from tests.fakes import FakeEngine
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, words
+from tests.test_examples import run_example, running
 
 # Ray leaves sockets, files and subprocesses to the end of the process.
 pytestmark = [
+    own_environment,
     pytest.mark.slow,
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -34,9 +43,17 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
+def cluster() -> Iterator[str]:
+    """The address of a Ray that runs here; all tests share it, for its start takes seconds."""
+    for _ in range(3):
+        try:
+            ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+            break
+        except Exception as error:  # Ray waits 30 s, which is not enough on a busy machine
+            ray.shutdown()
+            if "timed out during startup" not in str(error):
+                raise
+    yield ray.get_runtime_context().gcs_address
     serve.shutdown()
     ray.shutdown()
 
@@ -44,6 +61,18 @@ def cluster() -> Iterator[None]:
 def row(question: str, names: tuple[str, ...], **more: Any) -> dict[str, Any]:
     documents = [{"id": name, "text": TEXTS[name]} for name in names]
     return {"question": question, "documents": documents, **more}
+
+
+@pytest.mark.parametrize(
+    ("name", "server", "says"),
+    [
+        ("ray_batch.py", ("serve", "--embedded"), "row 5:"),
+        ("ray_serve.py", ("engine",), "What is the rent?"),
+    ],
+)
+def test_an_example_runs(name: str, server: tuple[str, ...], says: str, cluster: str) -> None:
+    with running(*server) as url:
+        assert says in run_example(name, f"{url}/v1", env=TOKEN | {"RAY_ADDRESS": cluster})
 
 
 @pytest.mark.usefixtures("cluster")

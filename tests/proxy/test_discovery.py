@@ -1,11 +1,15 @@
 """What backends say about the size of their prefix cache."""
 
+import asyncio
+
 import pytest
 
-from ragboost.config import Settings
+from ragboost.config import BackendSettings, Settings
+from ragboost.engine_hooks.sources import DISCOVERY_PATHS
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
-from ragboost.proxy.discovery import read_capacity
+from ragboost.proxy.backends import Backend
+from ragboost.proxy.discovery import discover, read_capacity
 
 
 @pytest.mark.parametrize(
@@ -30,3 +34,26 @@ def test_one_configured_endpoint_does_not_fit_several_backends() -> None:
     )
     with pytest.raises(ConfigError, match="single backend"):
         create_app(settings)
+
+
+@pytest.mark.parametrize("late", [*DISCOVERY_PATHS, "/metrics"])
+async def test_a_backend_that_left_a_question_unanswered_is_not_up_yet(late: str) -> None:
+    is_started = False
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        if is_started or path != late:
+            writer.write(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    backend = Backend(BackendSettings(url=f"http://127.0.0.1:{port}"))
+    try:
+        assert not (await discover(backend)).is_up
+        is_started = True
+        assert (await discover(backend)).is_up
+    finally:
+        backend.close()
+        server.close()
+        await server.wait_closed()

@@ -154,7 +154,7 @@ def test_a_cleared_cache_is_forgotten() -> None:
 def test_a_killed_and_restarted_engine_is_followed() -> None:
     with fake_engine(events=True) as engine:
         assert engine.events is not None
-        ports = engine.events.port, engine.events.replay_port
+        endpoint, replay_endpoint = engine.events.endpoint, engine.events.replay_endpoint
         http_port = int(engine.url.rpartition(":")[2])
         with start(engine) as proxy:
             wait(lambda: follower_of(proxy).is_exact)
@@ -162,7 +162,8 @@ def test_a_killed_and_restarted_engine_is_followed() -> None:
             engine.stop()
             wait(lambda: not follower_of(proxy).is_exact)
             assert ask(proxy, [0, 1]).status_code == 502
-            with fake_engine(events=EventPublisher(ports=ports), port=http_port) as again:
+            events = EventPublisher(endpoint, replay_endpoint=replay_endpoint)
+            with fake_engine(events=events, port=http_port) as again:
                 wait(lambda: follower_of(proxy).is_exact)
                 settle(proxy, again)
                 assert misfits(proxy, engine.completions, again) == []
@@ -361,8 +362,7 @@ def test_hook_reports_are_followed_over_http() -> None:
                 ask(proxy, dice.sample(range(len(DOCUMENTS)), 4))
                 wait(lambda: events.num_published >= 0)
                 (stream,) = follower_of(proxy).streams.values()
-                new = [(int.from_bytes(seq, "big"), body) for _, seq, body in events.frames]
-                fresh = [frame for frame in new if frame[0] >= stream.num_applied]
+                fresh = [frame for frame in events.frames if frame[0] >= stream.num_applied]
                 assert report(Report(stream="replica/0", epoch="e", batches=fresh)) is None
             settle(proxy, engine)
             assert misfits(proxy, engine.completions, engine) == []

@@ -218,13 +218,14 @@ async def test_nobody_waits_for_a_prefix_that_was_cached_before() -> None:
 
 def test_a_burst_is_answered_and_its_prefixes_are_shared(engine: FakeEngine) -> None:
     settings = proxy_settings(
-        engine.url, waiting_room={"enabled": True, "window_ms": 200, "max_batch": 8}
+        engine.url, waiting_room={"enabled": True, "window_ms": LONG_MS, "max_batch": 6}
     )
     with ProxyServer(settings) as proxy:
-        engine.misbehave(delay_s=0.5)
+        engine.misbehave(delay_s=2.0)
         keep_busy = threading.Thread(target=ask, args=(proxy.url, 900))
         keep_busy.start()
         engine.wait_until(lambda: engine.num_active == 1)
+        engine.behave()
         burst = [threading.Thread(target=ask, args=(proxy.url, 10 + i, 1, 2, 3)) for i in range(6)]
         for thread in burst:
             thread.start()
@@ -240,7 +241,7 @@ def test_a_full_waiting_room_is_a_429_that_says_when_to_come_back(engine: FakeEn
         engine.url, backend={"max_concurrency": 1}, waiting_room={"max_waiting": 1}
     )
     with ProxyServer(settings) as proxy:
-        engine.misbehave(delay_s=3.0)
+        engine.misbehave(delay_s=2.0)
         threads = [threading.Thread(target=ask, args=(proxy.url, i)) for i in range(2)]
         threads[0].start()
         engine.wait_until(lambda: engine.num_active == 1)

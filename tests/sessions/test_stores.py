@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,16 @@ async def test_the_memory_store_is_bounded_in_bytes(clock: Clock) -> None:
         assert session is not None
         await store.append(session, b"x" * 700)
     assert await store.get("alice", "a") is None
-    assert store.num_bytes == 700
+    assert store.num_bytes == 700 + len("msü\x00")
+
+
+async def test_system_prompts_count_as_bytes_in_memory(clock: Clock) -> None:
+    store = MemoryStore(SessionSettings(max_bytes=1024), clock=clock)
+    for name in "ab":
+        await store.create(replace(make(name, clock), system="x" * 700))
+    assert await store.get("alice", "a") is None
+    assert await store.delete("alice", "b")
+    assert store.num_bytes == 0
 
 
 async def test_the_file_is_in_wal_mode_and_read_in_another_thread(

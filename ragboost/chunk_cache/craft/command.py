@@ -12,13 +12,12 @@ from pathlib import Path
 from ragboost.chunk_cache.craft.alpha import Curve, Point, tune
 from ragboost.chunk_cache.craft.influence import Order
 from ragboost.chunk_cache.craft.reuse import CraftReuse
-from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.eval.loading import check_paths, load, load_tokenizer
-from ragboost.chunk_cache.eval.runner import Row
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.store import ChunkStore
 from ragboost.errors import ChunkCacheError
+from ragboost.plots import check_plot, line_plot
 
 
 def run(
@@ -45,6 +44,8 @@ def run(
         UnsupportedModelError: KV of the model cannot be reused.
     """
     check_paths(model=model, data=data)
+    if plot_path is not None:
+        check_plot(plot_path)
     for alpha in alphas:
         if alpha < 0.0:
             raise ChunkCacheError(f"--alpha must not be negative, got {alpha}")
@@ -67,7 +68,7 @@ def run(
         max_new_tokens=max_new_tokens,
     )
     if plot_path is not None:
-        plot_path.write_text(report.plot(_rows(curve), task="alpha"), encoding="utf-8")
+        _plot(curve, plot_path)
     if as_json:
         best = None if curve.best is None else curve.best.alpha
         points = [_as_json(point) for point in curve.points]
@@ -96,20 +97,13 @@ def _as_json(point: Point) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in asdict(point).items()}
 
 
-def _rows(curve: Curve) -> list[Row]:
-    """Return the curve as rows of the plot of quality against ratio."""
-    return [
-        Row(
-            task="alpha",
-            policy="cachecraft",
-            ratio=point.recompute_ratio,
-            num_cases=0,
-            score=point.score,
-            error=point.error,
-            normalised=math.nan,
-            kl=point.kl,
-            recomputed=point.recompute_ratio,
-            ttft_s=math.nan,
-        )
-        for point in curve.points
-    ]
+def _plot(curve: Curve, path: Path) -> None:
+    """Draw score against recompute ratio, with full attention's score as a level."""
+    points = sorted((point.recompute_ratio, point.score) for point in curve.points)
+    level = [(points[0][0], curve.full), (points[-1][0], curve.full)]
+    line_plot(
+        path,
+        {"Cache-Craft, a point per alpha": points, "full attention": level},
+        x_label="recompute ratio",
+        y_label="score",
+    )

@@ -16,6 +16,7 @@ from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.store import ChunkStore
 from ragboost.errors import ChunkCacheError
+from ragboost.plots import check_plot
 
 OFFLINE = frozenset({"hybrid-offline", "cachecraft", "cachecraft-peak"})
 """Policies that look at what was measured when a chunk was stored."""
@@ -45,6 +46,8 @@ def run(
         UnsupportedModelError: KV of the model cannot be reused.
     """
     check_paths(model=model, data=data)
+    if plot_path is not None:
+        check_plot(plot_path)
     for policy in policies:
         make_policy(policy)
     for ratio in ratios:
@@ -69,7 +72,7 @@ def run(
     for number, task in enumerate(dict.fromkeys(row.task for row in rows)):
         if plot_path is not None:
             at = plot_path if number == 0 else plot_path.with_stem(f"{plot_path.stem}-{number}")
-            at.write_text(report.plot(rows, task=task), encoding="utf-8")
+            report.plot(rows, at, task=task)
     if as_json:
         return json.dumps({"rows": report.as_json(rows), "self_test_error": checked.full_error})
     return report.table(rows)

@@ -1,18 +1,16 @@
-"""Show evaluation results: a text table, JSON, and a plot of quality against ratio as SVG.
+"""Show evaluation results: a text table, JSON, and a plot of quality against ratio.
 
-The plot is written by hand, so that it needs no plotting package. Knows rows, nothing of models.
+Knows rows, nothing of models.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from html import escape
+from pathlib import Path
 from typing import Any
 
 from ragboost.chunk_cache.eval.runner import Row
-
-_COLORS = ("#1b6ca8", "#c8553d", "#3a7d44", "#8e5ea2", "#b8860b", "#4d4d4d", "#008b8b", "#d2691e")
-_WIDTH, _HEIGHT, _LEFT, _TOP, _LEGEND = 640, 400, 60, 40, 180
+from ragboost.plots import line_plot
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -50,9 +48,27 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def plot(rows: Sequence[Row], *, task: str) -> str:
-    """Return an SVG of score against recompute ratio, a line per policy from full reuse at 0 to
-    full attention at 1."""
+def plot(rows: Sequence[Row], path: Path, *, task: str) -> None:
+    """Draw score against recompute ratio, a line per policy from full reuse at 0 to full attention
+    at 1.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        RequestError: `path` is no .png or .svg, or cannot be written.
+    """
+    lines = curves(rows, task=task)
+    line_plot(
+        path,
+        lines,
+        title=task,
+        x_label="recompute ratio",
+        y_label="score",
+        is_crowded_left=True,
+    )
+
+
+def curves(rows: Sequence[Row], *, task: str) -> dict[str, list[tuple[float, float]]]:
+    """Points of ratio and score by policy; `reuse` and `full`, if measured, end every line."""
     chosen = [row for row in rows if row.task == task]
     ends = {row.policy: row for row in chosen if row.policy in ("full", "reuse")}
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -62,52 +78,7 @@ def plot(rows: Sequence[Row], *, task: str) -> str:
     for points in lines.values():
         points += [(row.ratio, row.score) for row in ends.values()]
         points.sort()
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + _LEGEND}" height="{_HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH + _LEGEND}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_LEFT}" y="22" font-size="14">{escape(task)}: score against recompute ratio'
-        "</text>",
-        *_axes(),
-    ]
-    for number, (policy, points) in enumerate(lines.items()):
-        color = _COLORS[number % len(_COLORS)]
-        path = " ".join(f"{_x(ratio):.1f},{_y(score):.1f}" for ratio, score in points)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
-        parts += [
-            f'<circle cx="{_x(ratio):.1f}" cy="{_y(score):.1f}" r="3" fill="{color}"/>'
-            for ratio, score in points
-        ]
-        y = _TOP + 18 * number
-        parts.append(f'<rect x="{_WIDTH + 10}" y="{y}" width="12" height="12" fill="{color}"/>')
-        parts.append(f'<text x="{_WIDTH + 28}" y="{y + 10}">{escape(policy)}</text>')
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _axes() -> list[str]:
-    parts = []
-    for step in range(6):
-        value = step / 5
-        parts.append(
-            f'<line x1="{_LEFT}" y1="{_y(value):.1f}" x2="{_WIDTH - 20}" y2="{_y(value):.1f}" '
-            'stroke="#dddddd"/>'
-        )
-        parts.append(
-            f'<text x="{_LEFT - 8}" y="{_y(value) + 4:.1f}" text-anchor="end">{value:.1f}</text>'
-        )
-        parts.append(
-            f'<text x="{_x(value):.1f}" y="{_HEIGHT - 18}" text-anchor="middle">{value:.1f}</text>'
-        )
-    return parts
-
-
-def _x(ratio: float) -> float:
-    # The square root spreads small ratios, where the curves differ.
-    return _LEFT + math.sqrt(ratio) * (_WIDTH - 20 - _LEFT)
-
-
-def _y(score: float) -> float:
-    return _HEIGHT - 40 - score * (_HEIGHT - 40 - _TOP)
+    return lines
 
 
 def _is_nan(value: object) -> bool:

@@ -13,7 +13,7 @@ from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.assemble import Assembly, Source
 from ragboost.chunk_cache.attention.base import AttentionBackend, AttentionInputs, exact_mask
 from ragboost.chunk_cache.attention.dense import attention_weights, weighted_values
-from ragboost.chunk_cache.hook import Plan, StopForwardError
+from ragboost.chunk_cache.hook import Hidden, Plan, StopForwardError
 from ragboost.chunk_cache.kv_cache import RequestCache
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.recompute import recompute, rows_to_compute
@@ -109,14 +109,25 @@ class SelectionView:
 
     def fresh_layer(self) -> FreshLayer:
         """Return layer `CHECK_LAYER` computed for all tokens that are not exact; costs that many
-        layers of a full prefill. The reused KV stays as it is.
+        layers of a full prefill. The reused KV of this layer and later ones stays as it is. What
+        goes into the layer is noted in the assembly, so that later passes begin there.
 
         Raises:
             ChunkCacheError: the model has too few layers.
         """
         if self._fresh is None:
             rows = torch.nonzero(self.assembly.source != Source.EXACT).flatten()
-            self._fresh = self._fresh_pass(rows, CHECK_LAYER)
+            kept: list[Hidden] = []
+            fresh, self._fresh = self._fresh_pass(rows, CHECK_LAYER, keep=kept)
+            if kept:
+                states = torch.cat([part.states for part in kept], 1)
+                self.assembly.hidden = Hidden(CHECK_LAYER, rows, states)
+                # Passes that begin there do not write the layers before. Reused KV of layer 0 is
+                # right already: it depends on a token and its place alone. Missing KV is not.
+                for layer in range(CHECK_LAYER):
+                    new, old = fresh.layers[layer], self.assembly.cache.layers[layer]
+                    old.keys.index_copy_(2, rows, new.keys[:, :, rows])
+                    old.values.index_copy_(2, rows, new.values[:, :, rows])
         return self._fresh
 
     def deeper_layer(self, positions: torch.Tensor) -> FreshLayer:
@@ -126,7 +137,7 @@ class SelectionView:
         Raises:
             ChunkCacheError: the model has too few layers.
         """
-        return self._fresh_pass(rows_to_compute(self.assembly, positions), CHECK_LAYER + 1)
+        return self._fresh_pass(rows_to_compute(self.assembly, positions), CHECK_LAYER + 1)[1]
 
     def _question_pass(self, visible: torch.Tensor) -> torch.Tensor:
         """Run the question over the visible tokens and return its attention to them."""
@@ -145,13 +156,17 @@ class SelectionView:
         tokens = [self.assembly.tokens[position] for position in rows.tolist()]
         self._adapter.forward(tokens, self.assembly.cache if cache is None else cache, plan=plan)
 
-    def _fresh_pass(self, rows: torch.Tensor, layer: int) -> FreshLayer:
+    def _fresh_pass(
+        self, rows: torch.Tensor, layer: int, *, keep: list[Hidden] | None = None
+    ) -> tuple[RequestCache, FreshLayer]:
+        """Compute a layer for some rows, in a cache of its own; what goes into the layer is added
+        to `keep`, where the model can go on from there."""
         if self._adapter.num_layers <= layer:
             raise ChunkCacheError(
                 f"{self._adapter.name} has {self._adapter.num_layers} layers; this policy looks at "
                 f"layer {layer}"
             )
-        question = self.assembly.question
+        question, known = self.assembly.question, self.assembly.hidden
         fresh = self.assembly.cache.clone(num_layers=layer + 1)
         attention = torch.zeros(len(self.assembly.tokens), device=rows.device)
 
@@ -161,14 +176,18 @@ class SelectionView:
                 attention.add_(attention_mass(inputs, num_rows=num_rows))
                 raise StopForwardError
 
-        share = (layer + 1) / self._adapter.num_layers
-        for piece in self._pace.pieces(rows, share=share):
+        num_run = layer + 1 - (known.layer if known is not None else 0)
+        for piece in self._pace.pieces(rows, share=num_run / self._adapter.num_layers):
             plan = Plan(piece, backend=self._backend, observe=observe)
+            plan.begin = known.of(piece) if known is not None else None
+            plan.keep = layer if keep is not None and self._adapter.can_resume else None
             self._run(piece, plan, cache=fresh)
+            if keep is not None and plan.hidden is not None:
+                keep.append(plan.hidden)
         new, reused = fresh.layers[layer], self.assembly.cache.layers[layer]
         keys = (new.keys - reused.keys).float().square().sum((0, 1, 3))
         values = (new.values - reused.values).float().square().sum((0, 1, 3))
-        return FreshLayer(keys, values, attention)
+        return fresh, FreshLayer(keys, values, attention)
 
 
 class _Weighing:

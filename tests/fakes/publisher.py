@@ -34,19 +34,22 @@ class Publisher:
         self.deliver = deliver or (lambda seq, payload: [(seq, payload)])
         self.is_mute = is_mute  # the replay endpoint takes requests and never answers
         self.sent = 0
-        self._topic, self._has_topic = topic.encode(), has_topic
-        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
+        self.topic, self._has_topic = topic, has_topic
+        self.frames: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._queue: queue.Queue[bytes | None] = queue.Queue()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pub = self._context.socket(zmq.PUB)
-        self._pub.set_hwm(100_000)
-        self._pub.bind(endpoint)
+        self._pub, self.endpoint = self._bind(zmq.PUB, endpoint)
         self._router: zmq.Socket[bytes] | None = None
+        self.replay_endpoint: str | None = None
         if replay_endpoint:
-            self._router = self._context.socket(zmq.ROUTER)
-            self._router.bind(replay_endpoint)
+            self._router, self.replay_endpoint = self._bind(zmq.ROUTER, replay_endpoint)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    @property
+    def num_published(self) -> int:
+        """Batches sent or dropped; -1 while some are on their way."""
+        return self.sent if self._queue.unfinished_tasks == 0 else -1
 
     def publish(self, batch: EventBatch) -> None:
         if batch.events:
@@ -61,6 +64,12 @@ class Publisher:
         self._thread.join()
         self._context.destroy(linger=0)
 
+    def _bind(self, kind: int, endpoint: str) -> tuple["zmq.Socket[bytes]", str]:
+        made = self._context.socket(kind)
+        made.set_hwm(100_000)
+        made.bind(endpoint)
+        return made, made.getsockopt_string(zmq.LAST_ENDPOINT)
+
     def _run(self) -> None:
         while True:
             if self._router is not None and self._router.poll(0):
@@ -72,16 +81,17 @@ class Publisher:
             if payload is None:
                 return
             for seq, frame in self.deliver(self.sent, payload):
-                self._pub.send_multipart([self._topic, seq.to_bytes(8, "big"), frame])
-            self._buffer.append((self.sent, payload))
+                self._pub.send_multipart([self.topic.encode(), seq.to_bytes(8, "big"), frame])
+            self.frames.append((self.sent, payload))
             self.sent += 1
+            self._queue.task_done()
 
     def _answer(self, router: "zmq.Socket[bytes]") -> None:
         client, _, start = router.recv_multipart()
         if self.is_mute:
             return
-        topic = [self._topic] if self._has_topic else []
-        for seq, payload in self._buffer:
+        topic = [self.topic.encode()] if self._has_topic else []
+        for seq, payload in self.frames:
             if seq >= int.from_bytes(start, "big"):
                 router.send_multipart([client, b"", *topic, seq.to_bytes(8, "big"), payload])
         router.send_multipart([client, b"", *([b""] if topic else []), END, b""])
