@@ -99,29 +99,29 @@ def layerwise(bench: Bench, repeats: int) -> list[dict[str, Any]]:
 
 
 def fallback(model: Model, repeats: int) -> list[dict[str, Any]]:
-    """One request that waits for its KV, and one whose store knows both speeds and may compute."""
+    """One request that waits for its KV, and one whose store has seen a load and a prefill, so that
+    it may compute."""
     num_tokens = SYSTEM + CHUNKS * CHUNK
-    size = sum(
-        (model.disk.directory / f"{key}.safetensors").stat().st_size for key in model.keys(0)
-    )
+    compute_s = model.full_s * num_tokens / (num_tokens + QUESTION)
     rows = []
     for ratio in (1.0, 2.0, 4.0, 8.0):
         runs: dict[str, list[float]] = {}
         for _ in range(repeats):
+            speeds = Speeds()
             for arm in ("in memory", "waiting", "choosing", "nothing stored"):
-                speeds = Speeds()
-                if arm == "choosing":
-                    speeds.loaded(size, ratio * model.prefill_s)
-                    speeds.computed(num_tokens, model.full_s * num_tokens / (num_tokens + QUESTION))
                 store = TieredStore(host_bytes=1)
                 if arm != "nothing stored":
                     load_s = 0.0 if arm == "in memory" else ratio * model.prefill_s
-                    store = new_store(model, load_s=load_s, is_layerwise=False, speeds=speeds)
+                    known = None if arm == "in memory" else speeds
+                    store = new_store(model, load_s=load_s, is_layerwise=False, speeds=known)
                 if arm == "in memory":
                     for key in model.keys(0):
                         assert store.get(key) is not None, "it is on disk"
+                if arm == "choosing":
+                    speeds.computed(num_tokens, compute_s)
                 begin = time.perf_counter()
-                store.prefetch(model.keys(0)) if arm == "waiting" else None
+                if arm == "waiting":
+                    store.prefetch(model.keys(0))
                 model.run(store, 0)
                 runs.setdefault(arm, []).append(time.perf_counter() - begin)
                 store.close()
