@@ -17,6 +17,8 @@ import json
 import math
 import sys
 import time
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import craft_quality, prepared_quality
 from benchmarks.articles import SOURCES
+from benchmarks.parts import part
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.eval.cases import from_prompt
 from ragboost.chunk_cache.eval.metrics import estimate, normalised
@@ -45,13 +48,21 @@ Scores = dict[str, dict[str, dict[str, float | None]]]
 
 
 def measure(
-    model: Path, *, seed: int, prompts: int, policies: list[str], granularity: int
+    model: Path,
+    *,
+    seed: int,
+    prompts: int,
+    policies: list[str],
+    granularity: int,
+    parts: Path | None = None,
 ) -> list[Row]:
-    """Evaluate on `prompts` prompts of every task, drawn with this seed."""
+    """Evaluate on `prompts` prompts of every task, drawn with this seed; finished tasks are kept in
+    `parts`."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=1 << 28))
-    rows = []
-    for task in TASKS:
+    names = "all" if policies == list(POLICIES) else "+".join(policies)
+
+    def on_task(task: str) -> list[Any]:
         drawn = [from_prompt(prompt) for prompt in make_prompts(task, prompts, seed=seed)]
         if "hybrid-offline" in policies:
             strangers = make_prompts("local", 4, seed=seed + 1000)
@@ -59,7 +70,13 @@ def measure(
                 for number, chunk in enumerate(case.chunks):
                     neighbours = strangers[number % 4].chunks[:4]
                     measure_offline(reuse, case.system, chunk, neighbours=neighbours)
-        rows += evaluate(reuse, drawn, policies=policies, ratios=RATIOS, granularity=granularity)
+        found = evaluate(reuse, drawn, policies=policies, ratios=RATIOS, granularity=granularity)
+        return [asdict(row) for row in found]
+
+    rows = []
+    for task in TASKS:
+        name = f"{task}-{seed}-{prompts}-{granularity}-{names}"
+        rows += [Row(**row) for row in part(parts, name, partial(on_task, task))]
         print(f"seed {seed}: {task} done", file=sys.stderr)
     return rows
 
@@ -174,6 +191,7 @@ def main() -> None:
             prompts=args.prompts,
             policies=policies,
             granularity=args.granularity,
+            parts=args.parts,
         )
         for seed in SPLITS[args.split]
     ]

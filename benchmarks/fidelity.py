@@ -106,6 +106,7 @@ class Follower:
         }
         self.lock = threading.RLock()
         self.pressure, self.in_flight = Pressure(), InFlight()
+        self.in_flight.capacity_tokens = server.cache_tokens
         self.unsettled: list[Sent] = []
         self.residency = Residency(self.indexes["documents"], self.lock)
         self.residency.follow(
@@ -129,7 +130,6 @@ class Follower:
                 )
             for name, tokens in changes.resident_tokens.items():
                 self.in_flight.stored(name, tokens)
-            self.pressure.epoch += bool(changes.resident_tokens)
             self._press()
 
     def send(self, number: int, retrieved: Sequence[Hashable]) -> Sent:
@@ -151,8 +151,6 @@ class Follower:
                 signal: self._blocks(each.cached_tokens) for signal, each in recorded.items()
             }
             waiting = len(self.in_flight), self.in_flight.num_tokens, self.pressure.kept_share
-            if not len(self.in_flight):
-                self.pressure.epoch += 1
             self.in_flight.sent(
                 name,
                 prompt_tokens=len(HEADER) + sum(lengths) + QUESTION_TOKENS,
@@ -172,11 +170,9 @@ class Follower:
     def _press(self) -> None:
         if self.stream is None:
             return
-        self.pressure.is_batched = self.stream.mirror.is_tree
-        resident = self.stream.mirror.num_resident_tokens
-        self.pressure.kept_share = self.in_flight.kept_share(
-            resident_tokens=resident, capacity_tokens=self.server.cache_tokens
-        )
+        is_tree, resident = self.stream.mirror.is_tree, self.stream.mirror.num_resident_tokens
+        turn = self.in_flight.next_turn(resident_tokens=resident, is_batched=is_tree)
+        self.pressure.expect(*turn, is_batched=is_tree)
 
     def settled(self) -> None:
         """All that was sent is answered, and its events have come."""
@@ -190,6 +186,9 @@ class Follower:
     def answered(self, sent: Sent, reported: int) -> None:
         """Correct the model by what the engine reported."""
         self.unsettled.append(sent)
+        with self.lock:
+            self.in_flight.answered(sent.name, prompt_tokens=None)
+            self._press()
         surplus = sent.predicted["usage"] - reported
         if surplus > 0:
             with self.lock:
@@ -212,7 +211,8 @@ def following(server: EngineServer, follower: Follower, receiver: ReportReceiver
         return
     with Subscriber([server.source], on_change=follower.on_change) as subscriber:
         stream = follower.stream = subscriber.streams[server.source.name]
-        wait(lambda: stream.state is StreamState.EXACT)
+        server.complete([1] * 64, "first")  # its blocks say what kind of cache it is
+        wait(lambda: stream.state is StreamState.EXACT and stream.mirror.num_resident_tokens > 0)
         yield
 
 

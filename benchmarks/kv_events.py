@@ -104,7 +104,7 @@ def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -
     as sent. The engine's cache is full, and 64 requests are in flight."""
     dice = random.Random(1)
     index, pressure, flight, tracker = ContextIndex(), Pressure(), InFlight(), DocumentTracker()
-    index.pressure = pressure
+    index.pressure, flight.capacity_tokens = pressure, 100_000
     taken = []
     for number in range(num_requests):
         documents = dice.sample(range(500), num_documents)
@@ -116,7 +116,8 @@ def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -
         index.cached_prefix(documents, lengths)
         tracker.sent(name, documents, ends=ends)
         flight.sent(name, prompt_tokens=2100, cached_tokens=cached, block_size=16)
-        pressure.kept_share = flight.kept_share(resident_tokens=100_000, capacity_tokens=100_000)
+        turn = flight.next_turn(resident_tokens=100_000, is_batched=True)
+        pressure.expect(*turn, is_batched=True)
         taken.append(time.perf_counter() - start)
         index.insert(documents, lengths)
         if number >= 64:

@@ -132,7 +132,7 @@ class ContextIndex:
                 break
             count = common_length(child.documents, documents, at)
             if count < len(child.documents):
-                child = self._split(child, count)
+                child = self._split(child, count, is_use=is_use)
             self._restore(child)
             if is_use:
                 self._use(child)
@@ -304,7 +304,7 @@ class ContextIndex:
         self._leaves.push(node)
         return node
 
-    def _split(self, node: Node, count: int) -> Node:
+    def _split(self, node: Node, count: int, *, is_use: bool) -> Node:
         """Put the first `count` documents of `node` into a new node above it, in its slot."""
         parent = node.parent
         assert parent is not None, "the root has no documents to split"
@@ -328,6 +328,9 @@ class ContextIndex:
             node.parent, node.slot = upper, 0
             upper.attach(node)
             self.num_nodes += 1
+            if is_use and self.pressure is not None and self.pressure.is_batched:
+                self._use(node)  # a radix tree takes it for one
+                self.touch(upper)
         else:  # nothing of the lower part is resident any more
             node.parent = None
             self._leaves.forget(node)

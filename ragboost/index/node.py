@@ -29,7 +29,7 @@ class Node:
         last_used: tick of the last insertion or traversal through this node.
         serial: order of creation; breaks ties of `last_used`.
         is_queued: the index's eviction heap holds an entry for it.
-        epoch: of `Pressure`, when it was made.
+        epoch: of `Pressure`, when it was made, or made anew because it was about to go.
     """
 
     __slots__ = (

@@ -4,6 +4,7 @@ An engine evicts when a request's turn comes, not when it is sent. Knows ticks a
 Does not know nodes, engines or requests.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Set
 
@@ -17,20 +18,38 @@ class Pressure:
 
     Attributes:
         kept_share: of all tokens; the rest, last used longest ago, is as good as evicted.
-        epoch: counts the batches that the engine has begun to compute.
-        is_batched: requests of one batch do not find what the others of it compute.
+        epoch: number of the batch in which a request sent now will be computed.
+        room_tokens: new tokens that this batch has room for; a request with more is in the next.
+        is_batched: requests of one batch do not find what the others of it compute, and a node is
+            evicted whole (a radix tree).
     """
 
-    __slots__ = ("epoch", "is_batched", "kept_share")
+    __slots__ = ("epoch", "is_batched", "kept_share", "room_tokens")
 
     def __init__(self) -> None:
         self.kept_share = 1.0
         self.epoch = 0
+        self.room_tokens = math.inf
         self.is_batched = False
+
+    def expect(
+        self, kept_share: float, epoch: int, room_tokens: float, *, is_batched: bool
+    ) -> None:
+        """Set all attributes."""
+        self.kept_share, self.epoch, self.room_tokens = kept_share, epoch, room_tokens
+        self.is_batched = is_batched
+
+    def takes(self, new_tokens: int) -> bool:
+        """Whether the batch has room for a request; if not, the next one is begun for it."""
+        if not self.is_batched or new_tokens < self.room_tokens:
+            return True
+        self.epoch += 1
+        self.room_tokens = math.inf
+        return False
 
     @property
     def blind_from(self) -> int | None:
-        """Nodes of this epoch on are found once they are confirmed; None: all nodes are found."""
+        """Nodes of this epoch on are not found; None: all nodes are found."""
         return self.epoch if self.is_batched else None
 
 

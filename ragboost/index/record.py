@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from ragboost.index.context_index import ContextIndex
+from ragboost.index.node import Node
 
 
 class Recorded(NamedTuple):
@@ -36,8 +37,11 @@ def record_front(
 ) -> Recorded:
     """Record documents at the front of a payload, in prompt order."""
     num_cached, cached_tokens = index.cached_prefix(documents, tokens)
+    if index.pressure is not None and not index.pressure.takes(sum(tokens) - cached_tokens):
+        num_cached, cached_tokens = index.cached_prefix(documents, tokens)
     path = _cached_path(index, documents)
     node = index.insert(documents, tokens)
+    _renew(index, node, num_cached)
     return Recorded(
         node.search_path,
         cached_tokens,
@@ -77,6 +81,16 @@ def record_turn(
     cached_history = min(node.generated_tokens, history_tokens)
     index.extend(node, history_tokens - cached_history + turn_tokens)
     return Recorded(node.search_path, cached_tokens + cached_history)
+
+
+def _renew(index: ContextIndex, node: Node, num_documents: int) -> None:
+    """What stands behind the first documents on the way to a node is computed anew."""
+    if index.pressure is None:
+        return
+    for step in reversed(node.ancestors):
+        if len(step.context) <= num_documents:
+            return
+        step.epoch = index.pressure.epoch
 
 
 def _cached_path(index: ContextIndex, documents: Sequence[Hashable]) -> tuple[tuple[int, int], ...]:

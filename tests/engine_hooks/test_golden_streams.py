@@ -93,8 +93,12 @@ def test_golden_frames_are_known_again_when_either_side_restarts(tmp_path: Path,
     for _ in range(2):  # a listener that was started again
         with Subscriber([source], probe_interval_s=0.1) as subscriber:
             stream = subscriber.streams["a"]
-            wait(lambda: stream.num_applied == len(frames(name)))  # noqa: B023
-            assert stream.state is StreamState.EXACT
+            wait(
+                lambda: (
+                    stream.num_applied == len(frames(name))  # noqa: B023
+                    and stream.state is StreamState.EXACT  # noqa: B023
+                )
+            )
             assert stream.mirror.num_resident_tokens == RESIDENT[name]
     with Subscriber([source], probe_interval_s=0.1) as subscriber:
         stream = subscriber.streams["a"]

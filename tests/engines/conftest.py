@@ -24,9 +24,9 @@ def require(kind: Kind) -> None:
         pytest.skip(reason)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="session", params=KINDS)
 def server(request: pytest.FixtureRequest) -> Iterator[EngineServer]:
-    """A server with KV events and room for 2048 tokens."""
+    """A server with KV events and room for 2048 tokens, one for all tests of this folder."""
     require(request.param)
     with EngineServer(request.param, cache_tokens=2048) as made:
         yield made

@@ -44,11 +44,8 @@ def doctor(url: str) -> tuple[int, dict[str, dict[str, Any]]]:
     return done.returncode, {finding["check"]: finding for finding in findings}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_backend_with_all_flags_is_fine(kind: Kind) -> None:
-    require(kind)
-    with EngineServer(kind, events="zmq") as server:
-        code, found = doctor(server.url)
+def test_a_backend_with_all_flags_is_fine(server: EngineServer) -> None:
+    code, found = doctor(server.url)
     statuses = {check: finding["status"] for check, finding in found.items()}
     assert statuses.pop("documents") == "advice", "the tiny model's template knows no documents"
     assert set(statuses.values()) == {"ok"}, found

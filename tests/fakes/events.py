@@ -15,7 +15,7 @@ class EventPublisher(Publisher):
     Args:
         endpoint: of the events; of an engine that comes back, the one it had.
         replay_endpoint: of the replay, likewise.
-        drop: whether the batch of this number is lost on its way; a replay brings it.
+        deliver: see `Publisher`.
     """
 
     def __init__(
@@ -23,13 +23,13 @@ class EventPublisher(Publisher):
         endpoint: str = "tcp://127.0.0.1:*",
         *,
         replay_endpoint: str = "tcp://127.0.0.1:*",
-        drop: Callable[[int], bool] = lambda seq: False,
+        deliver: Callable[[int, bytes], list[tuple[int, bytes]]] | None = None,
     ) -> None:
         super().__init__(
             endpoint,
             replay_endpoint=replay_endpoint,
             topic="kv-events",
-            deliver=lambda seq, payload: [] if drop(seq) else [(seq, payload)],
+            deliver=deliver,
         )
 
     @property

@@ -1,12 +1,14 @@
 """What requests in flight will evict does not count as cached; nothing leaves the index for it."""
 
 import copy
+import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.index import ContextIndex
 from ragboost.index.pressure import Ages, Pressure
+from ragboost.index.record import record_front
 from ragboost.index.residency import set_resident
 
 SEQUENCE = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True)
@@ -72,18 +74,61 @@ def test_a_mark_moves_over_ticks_that_have_no_tokens_any_more() -> None:
     assert ages.kept(999) == 0
 
 
-def test_a_batch_is_blind_to_what_it_computes_itself_until_it_is_over_or_confirmed() -> None:
+def batched(epoch: int) -> Pressure:
+    pressure = Pressure()
+    pressure.expect(1.0, epoch, math.inf, is_batched=True)
+    return pressure
+
+
+def test_a_batch_is_blind_to_what_it_computes_itself_until_it_is_over() -> None:
     index = ContextIndex()
-    pressure = index.pressure = Pressure()
-    pressure.is_batched = True
+    pressure = index.pressure = batched(epoch=1)
     index.insert([0, 1], [100, 100])
     index.insert([2], [100])
     assert index.cached_prefix([0, 1], [100, 100]) == (0, 0)
     assert index.search([0, 1], [100, 100]).cached_tokens == 0
-    set_resident(index, [0, 1], [100, 100], num_documents=1)
-    assert index.cached_prefix([0, 1], [100, 100]) == (1, 100)
     pressure.epoch += 1
-    assert index.cached_prefix([2], [100]) == (1, 100)
+    assert index.cached_prefix([0, 1], [100, 100]) == (2, 200)
     index.insert([3], [100])
     pressure.is_batched = False
     assert index.cached_prefix([3], [100]) == (1, 100)
+
+
+def test_what_is_about_to_go_is_computed_anew_and_hidden_from_the_same_batch() -> None:
+    index = ContextIndex()
+    index.pressure = batched(epoch=1)
+    record_front(index, [0, 1], [100, 100])
+    set_resident(index, [0, 1], [100, 100], num_documents=2)
+    index.pressure.expect(0.0, 2, math.inf, is_batched=True)
+    assert record_front(index, [0, 1], [100, 100]).cached_tokens == 0
+    index.pressure.kept_share = 1.0
+    assert record_front(index, [0, 1], [100, 100]).cached_tokens == 0
+    index.pressure.epoch += 1
+    assert record_front(index, [0, 1], [100, 100]).cached_tokens == 200
+    index.check_integrity()
+
+
+def test_a_request_without_room_in_a_batch_finds_what_that_batch_computes() -> None:
+    index = ContextIndex()
+    index.pressure = batched(epoch=1)
+    index.insert([0, 1], [100, 100])
+    index.pressure.room_tokens = 200
+    assert record_front(index, [0, 2], [100, 50]).cached_tokens == 0
+    assert record_front(index, [0, 3], [100, 100]).cached_tokens == 100
+
+
+def test_a_radix_tree_loses_nodes_whole_and_takes_a_split_for_a_use() -> None:
+    index = ContextIndex()
+    index.pressure = Pressure()
+    index.insert([0, 1], [100, 100])
+    index.insert([2, 3], [100, 100])
+    index.pressure.expect(0.7, 1, math.inf, is_batched=False)
+    assert index.cached_prefix([0, 1], [100, 100]) == (1, 80)
+    index.pressure.is_batched = True
+    index.pressure.epoch = 2
+    assert index.cached_prefix([0, 1], [100, 100]) == (0, 0)
+    index.insert([0, 4], [100, 100])
+    index.pressure.epoch, index.pressure.kept_share = 3, 0.6
+    assert index.cached_prefix([2, 3], [100, 100]) == (0, 0)
+    assert index.cached_prefix([0, 1], [100, 100]) == (2, 200)
+    index.check_integrity()

@@ -25,6 +25,9 @@ from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import tokenize
 from tests.proxy.conftest import ProxyServer, proxy_settings
 
+Frames = list[tuple[int, bytes]]
+Deliver = Callable[[int, bytes], Frames]
+
 URL = "/v1/chat/completions"
 BLOCK, CACHE = 8, 640
 TOLERANCE = 4 * BLOCK  # ends of documents are estimates; a document has 69 tokens
@@ -129,15 +132,80 @@ def test_the_index_equals_the_engines_cache_after_evictions() -> None:
         assert "ragboost_prediction_error_ratio_count 40.0" in metrics
 
 
-def test_lost_frames_are_replayed() -> None:
-    events = EventPublisher(drop=lambda seq: seq % 10 == 7)
+def lost() -> Deliver:
+    return lambda seq, payload: [] if seq % 10 == 7 else [(seq, payload)]
+
+
+def late() -> Deliver:
+    def deliver(seq: int, payload: bytes) -> Frames:
+        time.sleep(0.02)
+        return [(seq, payload)]
+
+    return deliver
+
+
+def disordered() -> Deliver:
+    held: Frames = []
+
+    def deliver(seq: int, payload: bytes) -> Frames:
+        held.insert(0, (seq, payload))
+        if len(held) < 4:
+            return []
+        out = [*held, held[2]]
+        held.clear()
+        return out
+
+    return deliver
+
+
+@pytest.mark.parametrize("trouble", [lost, late, disordered])
+def test_lost_late_and_disordered_frames_leave_the_index_as_the_cache(
+    trouble: Callable[[], Deliver],
+) -> None:
+    events = EventPublisher(deliver=trouble())
     with fake_engine(events=events) as engine, start(engine) as proxy:
         wait(lambda: follower_of(proxy).is_exact)
         ask_many(proxy, engine, num=40, seed=2)
 
         assert misfits(proxy, engine.completions, engine) == []
         metrics = httpx.get(f"{proxy.url}/metrics").text
-        assert re.search(r"ragboost_kv_event_gaps_total\{.*\} [1-9]", metrics)
+        has_gaps = re.search(r"ragboost_kv_event_gaps_total\{.*\} [1-9]", metrics) is not None
+        assert has_gaps == (trouble is not late)
+
+
+def test_a_flood_of_events_leaves_the_index_as_the_cache() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        wait(lambda: follower_of(proxy).is_exact)
+        assert engine.events is not None
+        for round_ in range(10):
+            for number in range(round_ * 100, round_ * 100 + 100):  # 20 events each
+                engine.events.publish_events(foreign_events(10, first=1_000_000 + 10 * number))
+            ask_many(proxy, engine, num=4, seed=round_)
+        (stream,) = follower_of(proxy).streams.values()
+        assert stream.status().num_stored >= 10_000
+        assert misfits(proxy, engine.completions, engine) == []
+
+
+def foreign_events(num: int, *, first: int) -> list[dict[str, Any]]:
+    """Blocks that others stored and lost again at once."""
+    hashes = range(first, first + num)
+    stored = [
+        {
+            "type": "BlockStored",
+            "block_hashes": [block_hash],
+            "parent_block_hash": None,
+            "token_ids": [block_hash] * BLOCK,
+            "block_size": BLOCK,
+            "medium": "GPU",
+            "group_idx": 0,
+            "kv_cache_spec_kind": "full_attention",
+        }
+        for block_hash in hashes
+    ]
+    return stored + [
+        {"type": "BlockRemoved", "block_hashes": [block_hash], "medium": "GPU", "group_idx": 0}
+        for block_hash in hashes
+    ]
 
 
 def test_a_cleared_cache_is_forgotten() -> None:
