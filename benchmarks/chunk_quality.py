@@ -89,13 +89,15 @@ def summarise(runs: list[list[Row]]) -> dict[str, Any]:
     divergence: Scores = {}
     for same in zip(*runs, strict=True):
         task, policy, ratio = same[0].task, same[0].policy, f"{same[0].ratio:g}"
-        found = estimate([row.score for row in same])
-        score.setdefault(task, {}).setdefault(policy, {})[ratio] = round(found.mean, 4)
+        mean = estimate([row.score for row in same])
+        score.setdefault(task, {}).setdefault(policy, {})[ratio] = round(mean.mean, 4)
         error.setdefault(task, {}).setdefault(policy, {})[ratio] = (
-            None if math.isnan(found.error) else round(found.error, 4)
+            None if math.isnan(mean.error) else round(mean.error, 4)
         )
         kl = estimate([row.kl for row in same]).mean
         divergence.setdefault(task, {}).setdefault(policy, {})[ratio] = round(kl, 4)
+    for found in (score, error, divergence):
+        fill_ends(found)
     for task, by_policy in score.items():
         full, reuse = by_policy["full"]["1"], by_policy["reuse"]["0"]
         assert full is not None
@@ -108,6 +110,15 @@ def summarise(runs: list[list[Row]]) -> dict[str, Any]:
                     None if math.isnan(won) else round(won, 4)
                 )
     return {"score": score, "error": error, "normalised": share, "kl": divergence}
+
+
+def fill_ends(values: Scores) -> None:
+    """Give every policy its ends: ratio 0 is full reuse and ratio 1 full attention for each."""
+    for by_policy in values.values():
+        full, reuse = by_policy["full"]["1"], by_policy["reuse"]["0"]
+        for policy, by_ratio in by_policy.items():
+            if policy not in ("full", "reuse"):
+                by_policy[policy] = {"0": reuse, **by_ratio, "1": full}
 
 
 def best_policy(normalised_scores: Scores) -> str:
@@ -134,6 +145,7 @@ def show(result: dict[str, Any]) -> None:
                 cells = (
                     f"{by_ratio[ratio]:.3f} +- {result['error'][task][policy][ratio] or 0:.3f}"
                     for ratio in by_ratio
+                    if ratio not in ("0", "1")
                 )
                 print(f"  {policy:18}", "  ".join(cells))
     print(f"\nbest here: {result['best_policy']}; default: {result['default_policy']}")
