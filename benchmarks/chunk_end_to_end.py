@@ -7,7 +7,7 @@ their popularity and in an order of their own; a random model of 16 layers, whos
 nothing; streamed. plain: the client writes the prompt; exact: the proxy orders and de-duplicates;
 approx: the same, and what is left over is reused as chunks. Each way has an engine and a proxy of
 its own, and they take turns. `tokens` says where prompt tokens came from; they add up to the
-prompts, or the run fails.
+prompts, or the run fails. `ttft_ratio` and `cpu_ratio` are medians over the requests.
 
 `tasks`: the project's reference model answers its tasks through proxy and engine. The order of the
 documents matters there, so the proxy does not order. `itl`: time between the tokens of a running
@@ -128,16 +128,26 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
         "ratio": args.ratio,
         "policy": DEFAULT_POLICY,
         **result,
-        "ttft_ratio": _ratios({way: result[way]["ttft_ms"]["mean"] for way in WAYS}),
-        "cpu_ratio": _ratios({way: result[way]["cpu_ms"] for way in WAYS}),
+        "ttft_ratio": _ratios({way: [one.ttft_ms for one in measured[way]] for way in WAYS}),
+        "cpu_ratio": _ratios({way: [one.cpu_ms for one in measured[way]] for way in WAYS}),
+        "same_as_exact": round(
+            statistics.fmean(
+                one.text == other.text
+                for one, other in zip(measured["approx"], measured["exact"], strict=True)
+            ),
+            4,
+        ),
         "chunks_stored": stored,
         "storing_s": round(storing_s, 2),
     }
 
 
-def _ratios(times: Mapping[str, float]) -> dict[str, float]:
+def _ratios(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Medians over the requests, each of which all ways have answered."""
     return {
-        f"{slow}/{fast}": round(times[slow] / times[fast], 2)
+        f"{slow}/{fast}": round(
+            statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True)), 2
+        )
         for slow, fast in (("plain", "exact"), ("plain", "approx"), ("exact", "approx"))
     }
 
@@ -174,7 +184,7 @@ def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
             "median": round(statistics.median(times), 1),
             "p95": round(times[int(0.95 * (len(times) - 1))], 1),
         },
-        "cpu_ms": round(statistics.fmean(answer.cpu_ms for answer in answers), 1),
+        "cpu_ms": round(statistics.median(answer.cpu_ms for answer in answers), 1),
     }
 
 
@@ -319,11 +329,11 @@ def show(result: Mapping[str, Any]) -> None:
         print(f"\n{work['requests']} requests, {work['documents']} documents each")
         for way in WAYS:
             shares = (f"{name} {share:6.1%}" for name, share in work[way]["share"].items())
-            times = f"TTFT {work[way]['ttft_ms']['mean']:.0f} ms, CPU {work[way]['cpu_ms']:.0f} ms"
+            ttft, cpu = work[way]["ttft_ms"]["median"], work[way]["cpu_ms"]
+            times = f"median TTFT {ttft:.0f} ms, CPU {cpu:.0f} ms"
             print(f"  {way:7} {times} ", "  ".join(shares))
-        print(
-            f"  TTFT {work['ttft_ratio']}, CPU {work['cpu_ratio']}, storing {work['storing_s']} s"
-        )
+        print(f"  medians of ratios: TTFT {work['ttft_ratio']}, CPU {work['cpu_ratio']}")
+        print(f"  storing {work['storing_s']} s; answers as in exact {work['same_as_exact']:.0%}")
     if tasks := result.get("tasks"):
         print("\naccuracy by task: exact, and reuse at 0, 10 and 15 %")
         for task, scores in tasks["accuracy"].items():
@@ -338,7 +348,7 @@ def show(result: Mapping[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", default="tasks,workload,itl", help="what to measure")
-    parser.add_argument("--requests", type=int, default=24, help="measured, per way")
+    parser.add_argument("--requests", type=int, default=48, help="measured, per way")
     parser.add_argument("--warm", type=int, default=12, help="requests before")
     parser.add_argument("--corpus", type=int, default=48, help="documents in all")
     parser.add_argument("--k", type=int, default=8, help="documents per request")

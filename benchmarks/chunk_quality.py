@@ -17,6 +17,8 @@ import json
 import math
 import sys
 import time
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import craft_quality, prepared_quality
 from benchmarks.articles import SOURCES
+from benchmarks.parts import part
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.eval.cases import from_prompt
 from ragboost.chunk_cache.eval.metrics import estimate, normalised
@@ -45,13 +48,21 @@ Scores = dict[str, dict[str, dict[str, float | None]]]
 
 
 def measure(
-    model: Path, *, seed: int, prompts: int, policies: list[str], granularity: int
+    model: Path,
+    *,
+    seed: int,
+    prompts: int,
+    policies: list[str],
+    granularity: int,
+    parts: Path | None = None,
 ) -> list[Row]:
-    """Evaluate on `prompts` prompts of every task, drawn with this seed."""
+    """Evaluate on `prompts` prompts of every task, drawn with this seed; finished tasks are kept in
+    `parts`."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=1 << 28))
-    rows = []
-    for task in TASKS:
+    names = "all" if policies == list(POLICIES) else "+".join(policies)
+
+    def on_task(task: str) -> list[Any]:
         drawn = [from_prompt(prompt) for prompt in make_prompts(task, prompts, seed=seed)]
         if "hybrid-offline" in policies:
             strangers = make_prompts("local", 4, seed=seed + 1000)
@@ -59,7 +70,13 @@ def measure(
                 for number, chunk in enumerate(case.chunks):
                     neighbours = strangers[number % 4].chunks[:4]
                     measure_offline(reuse, case.system, chunk, neighbours=neighbours)
-        rows += evaluate(reuse, drawn, policies=policies, ratios=RATIOS, granularity=granularity)
+        found = evaluate(reuse, drawn, policies=policies, ratios=RATIOS, granularity=granularity)
+        return [asdict(row) for row in found]
+
+    rows = []
+    for task in TASKS:
+        name = f"{task}-{seed}-{prompts}-{granularity}-{names}"
+        rows += [Row(**row) for row in part(parts, name, partial(on_task, task))]
         print(f"seed {seed}: {task} done", file=sys.stderr)
     return rows
 
@@ -72,13 +89,15 @@ def summarise(runs: list[list[Row]]) -> dict[str, Any]:
     divergence: Scores = {}
     for same in zip(*runs, strict=True):
         task, policy, ratio = same[0].task, same[0].policy, f"{same[0].ratio:g}"
-        found = estimate([row.score for row in same])
-        score.setdefault(task, {}).setdefault(policy, {})[ratio] = round(found.mean, 4)
+        mean = estimate([row.score for row in same])
+        score.setdefault(task, {}).setdefault(policy, {})[ratio] = round(mean.mean, 4)
         error.setdefault(task, {}).setdefault(policy, {})[ratio] = (
-            None if math.isnan(found.error) else round(found.error, 4)
+            None if math.isnan(mean.error) else round(mean.error, 4)
         )
         kl = estimate([row.kl for row in same]).mean
         divergence.setdefault(task, {}).setdefault(policy, {})[ratio] = round(kl, 4)
+    for found in (score, error, divergence):
+        fill_ends(found)
     for task, by_policy in score.items():
         full, reuse = by_policy["full"]["1"], by_policy["reuse"]["0"]
         assert full is not None
@@ -91,6 +110,15 @@ def summarise(runs: list[list[Row]]) -> dict[str, Any]:
                     None if math.isnan(won) else round(won, 4)
                 )
     return {"score": score, "error": error, "normalised": share, "kl": divergence}
+
+
+def fill_ends(values: Scores) -> None:
+    """Give every policy its ends: ratio 0 is full reuse and ratio 1 full attention for each."""
+    for by_policy in values.values():
+        full, reuse = by_policy["full"]["1"], by_policy["reuse"]["0"]
+        for policy, by_ratio in by_policy.items():
+            if policy not in ("full", "reuse"):
+                by_policy[policy] = {"0": reuse, **by_ratio, "1": full}
 
 
 def best_policy(normalised_scores: Scores) -> str:
@@ -117,6 +145,7 @@ def show(result: dict[str, Any]) -> None:
                 cells = (
                     f"{by_ratio[ratio]:.3f} +- {result['error'][task][policy][ratio] or 0:.3f}"
                     for ratio in by_ratio
+                    if ratio not in ("0", "1")
                 )
                 print(f"  {policy:18}", "  ".join(cells))
     print(f"\nbest here: {result['best_policy']}; default: {result['default_policy']}")
@@ -174,6 +203,7 @@ def main() -> None:
             prompts=args.prompts,
             policies=policies,
             granularity=args.granularity,
+            parts=args.parts,
         )
         for seed in SPLITS[args.split]
     ]

@@ -41,6 +41,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "cautious": {"cautious": True},
     "peak": {"order": "peak"},
     "cautious peak": {"cautious": True, "order": "peak"},
+    "change": {"order": "change"},
+    "cautious change": {"cautious": True, "order": "change"},
 }
 WARM_UP, OWN, STRANGERS = 3, 5, 3
 """Earlier requests per article, documents of the article in each, and of others."""
@@ -111,7 +113,8 @@ def measure_seed(model: Path, *, seed: int, asked: int) -> dict[tuple[str, str],
     articles = make_articles(seed=seed, asked=asked)
     variants = Variants(capacity=100_000)
     # Computed whole, so that every request leaves a version of its context behind.
-    warm_up(CraftReuse(reuse, variants=variants, literal=True, alpha=1e9), articles, seed=seed)
+    first = CraftReuse(reuse, variants=variants, literal=True, alpha=1e9, order="change")
+    warm_up(first, articles, seed=seed)
     print(f"seed {seed}: {len(variants)} versions", file=sys.stderr)
     found: dict[tuple[str, str], list[Outcome]] = {}
 

@@ -73,7 +73,7 @@ def compose(
     Raises:
         ContextIndexError: an invariant does not hold.
     """
-    documents = tuple(retrieved.unique[i] for i in sent)
+    documents = tuple([retrieved.unique[i] for i in sent])
     labels = label_documents(
         documents,
         template=settings.hints.label_template,
@@ -81,16 +81,18 @@ def compose(
         is_complete=history.is_complete,
     )
     places = {i: place for place, i in enumerate(sent)}
-    positions = tuple(places.get(slot, -1) for slot in retrieved.slots)
-    referred = (
-        history.carried[document.key]
-        for i, document in enumerate(retrieved.unique)
-        if i not in places and document.key in history.carried
-    )
-    hints = location_hints(referred, template=settings.hints.location_template)
-    by_relevance = sorted(range(len(sent)), key=sent.__getitem__)
-    if settings.hints.order and by_relevance != list(range(len(sent))):
-        relevance = [labels[place] for place in by_relevance]
+    positions = tuple([places.get(slot, -1) for slot in retrieved.slots])
+    hints: tuple[Hint, ...] = ()
+    if len(sent) < len(retrieved.unique):
+        referred = (
+            history.carried[document.key]
+            for i, document in enumerate(retrieved.unique)
+            if i not in places and document.key in history.carried
+        )
+        hints = location_hints(referred, template=settings.hints.location_template)
+    by_relevance = sorted(sent)
+    if settings.hints.order and by_relevance != list(sent):
+        relevance = [labels[places[i]] for i in by_relevance]
         hints += (order_hint(relevance, template=settings.hints.order_template),)
     composed = Composed(documents, labels, positions, hints)
     check_context(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragboost.errors import InvalidDocumentError, RequestError
@@ -24,7 +25,10 @@ _MAX_BITS = 1024  # Python refuses to print integers of more than some thousand 
 _PLAIN_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:\-]{0,39}")
 
 
-@dataclass(frozen=True, slots=True)
+_NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Document:
     """One retrieved text.
 
@@ -49,20 +53,34 @@ class Document:
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     key: str = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        text = self.text
+    # Written out: a request has dozens of documents, and a generated one takes twice as long.
+    def __init__(
+        self,
+        text: str,
+        id: DocumentId = None,  # noqa: A002
+        title: str | None = None,
+        score: float | None = None,
+        metadata: Mapping[str, Any] = _NO_METADATA,
+    ) -> None:
         if not isinstance(text, str) or not text or text.isspace():
-            raise _invalid("text", "must be a non-empty string", self.text)
-        if self.title is not None and not isinstance(self.title, str):
-            raise _invalid("title", "must be a string", self.title)
-        if not (self.id is None or isinstance(self.id, str | bool) or _is_finite(self.id, float)):
-            raise _invalid("id", "must be a JSON scalar, finite and not huge", self.id)
-        if self.score is not None and not _is_finite(self.score, Real):
-            raise _invalid("score", "must be a finite number", self.score)
-        # A dict is one, and the test for it is much faster.
-        if type(self.metadata) is not dict and not isinstance(self.metadata, Mapping):
-            raise _invalid("metadata", "must be an object", self.metadata)
-        object.__setattr__(self, "key", document_key(text, id=self.id, title=self.title))
+            raise _invalid("text", "must be a non-empty string", text)
+        if title is not None and not isinstance(title, str):
+            raise _invalid("title", "must be a string", title)
+        if not (id is None or isinstance(id, str | bool) or _is_finite(id, float)):
+            raise _invalid("id", "must be a JSON scalar, finite and not huge", id)
+        if score is not None and not _is_finite(score, Real):
+            raise _invalid("score", "must be a finite number", score)
+        if metadata is _NO_METADATA:
+            metadata = {}
+        elif type(metadata) is not dict and not isinstance(metadata, Mapping):
+            raise _invalid("metadata", "must be an object", metadata)
+        put = object.__setattr__
+        put(self, "text", text)
+        put(self, "id", id)
+        put(self, "title", title)
+        put(self, "score", score)
+        put(self, "metadata", metadata)
+        put(self, "key", document_key(text, id=id, title=title))
 
     @property
     def label(self) -> str:
@@ -82,6 +100,9 @@ def document_key(text: str, *, id: DocumentId = None, title: str | None = None) 
     The parts are length-delimited, so no two triples collide by concatenation; lone surrogates,
     which engines accept, are hashed as they are.
     """
+    if id is None and title is None:
+        head = f"j:null:-1::{len(text)}:"
+        return hashlib.sha256((head + text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     if id is None:
         kind, name = "j", "null"
     elif isinstance(id, str):
@@ -134,7 +155,9 @@ def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") ->
     Raises:
         InvalidDocumentError: `values` is no list, or an entry is bad (named by its position).
     """
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
+    if type(values) not in (list, tuple) and (  # abstract classes take long to ask
+        isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence)
+    ):
         raise InvalidDocumentError(f"{where} must be a list, got {_show(values)}", param=where)
     return [
         value if type(value) is Document else as_document(value, where=f"{where}[{i}]")

@@ -1,7 +1,8 @@
 """Build wheel and sdist, install them as a user would, and measure what the core costs.
 
 `make packages` needs pip's package index and some minutes: it makes one environment per Python that
-it finds, and one with the lowest versions that `pyproject.toml` allows, in which it runs tests.
+it finds, and one with the lowest versions that `pyproject.toml` allows, in which it runs tests. It
+also looks for wheels of everything that the extras bring, for every Python that we support.
 """
 
 import argparse
@@ -23,6 +24,10 @@ ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13")
 MAX_CORE_MB = 150
 MAX_IMPORT_S = 0.3
+EXTRAS = (  # litellm wants older packages than the engine
+    ("engine", "retrieval", "plot", "tokens", "otel", "langchain", "llama-index", "ray"),
+    ("litellm",),
+)
 LOWEST_TESTS = (
     *("index", "ordering", "dedup", "hints", "formats", "sessions", "batch", "engine_hooks"),
     *("test_booster.py", "test_config.py", "proxy/test_relay.py", "proxy/test_chat_sessions.py"),
@@ -98,6 +103,27 @@ def _import_seconds(python: Path, code: str, *, cwd: Path) -> float:
     return round(statistics.median(float(run([python, "-c", timed], cwd=cwd)) for _ in range(5)), 3)
 
 
+def count_wheels(version: str, *, folder: Path) -> list[int]:
+    """Resolve the extras for a Python, installed here or not; packages of each set of them.
+
+    Exits where something has no wheel for it on this machine's platform.
+    """
+    resolve = [
+        "uv",
+        "pip",
+        "compile",
+        "-q",
+        "--no-header",
+        "--no-annotate",
+        ROOT / "pyproject.toml",
+    ]
+    resolve += ["--python-version", version, "--only-binary", ":all:"]
+    return [
+        len(run([*resolve, *(f"--extra={name}" for name in extras)], cwd=folder).splitlines())
+        for extras in EXTRAS
+    ]
+
+
 def check_lowest(wheel: Path, *, folder: Path) -> str:
     """Run tests with the lowest direct dependencies; the last line of pytest."""
     venv = folder / "lowest"
@@ -130,6 +156,7 @@ def main() -> None:
                 cores[version] = check_core(python, wheel, folder=place)
                 shutil.rmtree(place)
         result["core"] = cores
+        result["wheels"] = {version: count_wheels(version, folder=folder) for version in PYTHONS}
         result["lowest"] = check_lowest(wheel, folder=folder)
     print(json.dumps(result)) if as_json else _show(result, cores)
     over = [
@@ -149,6 +176,7 @@ def _show(result: dict[str, object], cores: dict[str, dict[str, object]]) -> Non
         table.add_row(version, *(cells or ["not found"]))
     console = Console()
     console.print(table)
+    console.print(f"wheels for all extras but litellm, and for it: {result['wheels']}")
     console.print(f"lowest dependencies: {result['lowest']}")
 
 

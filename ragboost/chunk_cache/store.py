@@ -9,7 +9,7 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -190,9 +190,18 @@ class ChunkStore:
             ChunkCacheError: with the numbers.
         """
         with self._lock:
-            total = sum(chunk.size_bytes for chunk in self._chunks.values())
-            if total != self.size_bytes or total > self.capacity_bytes:
-                raise ChunkCacheError(
-                    f"chunks hold {total} bytes, {self.size_bytes} are on the books, "
-                    f"{self.capacity_bytes} are allowed"
-                )
+            check_books(self._chunks.values(), self.size_bytes, capacity_bytes=self.capacity_bytes)
+
+
+def check_books(chunks: Iterable[ChunkKV], size_bytes: int, *, capacity_bytes: int) -> None:
+    """Raise where chunks do not have the size that was noted for them, or too much.
+
+    Raises:
+        ChunkCacheError: with the numbers.
+    """
+    total = sum(chunk.size_bytes for chunk in chunks)
+    if total != size_bytes or total > capacity_bytes:
+        raise ChunkCacheError(
+            f"chunks hold {total} bytes, {size_bytes} are on the books, {capacity_bytes} are "
+            "allowed"
+        )

@@ -1,6 +1,7 @@
 """`eval-reuse`, `tune-alpha`, `precompute`: chunk reuse with a user's own model and corpus."""
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -72,8 +73,10 @@ def tune_alpha(
     cautious: bool = typer.Option(
         False, "--cautious", help="Distrust chunks that were computed with no chunk before them."
     ),
-    peak: bool = typer.Option(
-        False, "--peak", help="Order tokens by their highest attention weight, not by the sum."
+    order: Literal["mass", "peak", "change"] = typer.Option(
+        "mass",
+        help="Which tokens first: by their attention to other chunks in all, by its highest "
+        "weight, or by how much their KV differs between versions.",
     ),
     max_new_tokens: int = typer.Option(32, min=1, help="Length of text answers."),
     device: str = typer.Option("cpu", help="Where the model runs."),
@@ -96,7 +99,7 @@ def tune_alpha(
         desired=desired,
         literal=literal,
         cautious=cautious,
-        order="peak" if peak else "mass",
+        order=order,
         max_new_tokens=max_new_tokens,
         device=device,
         plot_path=plot,

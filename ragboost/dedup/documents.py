@@ -36,7 +36,7 @@ class Split(NamedTuple):
 def unique_documents(documents: Sequence[Document]) -> Unique:
     """Drop documents that stand in the list more than once."""
     slots: dict[str, int] = {}
-    places = tuple(slots.setdefault(document.key, len(slots)) for document in documents)
+    places = tuple([slots.setdefault(document.key, len(slots)) for document in documents])
     if len(slots) == len(documents):
         return Unique(tuple(documents), places)
     first: list[Document] = []

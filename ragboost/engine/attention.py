@@ -6,7 +6,7 @@ by absolute position, so a segment may hold any ascending positions of its seque
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
@@ -17,6 +17,23 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ragboost.engine.kv import SequenceKV
 
 IMPLEMENTATION = "ragboost_ragged"
+
+
+TILE = 32
+"""Rows of a tile on a CPU: as many as SDPA takes at a time there. Elsewhere there is one tile."""
+
+
+class Tile(NamedTuple):
+    """Some rows of a segment, and the keys that they see.
+
+    Attributes:
+        rows, keys: which.
+        mask: of each row, (rows, keys) bool; None: all keys are seen.
+    """
+
+    rows: slice
+    keys: slice
+    mask: Tensor | None
 
 
 @dataclass(slots=True, eq=False)
@@ -39,30 +56,40 @@ class Segment:
     kv: SequenceKV
     wants_logits: bool = True
     windows: set[int | None] = field(default_factory=set)
-    _masks: dict[int | None, Tensor | None] = field(default_factory=dict, init=False, repr=False)
+    _tiles: "dict[int | None, list[Tile]]" = field(default_factory=dict, init=False, repr=False)
 
     def is_square(self, window: int | None) -> bool:
         """Whether the rows are all positions from 0 on, each seeing all before it."""
         return len(self.token_ids) == self.num_keys and not self._cuts(window)
 
-    def mask(self, window: int | None) -> Tensor | None:
-        """Which keys each row sees, (rows, num_keys) bool; None: all of them."""
+    def tiles(self, window: int | None) -> "list[Tile]":
+        """Cut the rows into tiles, each with the keys that its rows see."""
         if not self._cuts(window):
             window = None
-        if window not in self._masks:
-            self._masks[window] = self._make_mask(window)
-        return self._masks[window]
+        if window not in self._tiles:
+            self._tiles[window] = self._make_tiles(window)
+        return self._tiles[window]
 
     def _cuts(self, window: int | None) -> bool:
         return window is not None and window < self.num_keys
 
-    def _make_mask(self, window: int | None) -> Tensor | None:
+    def _make_tiles(self, window: int | None) -> "list[Tile]":
         if window is None and len(self.token_ids) == 1:
-            return None
-        keys = torch.arange(self.num_keys, device=self.positions.device)
-        rows = self.positions[:, None]
-        mask = keys <= rows
-        return mask if window is None else mask & (keys > rows - window)
+            return [Tile(slice(0, 1), slice(0, self.num_keys), None)]
+        count = len(self.token_ids)
+        size = TILE if self.positions.device.type == "cpu" else count
+        bounds, tiles = self.positions.tolist(), []
+        for first in range(0, count, size):
+            rows = slice(first, min(first + size, count))
+            low = 0 if window is None else max(0, bounds[first] - window + 1)
+            keys = slice(low, bounds[rows.stop - 1] + 1)
+            slots = torch.arange(keys.start, keys.stop, device=self.positions.device)
+            own = self.positions[rows, None]
+            mask = slots <= own
+            if window is not None:
+                mask &= slots > own - window
+            tiles.append(Tile(rows, keys, mask))
+        return tiles
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
@@ -175,23 +202,47 @@ def _attend(
     scaling: float | None,
     softcap: float | None,
 ) -> Tensor:
-    if softcap is None:
+    if softcap is None and segment.is_square(window):
         # Without an explicit mask a causal square costs half.
-        is_causal = segment.is_square(window)
         return F.scaled_dot_product_attention(
             query,
             key,
             value,
-            attn_mask=None if is_causal else segment.mask(window),
-            is_causal=is_causal,
+            is_causal=True,
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
+    parts = [
+        _masked(
+            query[:, :, tile.rows],
+            key[:, :, tile.keys],
+            value[:, :, tile.keys],
+            tile.mask,
+            scaling=scaling,
+            softcap=softcap,
+        )
+        for tile in segment.tiles(window)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _masked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scaling: float | None,
+    softcap: float | None,
+) -> Tensor:
     groups = query.shape[1] // key.shape[1]
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=groups != 1
+        )
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
     scores = softcap * torch.tanh(scores / softcap)
-    mask = segment.mask(window)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value

@@ -36,7 +36,8 @@ def read_usage(answer: Mapping[str, Any]) -> Usage | None:
                 usage = holder.get(name)
                 if isinstance(usage, dict):
                     found = _from_usage(usage)
-                    return found and found._replace(prompt_ids=_prompt_ids(answer))
+                    ids = _prompt_ids(answer)
+                    return found if found is None or ids is None else found._replace(prompt_ids=ids)
     return None
 
 
@@ -104,8 +105,11 @@ def _anthropic_written(usage: Mapping[str, Any]) -> int | None:
 
 def _count(holder: Mapping[str, Any], name: str) -> int | None:
     value = holder.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and value >= 0 else None  # a bool is no count
 
 
 def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
+    for value in values:
+        if value is not None:
+            return value
+    return None

@@ -106,16 +106,19 @@ class TextGroup:
 
     def document(self, block: Block) -> Document:
         """The block's characters without its number."""
+        if block.number is None:
+            return Document(self.value[block.start : block.end])
         return Document(self._piece(block, ""))
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
         """Move the blocks; separators keep their places."""
         blocks, text = self.blocks, self.value
         pieces: list[str] = []
-        for place, i in enumerate(order):
-            if place:
-                pieces.append(text[blocks[place - 1].end : blocks[place].start])
+        behind = blocks[0].start
+        for i, place in zip(order, blocks, strict=False):  # without duplicates there are fewer
+            pieces.append(text[behind : place.start])
             pieces.append(self._piece(blocks[i], names.get(i)))
+            behind = place.end
         return Edit(blocks[0].start, blocks[-1].end, "".join(pieces))
 
     def referred(self, block: Block, reference: str) -> Edit:

@@ -18,7 +18,7 @@ from ragboost.formats.references import Standing
 from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, preamble, put
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
-from ragboost.types import Context
+from ragboost.types import Context, Document
 
 
 class _Place(NamedTuple):
@@ -74,7 +74,7 @@ class Messages:
         slot, group = leading
         return Found(
             query="",
-            documents=tuple(group.document(block) for block in group.blocks),
+            documents=tuple([group.document(block) for block in group.blocks]),
             message=slot.message,
             preamble=preamble(body, slot, group.blocks[0].start),
             num_repeated=num_repeated,
@@ -110,7 +110,7 @@ class Messages:
             for group in self._groups(slot, has_positions=has_positions)
         ]
         # A list's groups were found before those inside its elements.
-        return sorted(places, key=_reading_order)
+        return sorted(places, key=_reading_order) if len(places) > 1 else places
 
     def _groups(self, slot: Slot, *, has_positions: bool) -> Sequence[Group]:
         if isinstance(slot.value, str):
@@ -151,10 +151,7 @@ class Messages:
 
     def _ordered(self, group: Group, found: Found, context: Context) -> list[Edit]:
         """The edits that put a group into the context's order and say so."""
-        places: dict[str, list[int]] = defaultdict(list)
-        for i in range(len(found.documents) - 1, -1, -1):
-            places[found.documents[i].key].append(i)
-        order = [places[document.key].pop() for document in context.documents]
+        order = _order(found.documents, context.documents)
         is_numbered = group.blocks[0].number is not None
         if order == list(range(len(group.blocks))) and not is_numbered:
             return []
@@ -174,17 +171,30 @@ class Messages:
         by_key = {d.key: name for d, name in zip(context.documents, names, strict=True)}
         return {i: by_key[document.key] for i, document in enumerate(found.documents)}
 
-    def _hint(self, group: Group, order: Sequence[int], names: Mapping[int, str]) -> str:
+    def _hint(self, group: Group, order: list[int], names: Mapping[int, str]) -> str:
         labels = _labels(group.blocks, order, names)
         lines = []
         if names:
             lines.append(_numbering(group, names))
-        by_relevance = sorted(range(len(order)), key=order.__getitem__)
-        if self._settings.hints.order and by_relevance != list(range(len(order))):
+        if self._settings.hints.order and sorted(order) != order:
+            by_relevance = sorted(range(len(order)), key=order.__getitem__)
             relevant_first = [labels[place] for place in by_relevance]
             template = self._settings.hints.order_template
             lines.append(order_hint(relevant_first, template=template).text)
         return "\n".join(lines)
+
+
+def _order(given: Sequence[Document], sent: Sequence[Document]) -> list[int]:
+    """For each document that is sent, its place among those given; of equal ones the first."""
+    places: dict[str, int] = {}
+    for i, document in enumerate(given):
+        places.setdefault(document.key, i)
+    if len(sent) <= len(places):
+        return [places[document.key] for document in sent]
+    copies: dict[str, list[int]] = defaultdict(list)
+    for i in range(len(given) - 1, -1, -1):
+        copies[given[i].key].append(i)
+    return [copies[document.key].pop() for document in sent]
 
 
 def _reading_order(place: _Place) -> tuple[bool, tuple[str | int, ...]]:

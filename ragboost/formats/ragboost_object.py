@@ -34,6 +34,8 @@ class RagboostObject:
             RequestError: the object or a document is malformed, or there is no question to put the
                 documents in front of.
         """
+        if FIELD not in body:
+            return None
         fields = ragboost_fields(body)
         documents = tuple(as_documents(fields.get("documents", []), where=f"{FIELD}.documents"))
         if not documents:

@@ -122,12 +122,14 @@ def _attributes(text: str, start: int, end: int) -> dict[str, _Attribute]:
 
 def _group(text: str, run: list[_Element]) -> TextGroup:
     number = _number_attribute(run)
-    blocks = tuple(_block(text, element, number) for element in run)
+    blocks = tuple([_block(text, element, number) for element in run])
     return TextGroup(text, blocks, behind_closing_tag(text, run[-1].end))
 
 
 def _number_attribute(run: list[_Element]) -> str | None:
     """The attribute that counts the elements from 0 or 1, if there is one."""
+    if not run[0].attributes:
+        return None
     for name in _NUMBERS:
         values = [element.attributes[name].value for element in run if name in element.attributes]
         if len(values) == len(run) and any(
@@ -138,18 +140,17 @@ def _number_attribute(run: list[_Element]) -> str | None:
 
 
 def _block(text: str, element: _Element, number: str | None) -> Block:
-    inner, inner_end = strip(text, element.inner_start, element.inner_end)
+    inner, inner_end = element.inner_start, element.inner_end
+    if inner == inner_end or text[inner].isspace() or text[inner_end - 1].isspace():
+        inner, inner_end = strip(text, inner, inner_end)
+    name = _name(text, element, number, inner) if element.attributes or text[inner] == "<" else ""
     start, end = (inner, inner_end) if element.content < 0 else _content(text, element)
-    counted = element.attributes[number] if number else None
-    return Block(
-        element.start,
-        element.end,
-        text[start:end] or None,
-        start,
-        end,
-        Number(counted.start, counted.end, "document ", "") if counted else None,
-        _name(text, element, number, inner) if element.attributes or text[inner] == "<" else "",
-    )
+    proper = text[start:end] or None
+    if number is None:
+        return Block(element.start, element.end, proper, start, end, None, name)
+    counted = element.attributes[number]
+    place = Number(counted.start, counted.end, "document ", "")
+    return Block(element.start, element.end, proper, start, end, place, name)
 
 
 def _content(text: str, element: _Element) -> tuple[int, int]:

@@ -34,10 +34,13 @@ def label_documents(
     owners = {label: key for key, label in known.items()}
     labels = []
     for document in documents:
-        label = known.get(document.key)
+        key = document.key
+        label = known.get(key) if known else None
         if label is None:
-            label = _free_label(document, template, owners, plain=is_complete)
-        owners[label] = document.key
+            label = template.replace("{label}", document.label)
+            if not is_complete or owners.get(label, key) != key:
+                label = _free_label(document, template, owners, plain=is_complete)
+        owners[label] = key
         labels.append(label)
     return tuple(labels)
 
@@ -45,10 +48,9 @@ def label_documents(
 def _free_label(
     document: Document, template: str, owners: Mapping[str, str], *, plain: bool
 ) -> str:
+    """A label with digits of the document's key, where the plain one is not free."""
     name, key = document.label, document.key
-    label = template.replace("{label}", name)
-    if plain and owners.get(label, key) == key:
-        return label
+    label = ""
     for digits in _KEY_DIGITS if plain else _KEY_DIGITS[1:]:
         label = template.replace("{label}", f"{name}~{key[:digits]}")
         if owners.get(label, key) == key:

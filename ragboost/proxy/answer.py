@@ -3,17 +3,16 @@
 Keeps a bounded copy of the answer's bytes and parses them when asked. Does not know sessions.
 """
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from ragboost.engine_hooks.usage import Usage
+from ragboost.proxy.events import EVENT_END, event_data
 from ragboost.proxy.usage import Tap
 
 _MAX_BYTES = 8 * 1024 * 1024
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
 _DONE = b"data: [DONE]"
 _TAIL_BYTES = 64
 _DECODER = msgspec.json.Decoder()
@@ -117,9 +116,8 @@ def _from_json(data: bytes) -> list[Message]:
 
 def _from_events(data: bytes) -> list[Message]:
     found: dict[int, Message] = {}
-    for event in _EVENT_END.split(data):
-        lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
-        text = b"\n".join(lines).strip()
+    for event in EVENT_END.split(data):
+        text = event_data(event).strip()
         if not text or text == b"[DONE]":
             continue
         answer = _decode(text)

@@ -109,20 +109,21 @@ class Boosting:
         """
         clock, in_thread = Stopwatch(), is_large(raw)
         try:
-            payload, detected = await call(lambda: self._parse(raw), in_thread=in_thread)
+            payload, detected = await call(partial(self._parse, raw), in_thread=in_thread)
         except MalformedBodyError:
             ticket = await clock.without(place(Draft(raw)))
             return self._finish(Prepared(ticket, raw, bypass="malformed_body"), clock)
         key, user, known = TenantKey.of(payload.body), user_of(headers), Known()
         session = session_name(payload.body, headers) if past is None else None
         if session is None:
-            known = await self._recognition.recognise(payload, key, user, past=past)
+            found = detected.found
+            known = await self._recognition.recognise(payload, key, user, found=found, past=past)
         past = known.match.past if known.match else past
         draft = Draft(raw, payload, history=known.match.digest if known.match else b"")
         if session is None and self._is_plain(payload, detected, past):
             ticket = await clock.without(place(draft))
             plain = Prepared(ticket, raw, bypass=detected.bypass)
-            return self._finish(_known_as(plain, key, known), clock)
+            return self._finish(plain, clock, key=key, known=known)
         tenant, name = self.tenants.get(key), self._name(key, user, session)
         tag, tried = Tag.of(payload.body, headers), known.tried and known.tried.past
         job = _Job(payload, detected, can_ask_usage, name, past, tried, tag)
@@ -135,7 +136,7 @@ class Boosting:
         prepared, learned = await (asyncio.shield(work) if in_thread else work)
         is_final = prepared.bypass is None
         known = self._recognition.add(known, prepared.learned, tried=learned, is_final=is_final)
-        return self._finish(_known_as(prepared, key, known), clock)
+        return self._finish(prepared, clock, key=key, known=known)
 
     def report_answer(self, prepared: Prepared, answers: Sequence[Mapping[str, Any]]) -> None:
         """Take in the assistant's messages, each of them a way in which the history may go on."""
@@ -333,7 +334,14 @@ class Boosting:
         message = found.message if found is not None else None
         return self._chunks.add(body, rewritten.context, message=message, asked=asked)
 
-    def _finish(self, prepared: Prepared, clock: Stopwatch) -> Prepared:
+    def _finish(
+        self,
+        prepared: Prepared,
+        clock: Stopwatch,
+        *,
+        key: TenantKey = TenantKey("", ""),  # noqa: B008  # a constant
+        known: Known = Known(),  # noqa: B008
+    ) -> Prepared:
         seconds = clock.seconds
         self._metrics.observe_overhead("boost", seconds=seconds)
         if prepared.bypass is not None:
@@ -341,7 +349,9 @@ class Boosting:
             self._log_once(prepared.bypass, prepared.rewritten)
         elif prepared.context is not None:
             self._metrics.count_context(prepared.context)
-        return prepared._replace(seconds=seconds)
+        return prepared._replace(
+            model=key.model, match=known.match, tried=known.tried, seconds=seconds
+        )
 
     def _log_once(self, reason: str, rewritten: Rewritten | None) -> None:
         error = rewritten.error if rewritten else None
@@ -349,10 +359,6 @@ class Boosting:
             return
         self._logged.add(reason)
         logger.warning("forwarding without boosting (%s, logged once): %s", reason, error)
-
-
-def _known_as(prepared: Prepared, key: TenantKey, known: Known) -> Prepared:
-    return prepared._replace(model=key.model, match=known.match, tried=known.tried)
 
 
 def _learned(conversation: Conversation | None, past: Past | None) -> Learned:

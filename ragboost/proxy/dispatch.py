@@ -4,8 +4,8 @@ Joins bodies with router and waiting room. Does not rewrite and does not send.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from typing import Self
 
 from ragboost.config import Settings
 from ragboost.errors import BackendError
@@ -48,14 +48,9 @@ class Dispatcher:
         if self.room is not None:
             self.room.close()
 
-    @contextmanager
-    def turn(self) -> Iterator["Turn"]:
+    def turn(self) -> "Turn":
         """One request's way through: `take` a ticket, and give it back in the end."""
-        turn = Turn(self)
-        try:
-            yield turn
-        finally:
-            turn.close()
+        return Turn(self)
 
     def pass_through(self) -> Ticket:
         """A ticket for a request of which nothing is known: any backend, at once."""
@@ -144,7 +139,8 @@ class Dispatcher:
 class Turn:
     """One request's way through, from its ticket to the end of its answer.
 
-    Made by `Dispatcher.turn`. Everything but `take` and `take_any` needs a ticket.
+    Made by `Dispatcher.turn`, for a `with` block. Everything but `take` and `take_any` needs a
+    ticket.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -152,6 +148,12 @@ class Turn:
         self._ticket: Ticket | None = None
         self._tried: list[Backend] = []
         self.waited_s = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def ticket(self) -> Ticket:

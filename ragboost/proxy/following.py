@@ -89,8 +89,8 @@ def front_of(
     recorded = context.recorded
     assert recorded is not None, "a later turn has no front"
     per_byte = tokens.tokens_per_byte
-    frames = tuple(math.ceil((len(label) + _FRAME_BYTES) * per_byte) for label in context.labels)
-    behind = len(context.query) + sum(len(hint.text) for hint in context.hints) + bytes_behind
+    frames = tuple([math.ceil((len(label) + _FRAME_BYTES) * per_byte) for label in context.labels])
+    behind = len(context.query) + sum([len(hint.text) for hint in context.hints]) + bytes_behind
     before = round(bytes_before * per_byte) + _TEMPLATE_TOKENS
     rest = sum(recorded.tokens) + sum(frames) + round(behind * per_byte)
     return Front(

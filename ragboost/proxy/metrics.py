@@ -3,6 +3,8 @@
 Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names.
 """
 
+from typing import Generic, TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
@@ -12,10 +14,27 @@ from ragboost.engine_hooks.fidelity import ERROR_BOUNDS, Fidelity
 from ragboost.engine_hooks.usage import Usage
 from ragboost.types import Context
 
+M = TypeVar("M", Counter, Histogram)
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _MAX_MODELS = 100
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
+
+
+class _ByLabels(Generic[M]):
+    """The children of a metric by their labels: prometheus-client looks them up under a lock."""
+
+    def __init__(self, metric: M) -> None:
+        self._metric: M = metric
+        self._children: dict[tuple[str, ...], M] = {}
+
+    def of(self, *labels: str) -> M:
+        """The child with these labels; their number is the caller's affair."""
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = self._metric.labels(*labels)
+        return child
 
 
 class Metrics:
@@ -31,39 +50,42 @@ class Metrics:
         self._declare_predictions(self.registry)
 
     def _declare_requests(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
+        requests = Counter(
             "ragboost_requests_total",
             "Requests answered or refused.",
             ("endpoint", "model", "outcome"),
             registry=registry,
         )
-        self._duration = Histogram(
+        duration = Histogram(
             "ragboost_request_duration_seconds",
             "From the request's head to the last byte of the answer.",
             ("endpoint",),
             buckets=_SECONDS,
             registry=registry,
         )
-        self._ttft = Histogram(
+        ttft = Histogram(
             "ragboost_time_to_first_token_seconds",
             "From the request's head to the first byte of a completion's answer.",
             ("endpoint", "result"),
             buckets=_SECONDS,
             registry=registry,
         )
-        self._overhead = Histogram(
+        overhead = Histogram(
             "ragboost_overhead_seconds",
             "Time that the proxy itself spends on a request, by stage.",
             ("stage",),
             buckets=_OVERHEAD_SECONDS,
             registry=registry,
         )
-        self._bypass = Counter(
+        bypass = Counter(
             "ragboost_bypass_total",
             "Requests forwarded without boosting, by reason.",
             ("reason",),
             registry=registry,
         )
+        self._requests, self._bypass = _ByLabels(requests), _ByLabels(bypass)
+        self._duration, self._ttft = _ByLabels(duration), _ByLabels(ttft)
+        self._overhead = _ByLabels(overhead)
         self._queue_wait = Histogram(
             "ragboost_queue_wait_seconds",
             "Time that a completion waits for its turn.",
@@ -170,16 +192,16 @@ class Metrics:
             if len(self._models) >= _MAX_MODELS:
                 model = "other"
             self._models.add(model)
-        self._requests.labels(endpoint, model, outcome).inc()
-        self._duration.labels(endpoint).observe(seconds)
+        self._requests.of(endpoint, model, outcome).inc()
+        self._duration.of(endpoint).observe(seconds)
 
     def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
         """Record the time to a completion's first byte; `result` is `boosted` or `bypassed`."""
-        self._ttft.labels(endpoint, result).observe(seconds)
+        self._ttft.of(endpoint, result).observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
         """Record the proxy's own time."""
-        self._overhead.labels(stage).observe(seconds)
+        self._overhead.of(stage).observe(seconds)
 
     def observe_wait(self, *, seconds: float) -> None:
         """Record how long a completion waited for its turn."""
@@ -187,7 +209,7 @@ class Metrics:
 
     def count_bypass(self, reason: str) -> None:
         """Count a request that is forwarded without boosting."""
-        self._bypass.labels(reason).inc()
+        self._bypass.of(reason).inc()
 
     def count_context(self, context: Context) -> None:
         """Count a boosted request's documents."""

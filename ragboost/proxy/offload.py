@@ -18,7 +18,9 @@ def is_large(raw: bytes) -> bool:
 
 async def call(work: Callable[[], T], *, in_thread: bool) -> T:
     """Do some work, here or in a worker thread."""
-    return await asyncio.to_thread(work) if in_thread else work()
+    if in_thread:
+        return await asyncio.to_thread(work)
+    return work()
 
 
 class Stopwatch:

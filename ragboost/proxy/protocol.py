@@ -4,12 +4,14 @@ httptools itself accepts a head of any size and waits for it forever.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ragboost.config import ProxySettings
+from ragboost.proxy.disconnect import EXTENSION
 from ragboost.proxy.errors import error_body, error_response
 
 _LINGER_S = 1.0
@@ -32,7 +34,19 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._is_refused = False
         self._head_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._on_lost: Callable[[], None] | None = None
+        self._is_lost = False
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """See `disconnect.EXTENSION`."""
+        self._on_lost = on_lost
+        if on_lost is not None and self._is_lost:
+            on_lost()
+        elif on_lost is not None:
+            self.flow.resume_reading()  # else nobody would see the end of it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -41,6 +55,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self._is_lost = True
+        if self._on_lost is not None:
+            self._on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -53,6 +70,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._body, self._body_bytes = [], 0
         self._is_in_head = True
         self._start_timer()
 
@@ -63,11 +81,31 @@ class LimitedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         # A head that came in one piece is parsed before it could be counted.
         self.app = self.too_large if size > self.limits.max_header_bytes else self.config.loaded_app
+        self.scope["extensions"] = {EXTENSION: {"watch": self.watch}}
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Collect the body, as far as it is allowed to be large: in pieces, uvicorn would copy it
+        several times, and pause the connection for each of them."""
+        if self._body_bytes <= self.limits.max_body_bytes and not self.cycle.response_complete:
+            self._body_bytes += len(body)
+            self._body.append(body)
+            return
+        self._pass_body()
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._pass_body()
         super().on_message_complete()
         self._is_in_head = True
+
+    def _pass_body(self) -> None:
+        """Hand over what has been collected."""
+        if self._body and not self.cycle.response_complete:
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self.cycle.body = body  # type: ignore[assignment]  # which then is not copied
+            self.cycle.message_event.set()
+        self._body = []
 
     def _start_timer(self) -> None:
         if self._head_timer is None:

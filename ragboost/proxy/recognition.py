@@ -5,11 +5,13 @@ apart from what was sent. Does not rewrite.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ragboost.config import Settings
+from ragboost.formats import Found
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
-from ragboost.proxy.conversation import Learned, Past
+from ragboost.proxy.conversation import Learned, Link, Past
 from ragboost.proxy.histories import Histories, Match, history_links
 from ragboost.proxy.offload import call, is_large
 from ragboost.proxy.payload import Payload
@@ -42,7 +44,13 @@ class Recognition:
         self._tried = _histories(settings) if settings.proxy.shadow else None
 
     async def recognise(
-        self, payload: Payload, key: TenantKey, user: str, *, past: Past | None
+        self,
+        payload: Payload,
+        key: TenantKey,
+        user: str,
+        *,
+        found: Found | None,
+        past: Past | None,
     ) -> Known:
         """Look for the history of a request that names no conversation.
 
@@ -50,6 +58,7 @@ class Recognition:
             payload: its body.
             key: its tenant.
             user: its credentials.
+            found: its documents.
             past: what was sent, where the caller keeps it: only what shadow mode would have sent is
                 looked for then.
         """
@@ -59,10 +68,10 @@ class Recognition:
         parts = [user, *key, *(str(payload.body.get(name, "")) for name in _END_USER)]
         scope = "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
         links = await call(
-            lambda: history_links(payload.body["messages"], payload.message_digests, scope=scope),
+            partial(_links, payload, scope),
             in_thread=is_large(payload.raw),
         )
-        apart = _documents_apart(payload)
+        apart = _documents_apart(payload, found)
         match = self._sent.match(links, apart=apart) if past is None else None
         tried = self._tried.match(links, apart=apart) if self._tried is not None else None
         return Known(match, tried, apart)
@@ -95,6 +104,10 @@ class Recognition:
             self._tried.answered(tried, answers)
 
 
+def _links(payload: Payload, scope: bytes) -> list[Link]:
+    return history_links(payload.body["messages"], payload.message_digests, scope=scope)
+
+
 def _histories(settings: Settings) -> Histories:
     return Histories(
         max_sessions=settings.session.max_sessions,
@@ -103,6 +116,14 @@ def _histories(settings: Settings) -> Histories:
     )
 
 
-def _documents_apart(payload: Payload) -> bytes:
-    """The documents that are given beside the messages and rendered into them."""
-    return payload.field(FIELD) if ragboost_fields(payload.body).get("documents") else b""
+def _documents_apart(payload: Payload, found: Found | None) -> bytes:
+    """Names the documents that are given beside the messages and rendered into them, with all that
+    is said about them; their texts have been hashed for their keys."""
+    if FIELD not in payload.body or found is None:
+        return b""
+    fields = ragboost_fields(payload.body)
+    if not fields.get("documents"):
+        return b""
+    others = {name: value for name, value in fields.items() if name != "documents"}
+    keys = [document.key for document in found.documents]
+    return repr((keys, others)).encode("utf-8", "surrogatepass")

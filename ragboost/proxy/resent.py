@@ -3,7 +3,7 @@
 Knows messages and hashes. Does not know documents' texts, and does not decide what is boosted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Raw
@@ -21,11 +21,13 @@ class Resent(NamedTuple):
         sent: by index, all before the question.
         link: of the question's message; None without a conversation or a message.
         repeated: what the question's message was rewritten to when it came before, or None.
+        links: of all messages; none without a conversation.
     """
 
     sent: Mapping[int, Sent]
     link: Link | None
     repeated: Sent | None
+    links: Sequence[Link] = ()
 
     def num_bytes(self, payload: Payload, end: int) -> int:
         """Bytes of the messages before `end`, as they are sent."""
@@ -63,11 +65,11 @@ def find_resent(
             sent[at] = old
             standing.update(old.documents)
     if end == len(links):
-        return Resent(sent, None, None)
+        return Resent(sent, None, None, links)
     repeated = conversation.sent.get(links[end])
     if repeated is not None and not repeated.referred <= standing:
         repeated = None
-    return Resent(sent, links[end], repeated)
+    return Resent(sent, links[end], repeated, links)
 
 
 def with_messages(body: Mapping[str, Any], sent: Mapping[int, Sent]) -> dict[str, Any]:
@@ -92,8 +94,8 @@ def remember(
     value = body["messages"][message]
     is_original = value is payload.body["messages"][message]
     sent = payload.encode_bytes(payload.messages[message] if is_original else value)
-    retrieved = tuple(document.key for document in context.retrieved)
-    documents = tuple(document.key for document in context.documents)
+    retrieved = tuple([document.key for document in context.retrieved])
+    documents = tuple([document.key for document in context.documents])
     conversation.remember(link, Sent(sent, retrieved, documents))
     if is_original:
         return body

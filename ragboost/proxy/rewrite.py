@@ -198,19 +198,20 @@ class Rewriter:
         """
         payload, found = task.payload, task.found
         body = without_object(payload.body)
-        history = find_resent(payload, task.conversation).sent
-        sent = dict(history)
+        history = find_resent(payload, task.conversation)
+        sent = dict(history.sent)
         own = sent.pop(found.message, None) if found.message is not None else None
-        keys = tuple(document.key for document in found.documents)
+        keys = tuple([document.key for document in found.documents]) if own is not None else ()
         if sent or (own is not None and own.retrieved != keys):
             # Earlier turns carry documents in another shape: they are resent, the rest passes.
-            return Rewritten(with_messages(body, history), bypass="mixed_shapes")
+            return Rewritten(with_messages(body, history.sent), bypass="mixed_shapes")
         if not is_boost_wanted(ragboost_fields(payload.body)):
             return Rewritten(body, bypass="option")
         if not found.documents:
             body = task.shape.replace(body, found, self._as_given(found))
             return _with_later(Rewritten(body), found)
-        link = find_resent(payload, task.conversation, found=found).link
+        is_linked = history.links and found.message is not None
+        link = history.links[found.message or 0] if is_linked else None
         boosted = self._keep_or_boost(task, body, link, own and own.documents, found.preamble)
         if boosted.context is None:
             return boosted
@@ -317,7 +318,7 @@ def _bytes_around(payload: Payload, found: Found) -> tuple[int, int]:
     if found.message is None:
         return 0, 0
     sizes = [memoryview(message).nbytes for message in payload.messages]
-    inside = sum(_num_bytes(document.text) for document in found.documents)
+    inside = sum([_num_bytes(document.text) for document in found.documents])
     return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)
 
 

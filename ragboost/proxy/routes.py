@@ -38,6 +38,7 @@ class Passthrough:
         self._settings = settings
         self._keys = ApiKeys(settings.proxy.api_keys)
         self._tracing = Tracing() if settings.proxy.tracing else None
+        self._has_notes = settings.proxy.tracing or settings.proxy.access_log
         self._dispatcher = dispatcher
         self._metrics = metrics
 
@@ -77,12 +78,13 @@ class Passthrough:
     async def _answer(self, exchange: Exchange) -> None:
         declared = get_header(exchange.headers, b"content-length")
         body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
-        async with ClientWatch(exchange.receive) as watch:
+        async with ClientWatch(exchange.scope, exchange.receive) as watch:
             with self._dispatcher.turn() as turn:
                 try:
                     await self._forward(exchange, watch, turn, body)
                 finally:
-                    exchange.notes.update(turn.notes)
+                    if self._has_notes:
+                        exchange.notes.update(turn.notes)
         if watch.has_left:
             exchange.outcome = "client_left"
 
@@ -139,7 +141,8 @@ class Completions(Passthrough):
             cached_tokens=prepared.predicted_cached_tokens,
             history=prepared.match.digest if prepared.match else b"",
         )
-        exchange.notes.update(prepared.notes)
+        if self._has_notes:
+            exchange.notes.update(prepared.notes)
         upstream = self._upstream(exchange, prepared, reader=reader)
         tap = None
         try:

@@ -5,7 +5,6 @@ takes out the one event that the proxy asked for and the client did not. Does no
 """
 
 import json
-import re
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -13,14 +12,12 @@ from typing import Any, Protocol
 import msgspec
 
 from ragboost.engine_hooks.usage import Usage, merge_usage, read_usage
+from ragboost.proxy.events import EVENT_END, event_data
 
 _MAX_JSON_BYTES = 4 * 1024 * 1024
 _HEAD_BYTES = 4 * 1024
 _TAIL_BYTES = 32 * 1024
 _MAX_EVENT_BYTES = 1024 * 1024
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
-
-
 _PROMPT_IDS = b'"prompt_token_ids"'
 _NULL = msgspec.Raw(b"null")
 
@@ -33,6 +30,7 @@ class _Answer(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = _NULL  # vLLM
 
 
+_FIELDS = ("usage", "message", "response", "prompt_token_ids")
 _ANSWER = msgspec.json.Decoder(_Answer)
 _VALUE = msgspec.json.Decoder()
 
@@ -132,7 +130,7 @@ class StrippingTap:
         data = self._held + chunk if self._held else chunk
         passed: list[bytes] = []
         start = 0
-        for end in _EVENT_END.finditer(data):
+        for end in EVENT_END.finditer(data):
             passed.append(self._filter(data[start : end.end()]))
             start = end.end()
         self._held = data[start:]
@@ -157,7 +155,7 @@ class StrippingTap:
 
 def _usages(data: bytes) -> Iterator[Usage]:
     """What each whole event says."""
-    for event in _EVENT_END.split(data):
+    for event in EVENT_END.split(data):
         if b'"usage"' in event and (usage := _usage(_parse_event(event))):
             yield usage
 
@@ -180,17 +178,14 @@ def _loose_usages(data: bytes) -> list[Usage]:
 def _usage(answer: _Answer | None) -> Usage | None:
     if answer is None:
         return None
-    parts = {
-        "usage": answer.usage,
-        "message": answer.message,
-        "response": answer.response,
-        "prompt_token_ids": answer.prompt_token_ids,
-    }
-    parts = {name: raw for name, raw in parts.items() if raw is not _NULL}
-    told = [choice for choice in answer.choices or () if _PROMPT_IDS in bytes(choice)]
+    decoded: dict[str, Any] = {}
     try:
-        decoded = {name: _VALUE.decode(raw) for name, raw in parts.items()}
-        decoded["choices"] = [_VALUE.decode(choice) for choice in told]
+        for name in _FIELDS:
+            if (raw := getattr(answer, name)) is not _NULL:
+                decoded[name] = _VALUE.decode(raw)
+        decoded["choices"] = [
+            _VALUE.decode(choice) for choice in answer.choices or () if _PROMPT_IDS in bytes(choice)
+        ]
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return read_usage(decoded)
@@ -204,7 +199,4 @@ def _parse(data: bytes) -> _Answer | None:
 
 
 def _parse_event(event: bytes) -> _Answer | None:
-    lines: list[Any] = [
-        line.removeprefix(b"data:") for line in event.splitlines() if line.startswith(b"data:")
-    ]
-    return _parse(b"\n".join(lines))
+    return _parse(event_data(event))

@@ -147,14 +147,13 @@ class TokenCounter:
 
     def _length(self, document: Document) -> int:
         key = document.key
-        for known in (self._lengths, self._estimates):
-            if key not in known:
-                continue
+        known = self._lengths if key in self._lengths else self._estimates
+        if key in known:
             try:
                 known.move_to_end(key)
                 return known[key]
             except KeyError:  # another thread has just dropped it
-                continue
+                pass
         text = f"{document.title}\n{document.text}" if document.title else document.text
         length = self.count(text)  # outside the lock: a given counter may be slow
         with self._lock:

@@ -5,7 +5,6 @@ import argparse
 import pytest
 
 from benchmarks.replacement import WORKLOADS, measure, run
-from benchmarks.tiers import storage
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -32,11 +31,3 @@ def test_margins_are_differences_of_means_in_points() -> None:
     assert [row["workload"] for row in result["rows"]] == ["uniform", "zipf"]
     expected = 50 * sum(rate["lacr"] - rate["lru"] for rate in rates)
     assert result["lacr_margin_points"]["mean"]["lru"] == pytest.approx(expected, abs=0.06)
-
-
-def test_storage_counts_add_up() -> None:
-    counts = storage(0)
-    stored, chains = counts["chunks_stored"], counts["prefix_cache_chunks_stored"]
-    assert counts["storage_saved"] == round(1 - stored / chains, 3)
-    assert counts["prefix_cache_redundant_computations"] < chains <= counts["uses"]
-    assert counts["recomputation_saved"] < counts["recomputation_saved_ratio_0"] < 1

@@ -203,7 +203,7 @@ def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(
 
     def run(number: int) -> torch.Tensor:
         order = [chunks[i] for i in orders[number]]
-        policy = ["hybrid", "two-stage", "fusionrag", "epic"][number // 4]
+        policy = ["gradual", "two-stage", "fusionrag", "epic"][number // 4]
         return reuse.prefill(system, order, question, policy=policy, ratio=0.3).logits
 
     alone = [run(number) for number in range(16)]

@@ -4,6 +4,7 @@ No cluster and no container runtime: the images themselves are not built here.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,10 +17,15 @@ import yaml
 from ragboost import __version__
 from ragboost.config import load_settings
 from ragboost.proxy.metrics import Metrics
+from tests.proxy.conftest import ProxyServer, engine, proxy, unused_port
+
+__all__ = ["engine", "proxy", "unused_port"]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8")
 CHART = DEPLOY / "helm" / "ragboost"
 helm = pytest.importorskip("helm_python", reason="needs the extra deploy")
+promql = pytest.importorskip("promql_parser", reason="needs the extra deploy")
 kubernetes = pytest.importorskip("kubernetes_validate", reason="needs the extra deploy")
 
 
@@ -45,6 +51,21 @@ def test_the_dockerfile_passes_the_linter() -> None:
     run("hadolint", DEPLOY / "Dockerfile")
 
 
+def test_the_health_check_of_the_image_tells_a_proxy_from_none(
+    proxy: ProxyServer, unused_port: int
+) -> None:
+    check = re.search(r"^HEALTHCHECK .*\n    CMD (\[.*\])$", DOCKERFILE, flags=re.MULTILINE)
+    assert check is not None
+    program, *arguments = json.loads(check[1])
+    assert program == "python"
+    for port, is_healthy in ((proxy.port, True), (unused_port, False)):
+        env = {**os.environ, "RAGBOOST_PROXY__PORT": str(port)}
+        done = subprocess.run(
+            [sys.executable, *arguments], env=env, capture_output=True, timeout=60, check=False
+        )
+        assert (done.returncode == 0) == is_healthy
+
+
 def test_the_compose_file_fits_its_schema() -> None:
     run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
 
@@ -53,7 +74,7 @@ def test_the_environment_of_the_containers_is_known_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = {"RAGBOOST_PROXY__HOST": "0.0.0.0", "RAGBOOST_PROXY__PORT": "8080"}
-    assert all(name in (DEPLOY / "Dockerfile").read_text("utf-8") for name in names)
+    assert all(name in DOCKERFILE for name in names)
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
     environment = compose["services"]["ragboost"]["environment"]
     for name, value in (names | environment).items():
@@ -108,12 +129,10 @@ def test_the_chart_refuses_unknown_values_and_can_be_scraped() -> None:
 
 def test_the_grafana_dashboard_asks_for_metrics_that_exist() -> None:
     dashboard = json.loads((DEPLOY / "grafana" / "ragboost.json").read_text("utf-8"))
-    asked = {
-        name
-        for panel in dashboard["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"ragboost_\w+", target["expr"])
-    }
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"ragboost_\w+", query)}
+    for query in queries:
+        promql.parse(query.replace("$__rate_interval", "1m"))  # raises where it is no PromQL
 
     offered = set()
     for family in Metrics().registry.collect():

@@ -1,6 +1,5 @@
 """The engine thread and its scheduler, without HTTP."""
 
-import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,9 @@ from ragboost.engine.builtin import build_tokenizer
 from ragboost.engine.core import Engine
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.sampling import SamplingParams, sample
-from ragboost.engine.sequence import Output, Sequence
+from ragboost.engine.sequence import Output
 from ragboost.errors import ConfigError
+from tests.engine.submitting import Request
 
 SETTINGS = EngineSettings(
     builtin_size="tiny",
@@ -42,27 +42,6 @@ def engine(loaded: LoadedModel) -> Iterator[Engine]:
     engine.stop()
     engine.store.cache.check_integrity()
     assert not engine.scheduler.has_work
-
-
-class Request:
-    """A submitted sequence and what it has emitted."""
-
-    def __init__(
-        self, engine: Engine, prompt: list[int], *, max_tokens: int = 4, salt: str | None = None
-    ) -> None:
-        self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-        self.sequence = Sequence(prompt, params, emit=self.outputs.put, salt=salt)
-        self.is_accepted = engine.submit(self.sequence)
-
-    def next(self) -> Output:
-        return self.outputs.get(timeout=20)
-
-    def finish(self) -> list[Output]:
-        outputs = [self.next()]
-        while outputs[-1].finish_reason is None:
-            outputs.append(self.next())
-        return outputs
 
 
 def prompt(length: int, *, first: int = 10) -> list[int]:

@@ -1,6 +1,5 @@
 """Chunks are reused between requests of one engine; nothing approximate reaches exact requests."""
 
-import queue
 import threading
 from collections.abc import Iterator
 
@@ -17,7 +16,8 @@ from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.parts import Parts, Piece, Span, cut_tokens
 from ragboost.engine.reuse import Reuser
 from ragboost.engine.sampling import SamplingParams
-from ragboost.engine.sequence import Output, Sequence
+from ragboost.engine.sequence import Sequence
+from tests.engine.submitting import Request
 
 STEP = 64
 SETTINGS = EngineSettings(
@@ -60,51 +60,6 @@ def chunk(number: int, length: int = 40) -> tuple[int, ...]:
 def parts_of(numbers: list[int], *, question: int = 1, system: list[int] = SYSTEM) -> Parts:
     pieces = tuple(Piece(chunk(number), True) for number in numbers)
     return Parts(tuple(system), pieces, tuple(range(100 + question, 112 + question)))
-
-
-class Request:
-    """A submitted sequence and what it has emitted."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        parts: Parts,
-        *,
-        approx: Approx | None,
-        max_tokens: int = 4,
-        salt: str | None = None,
-    ) -> None:
-        self.engine = engine
-        self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-        self.sequence = Sequence(
-            parts.token_ids,
-            params,
-            emit=self.outputs.put,
-            parts=parts if approx else None,
-            approx=approx,
-            salt=salt,
-        )
-        assert engine.submit(self.sequence)
-
-    def next(self) -> Output:
-        return self.outputs.get(timeout=20)
-
-    def finish(self) -> list[Output]:
-        outputs = [self.next()]
-        while outputs[-1].finish_reason is None:
-            outputs.append(self.next())
-        return outputs
-
-    def tokens(self) -> list[int | None]:
-        return [output.token_id for output in self.finish()]
-
-    def sources(self) -> tuple[int, int, int, int]:
-        """Exact, approximate, recomputed, computed."""
-        last = self.finish()[-1]
-        assert last.reused is not None
-        rest = self.sequence.num_prompt_tokens - last.cached_tokens - sum(last.reused)
-        return last.cached_tokens, *last.reused, rest
 
 
 def wait_for_chunks(engine: Engine, count: int) -> None:

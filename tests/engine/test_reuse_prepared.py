@@ -8,7 +8,8 @@ from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.store import ChunkStore
 from ragboost.chunk_cache.tiers.disk import DiskTier
 from ragboost.engine.loading import load_model, make_engine
-from tests.engine.test_reuse import SETTINGS, Request, approx, parts_of
+from tests.engine.submitting import Request
+from tests.engine.test_reuse import SETTINGS, approx, parts_of
 
 
 def test_a_prepared_corpus_is_reused_from_the_first_request_on(tmp_path: Path) -> None:

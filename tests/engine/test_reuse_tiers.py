@@ -10,7 +10,8 @@ from ragboost.config import EngineSettings
 from ragboost.engine.core import Engine
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.errors import ConfigError
-from tests.engine.test_reuse import SETTINGS, Request, approx, parts_of, wait_for_chunks
+from tests.engine.submitting import Request
+from tests.engine.test_reuse import SETTINGS, approx, parts_of, wait_for_chunks
 
 
 @pytest.fixture(scope="module")

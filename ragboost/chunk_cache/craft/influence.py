@@ -17,9 +17,10 @@ from ragboost.chunk_cache.craft.formulas import (
     prefix_overlap,
 )
 
-Order = Literal["mass", "peak"]
+Order = Literal["mass", "peak", "change"]
 """What makes a token depend on other chunks: the attention that it gives them in all, as in the
-paper, or the highest weight that it gives to one of their tokens."""
+paper; the highest weight that it gives to one of their tokens; or how far its KV is apart in the
+chunk's versions (see `Variants.learn`; by the highest weight where there is one version alone)."""
 
 
 def chunk_name(tokens: Sequence[int]) -> str:
@@ -54,7 +55,7 @@ class Influence:
 
     def tokens(self, order: Order) -> tuple[int, ...]:
         """Return the tokens, those most in need of their context first."""
-        return self.peak_order or self.order if order == "peak" else self.order
+        return self.order if order == "mass" else self.peak_order or self.order
 
     def impact(self, *, literal: bool = False) -> float:
         """CCI, see `context_impact`."""

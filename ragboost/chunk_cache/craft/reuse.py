@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ragboost.chunk_cache.assemble import Assembly
+from ragboost.chunk_cache.craft.change import kv_change
 from ragboost.chunk_cache.craft.formulas import num_to_fix
 from ragboost.chunk_cache.craft.gather import Gather
 from ragboost.chunk_cache.craft.influence import Order, chunk_name
@@ -24,6 +25,7 @@ from ragboost.chunk_cache.reuse import ChunkReuse, is_exact
 from ragboost.chunk_cache.selection.base import Policy
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store import ChunkKV
+from ragboost.errors import ChunkLostError
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ class CraftReuse:
         literal: the printed forms of CCI and Alg. 1.
         cautious: distrust versions that were computed with no chunk before them, see
             `Variants.pick`.
-        order: what makes a token worth fixing, see `Order`.
+        order: what makes a token worth fixing, see `Order`. "change" compares every new version of
+            a chunk with its other versions and with its plain KV, which costs one more pass of the
+            chunk by itself with its first version.
         early_stop: leave out later layers of chunks that the question does not look at.
     """
 
@@ -229,6 +233,25 @@ class CraftReuse:
             kv = kv_of(
                 self.reuse.adapter, tokens, result, span=span, num_exact=result.num_publishable
             )
-            if self.reuse.store.put(key, replace(kv, influence=influence)):
-                num_new += self.variants.add(Variant(chunk.name, key, influence))
+            if not self.reuse.store.put(key, replace(kv, influence=influence)):
+                continue
+            others = [variant.key for variant in self.variants.of(chunk.name)]
+            if self.variants.add(Variant(chunk.name, key, influence)):
+                num_new += 1
+                if self.order == "change":
+                    self._compare(system, chunk.name, kv, others)
         return num_new
+
+    def _compare(
+        self, system: Sequence[int], name: str, kv: ChunkKV, others: Sequence[str]
+    ) -> None:
+        """Learn what differs between a new version and all that there was of the chunk."""
+        stored = [self.reuse.store.get(key) for key in others]
+        for other in (self.reuse.chunks.plain(system, kv.tokens), *stored):
+            if other is None:
+                continue
+            try:
+                change = kv_change(self.reuse.adapter, kv, other)
+            except ChunkLostError:  # its file is broken and gone
+                continue
+            self.variants.learn(name, change.tolist())

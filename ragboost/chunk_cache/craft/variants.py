@@ -82,6 +82,7 @@ class Variants:
         self._decay, self._on_drop = decay, on_drop
         self._by_key: dict[str, Variant] = {}  # oldest first
         self._by_chunk: dict[str, list[Variant]] = {}
+        self._change: dict[str, list[float]] = {}  # by chunk, of each token
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -117,7 +118,7 @@ class Variants:
                 impact of 1 where there is none.
             order: which of a variant's lists says what to fix first.
         """
-        known = self.of(chunk)
+        known, by_change = self.of(chunk), self.by_change(chunk)
         informed = [variant.influence for variant in known if variant.influence.context]
         most = max(informed, key=lambda influence: influence.impact(), default=None)
         best: Pick | None = None
@@ -132,6 +133,8 @@ class Variants:
             if cost <= lowest:
                 overhead = fix_overhead(impact, overlap, alpha=alpha)
                 tokens = (source or variant.influence).tokens(order)
+                if order == "change":
+                    tokens = by_change or tokens
                 best, lowest = Pick(variant, impact, overlap, overhead, tokens), cost
         return best
 
@@ -155,6 +158,21 @@ class Variants:
             for key in dropped:
                 self._on_drop(key)
         return True
+
+    def learn(self, chunk: str, change: Sequence[float]) -> None:
+        """Add how far each token's KV is apart in two versions of a chunk; a chunk without versions
+        is ignored."""
+        with self._lock:
+            if chunk in self._by_chunk:
+                known = self._change.get(chunk, [0.0] * len(change))
+                self._change[chunk] = [a + b for a, b in zip(known, change, strict=True)]
+
+    def by_change(self, chunk: str) -> tuple[int, ...]:
+        """Return the chunk's tokens by what was learnt, the highest first, ties by place; empty
+        where nothing was."""
+        with self._lock:
+            change = self._change.get(chunk, [])
+        return tuple(sorted(range(len(change)), key=lambda token: -change[token]))
 
     def forget(self, key: str) -> None:
         """Forget a variant whose KV is gone; an unknown key does nothing."""
@@ -180,6 +198,7 @@ class Variants:
         siblings.remove(variant)
         if not siblings:
             del self._by_chunk[variant.chunk]
+            self._change.pop(variant.chunk, None)
 
     def check_integrity(self) -> None:
         """Raise where the books do not add up.

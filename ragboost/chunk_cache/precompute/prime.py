@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from ragboost.chunk_cache.assemble import Source
+from ragboost.chunk_cache.craft.change import relative_change
 from ragboost.chunk_cache.craft.gather import Gather
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.reuse import ChunkReuse
@@ -59,7 +60,9 @@ def prime(
         ),
         regime=reuse.adapter.regime(len(assembly.tokens)),
         length=len(assembly.tokens),
-        sensitivity=_change(old, [layer.keys[:, :, start:stop] for layer in assembly.cache.layers]),
+        sensitivity=relative_change(
+            old, [layer.keys[:, :, start:stop] for layer in assembly.cache.layers]
+        ),
         influence=gather.influences()[len(before)],
         exact_after=tokens_digest(assembly.tokens[:start]) if is_exact else None,
     )
@@ -83,12 +86,3 @@ def measure(
         reuse.chunks.key(system, chunk),
         replace(plain, sensitivity=primed.sensitivity, influence=influence),
     )
-
-
-def _change(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the squared change of each token's keys, (tokens,)."""
-    total = torch.zeros(old[0].shape[2], device=old[0].device)
-    for before, after in zip(old, new, strict=True):
-        size = before.float().square().sum((0, 1, 3)).mean().clamp_min(1e-12)
-        total += (after.float() - before.float()).square().sum((0, 1, 3)) / size
-    return total

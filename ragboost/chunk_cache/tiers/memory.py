@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ragboost.chunk_cache.replacement import Replacement, Use
-from ragboost.chunk_cache.store import ChunkKV
+from ragboost.chunk_cache.store import ChunkKV, check_books
 from ragboost.errors import ChunkCacheError
 
 PIN_S = 60.0
@@ -113,12 +113,7 @@ class MemoryTier:
         Raises:
             ChunkCacheError: with the numbers.
         """
-        total = sum(chunk.size_bytes for chunk in self._chunks.values())
-        if total != self.size_bytes or total > self.capacity_bytes:
-            raise ChunkCacheError(
-                f"chunks hold {total} bytes, {self.size_bytes} are on the books, "
-                f"{self.capacity_bytes} are allowed"
-            )
+        check_books(self._chunks.values(), self.size_bytes, capacity_bytes=self.capacity_bytes)
 
     def _size_of(self, key: str) -> int:
         return self._chunks[key].size_bytes if key in self._chunks else 0

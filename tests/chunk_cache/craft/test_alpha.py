@@ -103,7 +103,7 @@ def test_the_command_shows_a_curve(tmp_path: Path) -> None:
     command += ["--warm-up", "2", "--alpha", "0", "--alpha", "1", "--desired", "0"]
 
     shown = CliRunner().invoke(app, [*command, "--plot", str(tmp_path / "curve.svg")])
-    as_json = CliRunner().invoke(app, [*command, "--json", "--peak", "--cautious"])
+    as_json = CliRunner().invoke(app, [*command, "--json", "--order", "peak", "--cautious"])
     few = CliRunner().invoke(app, [*command, "--warm-up", "4"])
 
     assert shown.exit_code == 0

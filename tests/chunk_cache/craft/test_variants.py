@@ -149,3 +149,22 @@ def test_threads_may_share_it() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(8)))
     variants.check_integrity()
+
+
+def test_what_differs_between_versions_adds_up_and_orders_tokens() -> None:
+    variants = Variants()
+    variants.learn("chunk", [1.0, 2.0])  # nothing is known of it
+    assert variants.by_change("chunk") == ()
+    versions = [variant("chunk", context) for context in "AB"]
+    assert all(variants.add(version) for version in versions)
+    variants.learn("chunk", [0.5, 0.1, 0.5])
+    variants.learn("chunk", [0.0, 0.3, 0.0])
+    assert variants.by_change("chunk") == (0, 2, 1)
+    variants.learn("chunk", [0.0, 0.2, 0.0])
+    assert variants.by_change("chunk") == (1, 0, 2)
+    pick = variants.pick("chunk", [], order="change")
+    assert pick is not None
+    assert pick.order == (1, 0, 2)
+    for version in versions:
+        variants.forget(version.key)
+    assert variants.by_change("chunk") == ()

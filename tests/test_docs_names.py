@@ -1,0 +1,83 @@
+"""What the documentation names exists: commands, flags, targets, files, settings, links."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_group
+
+from ragboost.cli import app
+from ragboost.config import Settings, field_paths, load_settings
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = [*OUTSIDE, *sorted((ROOT / "docs").rglob("*.md"))]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def commands(page: str) -> Iterator[str]:
+    """Lines of shell in blocks, and short ones in sentences, without prompts and variables."""
+    text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
+    blocks = [
+        body for language, body in FENCED.findall(text) if language in ("", "bash", "console")
+    ]
+    indented = re.findall(r"^    (\S.*)", text, flags=re.MULTILINE)
+    inline = re.findall(r"`([^`\n]+)`", FENCED.sub("", text))
+    for line in [*"\n".join(blocks).splitlines(), *indented, *inline]:
+        bare = line.split(" #")[0].strip().removeprefix("$ ").removeprefix(".venv/bin/")
+        yield re.sub(r"^(\w+=\S+ )+", "", bare)
+
+
+def flags(line: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", line))
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_commands_targets_and_modules_exist(page: str) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.MULTILINE)
+    known = get_group(app).commands
+    for line in commands(page):
+        if found := re.match(r"ragboost ([a-z][\w-]*)", line):
+            parameters = known[found[1]].params
+            options = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
+            assert flags(line) <= options | {"--help"}, line
+        elif found := re.match(r"python -m ((?:benchmarks|scripts)\.[\w.]+)", line):
+            path = ROOT / found[1].replace(".", "/")
+            assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), line
+        elif found := re.match(r"make ([a-z-]+)", line):
+            assert found[1] in targets, line
+        elif found := re.match(r"python ([\w/]+\.py)", line):
+            assert (ROOT / found[1]).is_file(), line
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_settings_exist_and_files_of_settings_load(page: str, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    for section, name in re.findall(r"`(\w+)\.(\w+)(?: = [^`]*)?`", text):
+        if section in Settings.model_fields and name != "toml":
+            assert name == "_" or f"{section}.{name}" in field_paths(), f"{section}.{name}"
+    for language, body in FENCED.findall(text):
+        if language == "toml":
+            path = tmp_path / "ragboost.toml"
+            path.write_text(body, encoding="utf-8")
+            assert tomllib.loads(body)
+            load_settings(toml=path)
+
+
+@pytest.mark.parametrize("page", names(OUTSIDE))
+def test_links_of_pages_outside_the_site_lead_somewhere(page: str) -> None:
+    """Sphinx checks those inside. Other hosts are not asked: tests do without a network."""
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text("utf-8"))
+    for link in links:
+        path, _, anchor = link.partition("#")
+        assert (ROOT / path).exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)", (ROOT / path).read_text("utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
+            assert anchor in slugs, link
