@@ -246,7 +246,7 @@ def test_the_command_prepares_a_corpus_and_brings_it_up_to_date(tmp_path: Path) 
     again = CliRunner().invoke(app, command)
     text = (tmp_path / "corpus.jsonl").read_text().replace("monday", "tuesday")
     (tmp_path / "corpus.jsonl").write_text(text)
-    changed = CliRunner().invoke(app, [*command, "--json"])
+    changed = CliRunner().invoke(app, [*command[:-1], "--json", "--progress"])
 
     assert first.exit_code == 0, first.output
     figures = json.loads(first.stdout)
@@ -255,6 +255,8 @@ def test_the_command_prepares_a_corpus_and_brings_it_up_to_date(tmp_path: Path) 
     assert figures["tokens_per_s"] > 0
     assert "0 chunks computed (0 of them had changed), 3 were up to date" in again.stdout
     assert json.loads(changed.stdout)["num_stale"] >= 1
+    assert "chunks" not in first.stderr
+    assert "chunks" in changed.stderr
 
 
 @pytest.mark.parametrize(
