@@ -64,8 +64,9 @@ test-engines: engines   ## the tests against real vLLM and SGLang servers, and h
 
 .venv-integrations/.installed: requirements-integrations.txt | install
 	@echo "Installing LiteLLM, Ray and others into .venv-integrations (1.2 GB) ..."
-	@$(BIN)/uv venv -q --clear --python $(BIN)/python .venv-integrations
-	@$(BIN)/uv pip sync -q --python .venv-integrations/bin/python $<
+	@$(BIN)/uv venv -q --clear --seed --python $(BIN)/python .venv-integrations
+	@$(BIN)/uv pip install -q --no-deps --python .venv-integrations/bin/python -r $< || \
+		bash scripts/install_pins.sh .venv-integrations/bin/python $<
 	@touch $@
 
 test-integrations: .venv-integrations/.installed   ## the tests of what does not install beside the engine: LiteLLM, Ray, OpenAILike

@@ -6,7 +6,8 @@ articles; then the article's questions are asked. Alpha (eq. 12) is set per form
 recompute a fifth, or three tenths, of the hits' tokens on average. `stopped` is the share of
 prompts where the focus was settled and some chunks were left off, `work` the computed token-layers
 as a share of all. Beside them, over the same versions: computing nothing again, and as many tokens
-chosen at random or by `gradual`.
+chosen at random or by `gradual`. `place` is where the token of a chunk whose meaning another chunk
+decides stands in the version's list on average, from 1 to 12.
 """
 
 import math
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -25,10 +26,12 @@ from transformers import AutoModelForCausalLM
 from benchmarks.articles import DOCUMENTS, Articles, make_articles
 from benchmarks.parts import part
 from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.craft.influence import Order
 from ragboost.chunk_cache.craft.reuse import CraftReuse
 from ragboost.chunk_cache.craft.variants import Variants
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
+from ragboost.chunk_cache.eval.tasks import NUM_VALUES, first_id
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import Policy
@@ -106,8 +109,8 @@ def rival(craft: CraftReuse, case: Case, *, policy: Policy, ratio: float) -> Out
     return Outcome(right, ratio, rows / done.num_tokens, stopped=False)
 
 
-def measure_seed(model: Path, *, seed: int, asked: int) -> dict[tuple[str, str], list[Outcome]]:
-    """Answer every case in every way; by task and way."""
+def warmed(model: Path, *, seed: int, asked: int) -> tuple[ChunkReuse, Variants, Articles]:
+    """Return the versions that the earlier requests leave behind, and the questions."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=2 << 30))
     articles = make_articles(seed=seed, asked=asked)
@@ -116,6 +119,30 @@ def measure_seed(model: Path, *, seed: int, asked: int) -> dict[tuple[str, str],
     first = CraftReuse(reuse, variants=variants, literal=True, alpha=1e9, order="change")
     warm_up(first, articles, seed=seed)
     print(f"seed {seed}: {len(variants)} versions", file=sys.stderr)
+    return reuse, variants, articles
+
+
+def places(model: Path, *, seed: int, asked: int) -> dict[str, float]:
+    """Return the mean place of dependent tokens in the list of each order."""
+    reuse, variants, articles = warmed(model, seed=seed, asked=asked)
+    dependent = range(first_id("it"), first_id("it") + NUM_VALUES)
+    found: dict[str, float] = {}
+    for order in get_args(Order):
+        craft = CraftReuse(reuse, variants=variants, order=order, early_stop=False)
+        stand: list[int] = []
+        for case in articles.cases:
+            plan = craft.plan(case.system, case.chunks, case.question)
+            for chunk, tokens in zip(plan.chunks, case.chunks, strict=True):
+                if chunk.pick is not None and not chunk.is_exact:
+                    order_of = chunk.pick.order
+                    stand += [1 + p for p, t in enumerate(order_of) if tokens[t] in dependent]
+        found[order] = float(np.mean(stand))
+    return found
+
+
+def measure_seed(model: Path, *, seed: int, asked: int) -> dict[tuple[str, str], list[Outcome]]:
+    """Answer every case in every way; by task and way."""
+    reuse, variants, articles = warmed(model, seed=seed, asked=asked)
     found: dict[tuple[str, str], list[Outcome]] = {}
 
     def note(way: str, case: Case, outcome: Outcome) -> None:
@@ -147,14 +174,20 @@ def _rows(model: Path, seed: int, asked: int) -> list[Any]:
     return [[*key, [asdict(outcome) for outcome in outcomes]] for key, outcomes in found.items()]
 
 
+def _places(model: Path, seed: int, asked: int) -> list[Any]:
+    return list(places(model, seed=seed, asked=asked).items())
+
+
 def run(
     model: Path, *, seeds: Sequence[int], asked: int, parts: Path | None = None
 ) -> dict[str, Any]:
     """Evaluate all seeds: means and standard errors between them, by task and way. See `parts.part`
     for `parts`."""
     begin = time.process_time()
-    runs = []
+    runs, stand = [], []
     for seed in seeds:
+        name = f"places-{seed}-{asked}"
+        stand.append(dict(part(parts, name, partial(_places, model, seed, asked))))
         rows = part(parts, f"craft-{seed}-{asked}", partial(_rows, model, seed, asked))
         runs.append({(task, way): [Outcome(**o) for o in found] for task, way, found in rows})
     result: dict[str, Any] = {}
@@ -171,6 +204,9 @@ def run(
         result.setdefault(task, {})[way] = cell
     return {
         "craft": result,
+        "place": {
+            order: round(float(np.mean([one[order] for one in stand])), 2) for order in stand[0]
+        },
         "seeds": list(seeds),
         "articles": asked,
         "cpu_s": round(time.process_time() - begin),
@@ -179,6 +215,7 @@ def run(
 
 def show(result: dict[str, Any]) -> None:
     """Print a table per task."""
+    print("place of dependent tokens:", result["place"])
     for task, by_way in result["craft"].items():
         print(f"\n{task}\n  {'':32} {'score':>6} {'+-':>5} {'ratio':>6} {'work':>5} {'stopped':>7}")
         for way, cell in by_way.items():

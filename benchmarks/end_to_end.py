@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.end_to_end --engine vllm|sglang|embedded --data PATH
            [--corpus padded|extracts] [--requests 200] [--sample stretches|first]
-           [--at-once 10] [--json]
+           [--at-once 10] [--model tiny|wide] [--json]
 
 Each way has an engine and a proxy of its own, with default settings; the ways are sent the same
 requests in turns, `--at-once` of them together, so that TTFT holds the wait for those before:
@@ -54,6 +54,7 @@ def main() -> None:
         engine=options.engine,
         cache_tokens=options.cache_tokens,
         max_model_len=MAX_MODEL_LEN,
+        shape=options.model,
     ) as served:
         result = measure(served, loaded, options)
     if options.json:
@@ -76,11 +77,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--at-once", type=int, default=10, help="requests, or conversations, sent together"
     )
     parser.add_argument("--cache-tokens", type=int, default=400_000)
+    parser.add_argument(
+        "--model", choices=["tiny", "wide"], default="tiny", help="what vLLM and SGLang serve"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     reason = missing(options.engine)
     if reason:
         parser.error(reason)
+    if options.model != "tiny" and options.engine == "embedded":
+        parser.error("--model is for vLLM and SGLang; the embedded engine has a model of its own")
     return options
 
 
@@ -126,6 +132,7 @@ def measure(
         "k": k,
         "cache_tokens": options.cache_tokens,
         "at_once": options.at_once,
+        "model": options.model,
         **figures,
     }
 

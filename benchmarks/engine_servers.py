@@ -27,10 +27,10 @@ from ragboost.engine_hooks.sources import Source
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts" / "engines"
-MODEL = ROOT / "build" / "tiny-llama"
 READY_S = 400
 
 Kind = Literal["vllm", "sglang", "embedded"]
+Shape = Literal["tiny", "wide"]
 
 
 def venv(kind: Kind) -> Path:
@@ -70,15 +70,17 @@ def environment(kind: Kind, **extra: str) -> dict[str, str]:
     return {**os.environ, **names, **extra}
 
 
-def tiny_model(kind: Kind) -> Path:
-    """The tiny model's folder, made on first use."""
-    if not (MODEL / "model.safetensors").exists():
-        MODEL.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=MODEL.parent) as folder:
-            command = [*python(kind), str(SCRIPTS / "make_tiny_model.py"), folder]
+def made_model(kind: Kind, shape: Shape) -> Path:
+    """The folder of a small model with random weights, made when there is none, or an older one."""
+    model, script = ROOT / "build" / f"{shape}-llama", SCRIPTS / "make_tiny_model.py"
+    weights = model / "model.safetensors"
+    if not weights.exists() or weights.stat().st_mtime < script.stat().st_mtime:
+        model.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=model.parent) as folder:
+            command = [*python(kind), str(script), folder, shape]
             subprocess.run(command, env=environment(kind), check=True, capture_output=True)
-            shutil.copytree(folder, MODEL, dirs_exist_ok=True)
-    return MODEL
+            shutil.copytree(folder, model, dirs_exist_ok=True)
+    return model
 
 
 def free_port() -> int:
@@ -103,6 +105,7 @@ class EngineServer:
         events: `zmq` for KV events, `hook` for RAGBoost's plug-in, `off`.
         report_url: of the proxy that the plug-in reports to.
         max_model_len: longest prompt and answer together.
+        shape: of the model that vLLM and SGLang serve; see scripts/engines/make_tiny_model.py.
     """
 
     def __init__(
@@ -114,7 +117,9 @@ class EngineServer:
         events: Literal["zmq", "hook", "off"] = "zmq",
         report_url: str | None = None,
         max_model_len: int = 8192,
+        shape: Shape = "tiny",
     ) -> None:
+        self.shape = shape
         self.max_model_len = max_model_len
         self.kind = kind
         self.cache_tokens = cache_tokens
@@ -250,7 +255,7 @@ class EngineServer:
         )
 
     def _vllm(self) -> list[str]:
-        command = [str(venv("vllm") / "bin" / "vllm"), "serve", str(tiny_model("vllm"))]
+        command = [str(venv("vllm") / "bin" / "vllm"), "serve", str(made_model("vllm", self.shape))]
         flags: dict[str, object] = {
             "--served-model-name": "tiny",
             "--host": "127.0.0.1",
@@ -274,7 +279,7 @@ class EngineServer:
         command += ["--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup"]
         command += ["--enable-metrics", "--enable-cache-report", "--sleep-on-idle"]
         flags: dict[str, object] = {
-            "--model-path": tiny_model("sglang"),
+            "--model-path": made_model("sglang", self.shape),
             "--served-model-name": "tiny",
             "--host": "127.0.0.1",
             "--port": self.port,

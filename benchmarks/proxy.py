@@ -76,8 +76,8 @@ def _measure(targets: Sequence[Target], args: argparse.Namespace) -> dict[str, A
             sizes = {t.name: _num_requests(t, body, clients, args) for t in targets}
             for number in range(args.rounds):
                 for target in targets:
-                    requests = _requests(target, body, sizes[target.name], seed=number)
-                    rounds[target.name].append(uvloop.run(_run(target, requests, clients)))
+                    requests = requests_for(target, body, sizes[target.name], seed=number)
+                    rounds[target.name].append(uvloop.run(run_round(target, requests, clients)))
             for name, measured in rounds.items():
                 per_client = result[name].setdefault(body, {})
                 per_client[str(clients)] = {
@@ -89,13 +89,13 @@ def _measure(targets: Sequence[Target], args: argparse.Namespace) -> dict[str, A
 
 def _num_requests(target: Target, body: str, clients: int, args: argparse.Namespace) -> int:
     """As many as fit into a round; found by a few that warm up the target, too."""
-    requests = _requests(target, body, _WARM_UP, seed=-1)
-    uvloop.run(_run(target, requests, clients=1))
-    warm = uvloop.run(_run(target, requests, clients=min(clients, _WARM_UP)))
+    requests = requests_for(target, body, _WARM_UP, seed=-1)
+    uvloop.run(run_round(target, requests, clients=1))
+    warm = uvloop.run(run_round(target, requests, clients=min(clients, _WARM_UP)))
     return max(_MIN_REQUESTS, 2 * clients, min(args.requests, round(args.seconds * warm.rps)))
 
 
-def _requests(target: Target, body: str, num_requests: int, *, seed: int) -> list[bytes]:
+def requests_for(target: Target, body: str, num_requests: int, *, seed: int) -> list[bytes]:
     """Requests with documents of a shared pool, in random order and one of them twice, as a
     retriever would send them."""
     rng = random.Random(seed)
@@ -128,7 +128,8 @@ def _prompt(documents: Sequence[str], question: str, *, in_object: bool) -> dict
     return {"messages": [{"role": "system", "content": text}, asked]}
 
 
-async def _run(target: Target, requests: list[bytes], clients: int) -> Round:
+async def run_round(target: Target, requests: list[bytes], clients: int) -> Round:
+    """Send requests, so many at a time; one more for each connection opens those behind it."""
     queue = list(reversed(requests))
     totals: list[float] = []
     first_bytes: list[float] = []

@@ -90,7 +90,7 @@ def running(names: Sequence[str], *, say: Callable[[str], None]) -> Iterator[lis
         port = free_port()
         command = [sys.executable, "-m", "benchmarks.mock_backend", str(port)]
         backend = spawn(command, log=Path(os.devnull), cpu=last_cpu())
-        stack.callback(_stop, backend)
+        stack.callback(stop, backend)
         if not listens(backend, port):
             raise SystemExit("the mock backend does not listen")
         targets = [Target("direct", backend, port)]
@@ -114,7 +114,7 @@ def _start(stack: contextlib.ExitStack, name: str, peer: Peer, backend: str) -> 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-")))
     port = free_port()
     process = peer.start(port, backend, folder)
-    stack.callback(_stop, process)
+    stack.callback(stop, process)
     return Target(name, process, port) if listens(process, port) else None
 
 
@@ -174,7 +174,8 @@ def _answers(port: int) -> bool:
         return b" 200 " in connection.recv(4096)[:20]
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server, and wait for it."""
     process.terminate()
     try:
         process.wait(10)

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple
 
 from benchmarks.served import Sample, Served
@@ -70,10 +70,11 @@ def replay_alone(
         planned += [first._replace(before=before), *others]
         positions += plan.order[start:end]
     positions.sort()
+    sizes = [len(each.bodies) for each in planned]
     by_way = {
-        "plain": rounds([completion(requests[i], boost=False) for i in positions], at_once),
+        "plain": alike([completion(requests[i], boost=False) for i in positions], sizes),
         "boosted": planned,
-        "online": rounds([completion(requests[i], boost=True) for i in positions], at_once),
+        "online": alike([completion(requests[i], boost=True) for i in positions], sizes),
     }
     send_in_turns(served, by_way)
     figures: dict[str, Any] = {way: served[way].summary() for way in ALONE}
@@ -101,6 +102,12 @@ def stretches(total: int, count: int) -> list[tuple[int, int]]:
 def rounds(bodies: Sequence[Body], at_once: int) -> list[Round]:
     """Cut requests into rounds."""
     return [Round(bodies[i : i + at_once]) for i in range(0, len(bodies), at_once)]
+
+
+def alike(bodies: Sequence[Body], sizes: Sequence[int]) -> list[Round]:
+    """Cut requests into rounds of these sizes, so that all ways wait behind as many others."""
+    ends = list(accumulate(sizes))
+    return [Round(bodies[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
 def send_in_turns(served: Mapping[str, Served], by_way: Mapping[str, Sequence[Round]]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.engine_servers import EngineServer, Kind
+from benchmarks.engine_servers import EngineServer, Kind, Shape
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
@@ -146,12 +146,19 @@ class Served:
 
 @contextmanager
 def serve(
-    ways: Sequence[str], *, engine: Kind, cache_tokens: int, max_model_len: int
+    ways: Sequence[str],
+    *,
+    engine: Kind,
+    cache_tokens: int,
+    max_model_len: int,
+    shape: Shape = "tiny",
 ) -> Iterator[dict[str, Served]]:
     """Start an engine with an empty cache behind a proxy for each way; stop them on exit."""
     with ExitStack() as stack:
         servers = [
-            EngineServer(engine, cache_tokens=cache_tokens, max_model_len=max_model_len)
+            EngineServer(
+                engine, cache_tokens=cache_tokens, max_model_len=max_model_len, shape=shape
+            )
             for _ in ways
         ]
         for server in servers:

@@ -21,7 +21,7 @@ from ragboost.planning import Planned, Window, plan_alone, plan_offline, plan_to
 from ragboost.residency import Residency
 from ragboost.session import MemorySessions, Session, SessionState, SessionStore, Turn
 from ragboost.tokens import TokenCounter, make_counter
-from ragboost.types import Context, DocumentLike, Plan, Request, as_documents
+from ragboost.types import Context, DocumentLike, Plan, Request
 
 
 class Usage(NamedTuple):
@@ -110,8 +110,8 @@ class Booster:
             ContextIndexError: an invariant does not hold; send the original request.
         """
         name = session.id if isinstance(session, SessionState) else session
-        given = tuple(as_documents(documents))
-        retrieved = self._retrieve(Request(query, given, session=name, preamble=preamble))
+        request = Request(query, documents, session=name, preamble=preamble)  # type: ignore[arg-type]
+        retrieved = self._retrieve(request)
         with self._lock:
             return self._boost(retrieved, session, history=history, planned=planned)
 
@@ -388,7 +388,7 @@ class Booster:
 
 
 def _request(documents: Sequence[DocumentLike], *, preamble: str) -> Request:
-    return Request("", tuple(as_documents(documents)), preamble=preamble)
+    return Request("", documents, preamble=preamble)  # type: ignore[arg-type]
 
 
 def _behind(preamble: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:

@@ -155,7 +155,9 @@ def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") ->
     Raises:
         InvalidDocumentError: `values` is no list, or an entry is bad (named by its position).
     """
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
+    if type(values) not in (list, tuple) and (  # abstract classes take long to ask
+        isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence)
+    ):
         raise InvalidDocumentError(f"{where} must be a list, got {_show(values)}", param=where)
     return [
         value if type(value) is Document else as_document(value, where=f"{where}[{i}]")

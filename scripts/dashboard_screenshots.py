@@ -25,6 +25,7 @@ from ragboost.serving import serve_in_thread
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 CAPACITY = 65_536
+MIN_REQUESTS = 90
 
 
 class View(NamedTuple):
@@ -92,7 +93,7 @@ def take(url: str) -> None:
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, **scale})
             browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
             browser.get(f"{url}/dashboard")
-            WebDriverWait(browser, 120).until(_is_filled)
+            WebDriverWait(browser, 600).until(_is_filled)
             browser.execute_script(
                 "document.querySelectorAll('#indexes > div > details').forEach((d, i) => {"
                 " if (i < 2) d.open = true; })"
@@ -105,11 +106,12 @@ def take(url: str) -> None:
 
 
 def _is_filled(browser: webdriver.Chrome) -> bool:
-    return bool(browser.execute_script("return document.querySelectorAll('#recent tr').length > 9"))
+    count = "document.getElementById('requests').textContent.replace(/\\D/g, '')"
+    return bool(browser.execute_script(f"return Number({count}) >= {MIN_REQUESTS}"))
 
 
 def main() -> None:
-    """Serve the embedded engine and the proxy, load them, take the pictures after a minute."""
+    """Serve the embedded engine and the proxy, load them, take the pictures meanwhile."""
     engine = EngineSettings(capacity_tokens=CAPACITY, served_model_name=MODEL)
     with serve_in_thread(create_engine_app(with_events(engine))) as engine_url:
         settings = Settings(
@@ -117,7 +119,6 @@ def main() -> None:
         )
         with serve_in_thread(create_app(settings)) as url:
             thread = load(url)
-            thread.join(60)
             take(url)
             thread.join()
 

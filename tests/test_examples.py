@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -37,7 +38,9 @@ THROUGH_PROXY = {  # the packages it needs, and what it says
 TO_ENGINE = {
     "batch.py": (["openai"], "planned: q1 q3 q5 q2 q4 q6, 2528 of 3625"),
     "chat_session.py": (["openai"], "sent ['rooms'], 624 of 923 tokens cached"),
+    "litellm_proxy.py": (["litellm"], "960 cached"),
 }
+IN_OWN_ENVIRONMENT = {"llama_index_chat.py", "litellm_proxy.py"}
 WITH_RAY = {"ray_batch.py", "ray_serve.py"}  # run by integrations/test_ray.py
 ENV = {
     "PYTHONPATH": str(ROOT),
@@ -104,6 +107,13 @@ def run_example(name: str, *arguments: str, env: Mapping[str, str] = MappingProx
     return done.stdout
 
 
+def marked(names: Iterable[str]) -> list[Any]:
+    return [
+        pytest.param(name, marks=own_environment if name in IN_OWN_ENVIRONMENT else ())
+        for name in names
+    ]
+
+
 def test_every_example_is_run_here() -> None:
     examples = {path.name for path in (ROOT / "examples").glob("*.py")}
 
@@ -116,13 +126,7 @@ def test_the_example_runs(name: str) -> None:
     assert ALONE[name] in run_example(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=own_environment if name == "llama_index_chat.py" else ())
-        for name in THROUGH_PROXY
-    ],
-)
+@pytest.mark.parametrize("name", marked(THROUGH_PROXY))
 def test_the_example_runs_through_the_proxy(name: str, request: pytest.FixtureRequest) -> None:
     packages, says = THROUGH_PROXY[name]
     for package in packages:
@@ -131,7 +135,7 @@ def test_the_example_runs_through_the_proxy(name: str, request: pytest.FixtureRe
     assert says in run_example(name, request.getfixturevalue("proxy_url"))
 
 
-@pytest.mark.parametrize("name", TO_ENGINE)
+@pytest.mark.parametrize("name", marked(TO_ENGINE))
 def test_the_example_runs_with_the_engine(name: str, request: pytest.FixtureRequest) -> None:
     packages, says = TO_ENGINE[name]
     for package in packages:

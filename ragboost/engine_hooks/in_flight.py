@@ -60,8 +60,9 @@ class InFlight:
             block_size: only whole blocks are stored; 0: not known.
         """
         self.done(request_id)
-        new_tokens = max(0, prompt_tokens - cached_tokens)
-        batch = self._next_batch + (new_tokens >= self._room_tokens)
+        batch = self._next_batch
+        if max(0, prompt_tokens - cached_tokens) >= self._room_tokens(self._waiting.get(batch)):
+            batch += 1
         if self._open not in self._waiting:
             self._running = batch
         self._open = batch
@@ -114,9 +115,18 @@ class InFlight:
             resident_tokens: in the engine's cache now.
             is_batched: requests of one batch are stored together when it is over.
         """
-        return NextTurn(
-            self._kept_share(resident_tokens, is_batched), self._next_batch, self._room_tokens
-        )
+        number = self._next_batch
+        batch = self._waiting.get(number)
+        total = stored = resident_tokens + self.num_tokens
+        if is_batched:
+            stored -= batch.missing_tokens if batch is not None else 0
+            ahead = self._waiting.get(self._running)
+            if ahead is not None:  # room for a block that is not full
+                stored += ahead.num_requests * ahead.block_size
+        kept_share = 1.0
+        if self.capacity_tokens is not None and stored > self.capacity_tokens:
+            kept_share -= (stored - self.capacity_tokens) / total
+        return NextTurn(kept_share, number, self._room_tokens(batch))
 
     @property
     def _next_batch(self) -> int:
@@ -124,27 +134,12 @@ class InFlight:
             return max(self._running, self._open + 2)  # nothing has been told this number
         return self._open + (self._open == self._running)
 
-    @property
-    def _room_tokens(self) -> float:
-        batch = self._waiting.get(self._next_batch)
+    def _room_tokens(self, batch: "_Batch | None") -> float:
         if batch is None or self.capacity_tokens is None:
             return math.inf
         # Of each request the block that is not full, and one that the engine keeps for it.
         taken = batch.missing_tokens + 2 * (batch.num_requests + 1) * batch.block_size
         return self.capacity_tokens - taken - batch.shared_tokens
-
-    def _kept_share(self, resident_tokens: int, is_batched: bool) -> float:
-        total = resident_tokens + self.num_tokens
-        stored = total
-        if is_batched:
-            this, ahead = self._next_batch, self._waiting.get(self._running)
-            if (batch := self._waiting.get(this)) is not None:
-                stored -= batch.missing_tokens
-            if ahead is not None and this != self._running:
-                stored += ahead.num_requests * ahead.block_size  # room for a block that is not full
-        if self.capacity_tokens is None or stored <= self.capacity_tokens:
-            return 1.0
-        return 1.0 - (stored - self.capacity_tokens) / total
 
     def _end(self, request: "_Request") -> None:
         """The batch of a request is over, and with it those before."""

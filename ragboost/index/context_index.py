@@ -128,7 +128,7 @@ class ContextIndex:
             if child is None:
                 tick = self._tick if is_use or node is self.root else node.last_used
                 run = tuple(documents[at:]), tuple(tokens[at:])
-                node = self._add_child(node, *run, tick=tick)
+                node = self._add_child(node, *run, tick=tick, is_use=is_use)
                 break
             count = common_length(child.documents, documents, at)
             if count < len(child.documents):
@@ -285,6 +285,7 @@ class ContextIndex:
         tokens: tuple[int, ...],
         *,
         tick: int | None = None,
+        is_use: bool = True,
     ) -> Node:
         tick = self._tick if tick is None else tick
         self._serial += 1
@@ -295,7 +296,7 @@ class ContextIndex:
             slot=parent.next_slot,
             serial=self._serial,
             last_used=tick,
-            epoch=self.pressure.epoch if self.pressure is not None else 0,
+            epoch=self.pressure.epoch if is_use and self.pressure is not None else 0,
         )
         parent.attach(node)
         self.num_nodes += 1

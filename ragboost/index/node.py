@@ -29,7 +29,8 @@ class Node:
         last_used: tick of the last insertion or traversal through this node.
         serial: order of creation; breaks ties of `last_used`.
         is_queued: the index's eviction heap holds an entry for it.
-        epoch: of `Pressure`, when it was made, or made anew because it was about to go.
+        epoch: of `Pressure`, when it was sent, or sent anew because it was about to go; 0: told by
+            an engine.
     """
 
     __slots__ = (

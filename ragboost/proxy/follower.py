@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
 from ragboost.engine_hooks.documents import DocumentTracker, ResidentContext
@@ -22,6 +22,7 @@ from ragboost.index.pressure import Pressure
 from ragboost.index.record import Recorded
 from ragboost.proxy.front import Front
 from ragboost.proxy.tenants import CacheMode, Tenants
+from ragboost.residency import Residency
 
 logger = logging.getLogger(__name__)
 
@@ -272,11 +273,9 @@ class Follower:
             told = context.resident_tokens + front.start
             cut = front.cached_documents(told) - sum(front.tokens[:count])
             cut = cut if cut > _MIN_CUT_TOKENS else 0
-        tenant = self._tenants.find(front.tenant)
-        if tenant is None:
-            return
-        async with tenant.lock:
-            residency = tenant.booster(self.name).residency
+        async with self._residency(front) as residency:
+            if residency is None:
+                return
             try:
                 residency.set_resident(
                     front.documents, front.tokens, num_documents=count, cut_tokens=cut
@@ -289,27 +288,32 @@ class Follower:
         """Take back what failed, was expected for too long, or is not followed any more."""
         while self._failed:
             front, recorded = self._failed.popleft()
-            tenant = self._tenants.find(front.tenant)
-            if tenant is not None:
-                async with tenant.lock:
-                    tenant.booster(self.name).residency.failed(recorded)
+            async with self._residency(front) as residency:
+                if residency is not None:
+                    residency.failed(recorded)
         while self._left:
             front = self._left.popleft()
-            tenant = self._tenants.find(front.tenant)
-            if tenant is not None and self._mode.is_exact:
-                async with tenant.lock:
-                    tenant.booster(self.name).residency.set_resident(
-                        front.documents, front.tokens, num_documents=0
-                    )
+            async with self._residency(front) as residency:
+                if residency is not None and self._mode.is_exact:
+                    residency.set_resident(front.documents, front.tokens, num_documents=0)
         now = time.monotonic()
         while self._answered and self._answered[0].at <= now:
             _, front, answered = self._answered.popleft()
             if answered is not None:
                 self._in_flight.done(answered)
-            tenant = self._tenants.find(front.tenant)
-            if tenant is not None:
-                async with tenant.lock:
-                    tenant.booster(self.name).residency.drop_unconfirmed(front.documents)
+            async with self._residency(front) as residency:
+                if residency is not None:
+                    residency.drop_unconfirmed(front.documents)
+
+    @contextlib.asynccontextmanager
+    async def _residency(self, front: Front) -> AsyncIterator[Residency | None]:
+        """Of a front's tenant, which is locked meanwhile; None: the tenant is forgotten."""
+        tenant = self._tenants.find(front.tenant)
+        if tenant is None:
+            yield None
+            return
+        async with tenant.lock:
+            yield tenant.booster(self.name).residency
 
     def _press(self) -> None:
         """Say what of the cache will be there when a request that is sent now gets its turn."""

@@ -1,5 +1,6 @@
 """Run the proxy on a socket: uvicorn with uvloop and httptools, limits, and a drain at shutdown."""
 
+import ctypes
 import gc
 import logging
 import signal
@@ -20,6 +21,7 @@ from ragboost.serving import bind
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 4096
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
 def serve(settings: Settings) -> None:
@@ -47,6 +49,7 @@ def serve(settings: Settings) -> None:
     gc.freeze()
     # Requests leave hardly any cycles, and looking for them every 700 objects costs 3 % of each.
     gc.set_threshold(10_000, 20, 20)
+    _keep_freed_memory()
     with _signals_only_stop():
         server.run(sockets=[listener])
 
@@ -93,6 +96,15 @@ def make_server(app: FastAPI, settings: ProxySettings) -> uvicorn.Server:
             backlog=_BACKLOG,
         )
     )
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc's malloc reuse what large bodies were in, up to 64 MB, instead of returning it to
+    the kernel and having it zeroed again for the next one: a fifth of what 400 KB cost."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # other libraries know neither it nor the problem
+        mallopt(_M_MMAP_THRESHOLD, 4 * 1024 * 1024)
+        mallopt(_M_TRIM_THRESHOLD, 64 * 1024 * 1024)
 
 
 @contextmanager

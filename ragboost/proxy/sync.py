@@ -136,8 +136,12 @@ class CacheSync:
         """Look for the streams of a backend until it has them, and again when they are lost."""
         follower = self.followers[backend.name]
         is_configured = self._settings.endpoint is not None
+        was_up = True
         while True:
             found = await discover(backend)
+            if found.is_up != was_up:
+                _tell(backend, is_up=found.is_up)
+                was_up = found.is_up
             follower.capacity_tokens = found.capacity_tokens or follower.capacity_tokens
             if found.sources and not is_configured:
                 await self._listen(backend, found.sources)
@@ -169,6 +173,17 @@ class CacheSync:
             for name, stream in list(self._receiver.streams.items()):
                 if not stream.is_connected:  # reports will bring it back
                     self._follower_of(name).streams.pop(name, None)
+
+
+def _tell(backend: Backend, *, is_up: bool) -> None:
+    if is_up:
+        logger.info("backend %s: answers now", backend.name)
+    else:
+        logger.warning(
+            "backend %s: no answer from %s yet; `ragboost doctor` says more",
+            backend.name,
+            backend.url,
+        )
 
 
 def _start(work: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.end_to_end import load, measure, parse
-from benchmarks.replays import ALONE, stretches
+from benchmarks.replays import ALONE, alike, stretches
 from benchmarks.served import Served, serve
 
 # The same three documents in another order, or others.
@@ -55,6 +55,17 @@ def workload(folder: Path, *, conversations: int = 0) -> Path:
 def run(served: dict[str, Served], folder: Path, *flags: str) -> dict[str, Any]:
     options = parse(["--engine", "embedded", "--data", str(folder), "--k", "3", *flags])
     return measure(served, load(options), options)
+
+
+def test_the_other_ways_are_sent_in_rounds_like_those_of_the_plan() -> None:
+    bodies = [{"prompt": str(number)} for number in range(6)]
+    cut = alike(bodies, [3, 1, 2])
+    assert [[body["prompt"] for body in each.bodies] for each in cut] == [
+        ["0", "1", "2"],
+        ["3"],
+        ["4", "5"],
+    ]
+    assert all(each.before is None for each in cut)
 
 
 @given(st.integers(1, 3_000), st.data())

@@ -132,3 +132,14 @@ def test_a_radix_tree_loses_nodes_whole_and_takes_a_split_for_a_use() -> None:
     assert index.cached_prefix([2, 3], [100, 100]) == (0, 0)
     assert index.cached_prefix([0, 1], [100, 100]) == (2, 200)
     index.check_integrity()
+
+
+def test_what_an_engine_tells_of_is_there_for_every_batch() -> None:
+    index = ContextIndex()
+    index.pressure = batched(epoch=5)
+    set_resident(index, [0, 1], [100, 100], num_documents=2)
+    assert index.cached_prefix([0, 1], [100, 100]) == (2, 200)
+    index.insert([0, 2], [100, 100])
+    set_resident(index, [0, 1], [100, 100], num_documents=0)  # another's loss takes its prefix
+    set_resident(index, [0, 2], [100, 100], num_documents=2)
+    assert index.cached_prefix([0, 2], [100, 100]) == (2, 200)

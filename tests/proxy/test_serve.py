@@ -93,6 +93,13 @@ def test_a_trailing_v1_of_the_backend_is_not_sent_twice(start: Start, engine: Fa
     assert not any(path.startswith("/v1/v1") for path in asked)
 
 
+def test_a_backend_that_is_not_there_is_said_at_the_start(start: Start, unused_port: int) -> None:
+    process, _ = start("--backend", f"http://127.0.0.1:{unused_port}")
+
+    assert process.stderr is not None
+    assert f"no answer from http://127.0.0.1:{unused_port} yet" in process.stderr.readline()
+
+
 def test_several_backends_are_several_flags(start: Start, engine: FakeEngine) -> None:
     with FakeEngine() as other:
         _, url = start("--backend", engine.url, "--backend", other.url)

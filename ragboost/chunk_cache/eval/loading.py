@@ -6,6 +6,8 @@ Knows paths. Does not know cases, corpora or what is measured.
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.selftest import SelfTest, self_test
 from ragboost.errors import ConfigError, import_extra
@@ -26,7 +28,7 @@ class Loaded(NamedTuple):
 
 
 def check_paths(**paths: Path | None) -> None:
-    """Refuse paths that do not exist, by the name of their option.
+    """Refuse paths that do not exist, by the name of their option, and a `model` that is none.
 
     Raises:
         ConfigError: the first of them.
@@ -34,6 +36,8 @@ def check_paths(**paths: Path | None) -> None:
     for name, path in paths.items():
         if path is not None and not path.exists():
             raise ConfigError(f"--{name} {path} does not exist")
+        if name == "model" and path is not None and not (path / "config.json").is_file():
+            raise ConfigError(f"--model {path} is not a model directory (it has no config.json)")
 
 
 def load_tokenizer(model: Path) -> Any | None:
@@ -47,8 +51,15 @@ def load(model: Path, *, device: str) -> Loaded:
     """Load a causal LM and check that its KV can be reused.
 
     Raises:
+        ConfigError: there is no such device.
         UnsupportedModelError: it cannot.
     """
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ConfigError(f"--device must be cpu or cuda, got {device!r}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {device}: torch finds no GPU here")
     transformers = import_extra("transformers", extra="engine")
     causal_lm = transformers.AutoModelForCausalLM.from_pretrained(
         model, dtype="float32" if device == "cpu" else "auto"

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import from_prompt, read_cases
+from ragboost.chunk_cache.eval.loading import check_paths, load
 from ragboost.chunk_cache.eval.metrics import estimate, f1, kl_divergence, normalised
 from ragboost.chunk_cache.eval.runner import evaluate, greedy
 from ragboost.chunk_cache.eval.tasks import (
@@ -25,7 +26,7 @@ from ragboost.chunk_cache.eval.tasks import (
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.store import ChunkStore
 from ragboost.cli import app
-from ragboost.errors import ChunkCacheError, RequestError
+from ragboost.errors import ChunkCacheError, ConfigError, RequestError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 
 
@@ -188,6 +189,16 @@ def test_the_command_evaluates_a_model_on_a_file_of_token_ids(tmp_path: Path) ->
     command[command.index("0.2")] = "1.0"
     with pytest.raises(ChunkCacheError, match=r"--ratio must be between 0 and 1, got 1.0"):
         CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+def test_what_is_no_model_or_no_device_is_said_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a model directory"):
+        check_paths(model=tmp_path)
+    for device, sentence in (("cuda", "torch finds no GPU here"), ("gpu", "must be cpu or cuda")):
+        if device == "cuda" and torch.cuda.is_available():
+            continue
+        with pytest.raises(ConfigError, match=sentence):
+            load(tmp_path, device=device)
 
 
 def test_text_cases_are_tokenised_in_parts_and_answered_in_words(tmp_path: Path) -> None:

@@ -1,6 +1,11 @@
 """A corpus is prepared once, brought up to date when it changes, and used by later requests."""
 
 import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +30,8 @@ from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.families import build_adapter, build_model, make_prompt
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()
-NEIGHBOURS = [(1, 2), (2, 0), (3, 1), ()]
+ROOT = Path(__file__).parents[3]
+NEIGHBOURS: list[tuple[int, ...]] = [(1, 2), (2, 0), (3, 1), ()]
 
 
 @pytest.fixture(scope="module")
@@ -40,26 +46,28 @@ def corpus() -> list[CorpusChunk]:
 def prepare(
     adapter: ModelAdapter,
     directory: Path,
-    chunks: list[CorpusChunk],
-    neighbours: list[tuple[int, ...]],
+    chunks: list[CorpusChunk] | None = None,
+    neighbours: list[tuple[int, ...]] = NEIGHBOURS,
     *,
     max_tokens: int = 512,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     return precompute(
         ChunkReuse(adapter, ChunkStore()),
         DiskTier(directory / "kv", capacity_bytes=1 << 24),
         Catalog(directory),
         system=SYSTEM,
-        chunks=chunks,
+        chunks=corpus() if chunks is None else chunks,
         neighbours=neighbours,
         max_tokens=max_tokens,
+        on_progress=on_progress,
     )
 
 
 def test_prepared_kv_is_found_by_requests_of_another_process(
     adapter: ModelAdapter, tmp_path: Path
 ) -> None:
-    outcome = prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    outcome = prepare(adapter, tmp_path)
     assert (outcome.num_computed, outcome.num_current, outcome.num_tokens) == (4, 0, 80)
     assert outcome.num_lost == 0
 
@@ -84,8 +92,8 @@ def test_prepared_kv_is_found_by_requests_of_another_process(
 
 
 def test_a_second_run_computes_nothing(adapter: ModelAdapter, tmp_path: Path) -> None:
-    prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
-    again = prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    prepare(adapter, tmp_path)
+    again = prepare(adapter, tmp_path)
     assert (again.num_computed, again.num_current) == (0, 4)
 
 
@@ -94,26 +102,63 @@ def test_a_stopped_run_goes_on_where_it_was(adapter: ModelAdapter, tmp_path: Pat
         if done == 2:
             raise KeyboardInterrupt
 
-    disk = DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)
     with pytest.raises(KeyboardInterrupt):
-        precompute(
-            ChunkReuse(adapter, ChunkStore()),
-            disk,
-            Catalog(tmp_path),
-            system=SYSTEM,
-            chunks=corpus(),
-            neighbours=NEIGHBOURS,
-            max_tokens=512,
-            on_progress=stop,
-        )
-    rest = prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+        prepare(adapter, tmp_path, on_progress=stop)
+    rest = prepare(adapter, tmp_path)
     assert (rest.num_computed, rest.num_current) == (2, 2)
+
+
+def test_a_killed_run_goes_on_where_it_was_and_ends_with_the_same_kv(
+    adapter: ModelAdapter, tmp_path: Path
+) -> None:
+    program = """
+        import sys, time
+        from pathlib import Path
+        from tests.chunk_cache.families import build_adapter
+        from tests.chunk_cache.precompute import test_corpus as its
+
+        def tell(done):
+            print(done, flush=True)
+            if done == 2:
+                time.sleep(60)
+
+        its.prepare(build_adapter("llama"), Path(sys.argv[1]), on_progress=tell)
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "killed")],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert [child.stdout.readline() for _ in range(2)] == ["1\n", "2\n"]
+    child.kill()
+    child.communicate(timeout=60)
+
+    rest = prepare(adapter, tmp_path / "killed")
+    prepare(adapter, tmp_path / "whole")
+
+    assert (rest.num_computed, rest.num_current) == (2, 2)
+    killed, whole = (
+        {path.stem: DiskTier(path.parent, capacity_bytes=1 << 24).load(path.stem) for path in found}
+        for name in ("killed", "whole")
+        for found in [(tmp_path / name / "kv").glob("*.safetensors")]
+    )
+    assert killed.keys() == whole.keys()
+    for key, kv in killed.items():
+        other = whole[key]
+        assert kv is not None
+        assert other is not None
+        for (keys, values), (other_keys, other_values) in zip(kv.layers, other.layers, strict=True):
+            torch.testing.assert_close(keys, other_keys, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(values, other_values, atol=1e-5, rtol=1e-5)
 
 
 def test_a_changed_document_makes_its_own_kv_and_that_of_its_neighbours_stale(
     adapter: ModelAdapter, tmp_path: Path
 ) -> None:
-    prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    prepare(adapter, tmp_path)
     before = {d: Catalog(tmp_path).entry(d) for d in ("d0", "d1", "d2", "d3")}
     changed = corpus()
     changed[2] = replace(changed[2], tokens=(*changed[2].tokens[:-1], 94))
@@ -135,7 +180,7 @@ def test_a_changed_document_makes_its_own_kv_and_that_of_its_neighbours_stale(
 
 
 def test_other_neighbours_are_another_recipe(adapter: ModelAdapter, tmp_path: Path) -> None:
-    prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    prepare(adapter, tmp_path)
     swapped = [(2, 1), *NEIGHBOURS[1:]]
     outcome = prepare(adapter, tmp_path, corpus(), swapped)
     assert (outcome.num_stale, outcome.num_current) == (1, 3)
@@ -154,11 +199,11 @@ def test_documents_that_left_the_corpus_leave_the_disk(
 def test_kv_that_vanished_from_the_disk_is_computed_again(
     adapter: ModelAdapter, tmp_path: Path
 ) -> None:
-    prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    prepare(adapter, tmp_path)
     entry = Catalog(tmp_path).entry("d1")
     assert entry is not None
     DiskTier(tmp_path / "kv", capacity_bytes=1 << 24).remove(entry.key)
-    outcome = prepare(adapter, tmp_path, corpus(), NEIGHBOURS)
+    outcome = prepare(adapter, tmp_path)
     assert (outcome.num_computed, outcome.num_stale, outcome.num_current) == (1, 0, 3)
 
 
@@ -246,7 +291,7 @@ def test_the_command_prepares_a_corpus_and_brings_it_up_to_date(tmp_path: Path) 
     again = CliRunner().invoke(app, command)
     text = (tmp_path / "corpus.jsonl").read_text().replace("monday", "tuesday")
     (tmp_path / "corpus.jsonl").write_text(text)
-    changed = CliRunner().invoke(app, [*command, "--json"])
+    changed = CliRunner().invoke(app, [*command[:-1], "--json", "--progress"])
 
     assert first.exit_code == 0, first.output
     figures = json.loads(first.stdout)
@@ -255,6 +300,8 @@ def test_the_command_prepares_a_corpus_and_brings_it_up_to_date(tmp_path: Path) 
     assert figures["tokens_per_s"] > 0
     assert "0 chunks computed (0 of them had changed), 3 were up to date" in again.stdout
     assert json.loads(changed.stdout)["num_stale"] >= 1
+    assert "chunks" not in first.stderr
+    assert "chunks" in changed.stderr
 
 
 @pytest.mark.parametrize(
