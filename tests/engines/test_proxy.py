@@ -3,12 +3,14 @@
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from benchmarks.engine_servers import EngineServer
 from ragboost.config import Settings
+from ragboost.engine_hooks.usage import read_usage
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 
@@ -44,6 +46,22 @@ def wait(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def ask(client: httpx.Client, dice: random.Random) -> tuple[int, int]:
+    """Send four documents; returns the cached tokens as predicted and as reported."""
+    body = {
+        "model": "tiny",
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": "Who signed the lease?"}],
+        "ragboost": {"documents": dice.sample(DOCUMENTS, 4)},
+    }
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    usage = read_usage(answer.json())
+    assert usage is not None
+    predicted = answer.headers["x-ragboost-cached-tokens-predicted"]
+    return int(predicted), usage.cached_tokens or 0
+
+
 def test_predictions_come_true_while_the_cache_evicts(server: EngineServer) -> None:
     app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
     sync = app.state.cache_sync
@@ -52,14 +70,7 @@ def test_predictions_come_true_while_the_cache_evicts(server: EngineServer) -> N
     with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=120) as client:
         wait(lambda: bool(follower.is_exact))
         for _ in range(60):
-            body = {
-                "model": "tiny",
-                "max_tokens": 1,
-                "messages": [{"role": "user", "content": "Who signed the lease?"}],
-                "ragboost": {"documents": dice.sample(DOCUMENTS, 4)},
-            }
-            answer = client.post("/v1/chat/completions", json=body)
-            assert answer.status_code == 200, answer.text
+            ask(client, dice)
             time.sleep(0.05)  # events follow answers
         assert httpx.get(f"{url}/ready").json()["kv_events"]
         figures = sync.fidelity.read()
@@ -68,3 +79,22 @@ def test_predictions_come_true_while_the_cache_evicts(server: EngineServer) -> N
         assert figures.recall > 0.9, figures
         assert sum(tenant.num_nodes for tenant in sync.tenants.all()) > 0
         assert follower.capacity_tokens == pytest.approx(server.cache_tokens, abs=64)
+
+
+def test_after_many_requests_in_flight_the_index_is_as_true_as_before(server: EngineServer) -> None:
+    app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
+    (follower,) = app.state.cache_sync.followers.values()
+    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=120) as client:
+        wait(lambda: bool(follower.is_exact))
+        with ThreadPoolExecutor(8) as pool:  # four times what the cache holds
+            list(pool.map(lambda number: ask(client, random.Random(number)), range(96)))
+        dice, told = random.Random(3), []
+        for _ in range(20):
+            wait(lambda: bool(follower.is_settled))
+            time.sleep(0.05)  # events follow answers
+            told.append(ask(client, dice))
+        predicted, reported = map(sum, zip(*told, strict=True))
+        both = sum(min(pair) for pair in told)
+        assert reported > 0
+        assert both >= 0.9 * predicted, told
+        assert both >= 0.9 * reported, told
