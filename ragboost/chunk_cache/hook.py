@@ -64,8 +64,8 @@ class Plan:
         num_rows: rows there were before; set when `positions` is cut to those that go on.
         keep: the layer whose input is kept in `hidden`, see `resume`; None: none is.
         hidden: what went into that layer, filled in on the way.
-        begin: the rows' input to a layer, from an earlier pass; what comes before that layer is not
-            computed again. Nothing may observe such a pass.
+        begin: the rows' input to a layer, from an earlier pass; the layers before it are not
+            computed again, and an observer sees one row in them.
     """
 
     positions: torch.Tensor

@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(head)
         try:
             return await self._waiter
-        except BaseException:
+        except asyncio.CancelledError:
             self.close()
             raise
 
