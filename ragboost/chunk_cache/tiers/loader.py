@@ -115,14 +115,17 @@ class Loader:
                     stream.fail(ChunkCacheError("the loader has stopped"))
 
     def _read(self, streams: dict[Load, LayerStream]) -> None:
+        # Chunks are read in turns, so the time of one of them says nothing: all count together.
         begin, num_bytes = time.perf_counter(), 0
         while streams:
             for load, stream in list(streams.items()):
                 self._read_layer(load, stream)
+                if stream.error is None:
+                    num_bytes += stream.size_bytes // len(stream)
                 if stream.is_done:
-                    num_bytes += stream.size_bytes
-                    self._speeds.loaded(num_bytes, time.perf_counter() - begin)
                     del streams[load]
+        if num_bytes:
+            self._speeds.loaded(num_bytes, time.perf_counter() - begin)
 
     def _read_layer(self, load: Load, stream: LayerStream) -> None:
         """Read one layer. What is broken is removed before anybody hears of it: whoever starts

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.base import KVStore
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.store import ChunkKV, ChunkStore
+from ragboost.chunk_cache.tiers import loader
 from ragboost.chunk_cache.tiers.disk import DiskTier
 from ragboost.chunk_cache.tiers.files import ChunkFile
 from ragboost.chunk_cache.tiers.speeds import Speeds
@@ -150,6 +152,29 @@ def test_announced_chunks_load_while_something_else_is_done(
     assert same(store.get("1"), make_chunk(1))
     assert same(store.get("0"), make_chunk(0))
     store.close()
+
+
+def test_the_speed_of_loading_is_that_of_all_chunks_of_a_request_together(
+    disk: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+    read = ChunkFile.read_layer
+
+    def take_a_second(self: ChunkFile, number: int) -> object:
+        seconds[0] += 1.0
+        return read(self, number)
+
+    monkeypatch.setattr(ChunkFile, "read_layer", take_a_second)
+    monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    for number in range(4):
+        disk.save(str(number), make_chunk(number))
+    store = TieredStore(host_bytes=10 * SIZE, disk=disk)
+
+    store.prefetch([str(number) for number in range(4)])
+    store.close()
+
+    # Four chunks of three layers, in turns: the first is there after nine seconds of twelve.
+    assert store.speeds.load_s(disk.size_bytes) == pytest.approx(12.0, rel=0.01)
 
 
 def test_what_was_loaded_for_a_request_is_not_evicted_before_it_is_used(disk: DiskTier) -> None:
