@@ -87,7 +87,8 @@ class FidelityTracker:
         if is_low and not self.is_low:
             logger.warning(
                 "predicted cached tokens no longer match what the backend reports: precision %.3f, "
-                "recall %.3f over %d requests; with KV events they would, ask `ragboost doctor`",
+                "recall %.3f over %d requests; /ready says whether the engine's KV events are "
+                "followed, `ragboost doctor` what is wrong with them",
                 figures.precision,
                 figures.recall,
                 figures.num_requests,
