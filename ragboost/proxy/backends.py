@@ -133,12 +133,10 @@ class Backend:
     async def is_ready(self) -> bool:
         """Tell whether the backend answers; hosted ones have no `/health`, so 404 is fine."""
         try:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                response = await self._ask("/health", None)
-        except (BackendError, TimeoutError):
+            status, _ = await self.ask("/health")
+        except BackendError:
             return False
-        response.close()
-        return response.status < 500
+        return status < 500
 
     async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
         """Ask for a small answer of the backend's own; None: it cannot be reached. Empty: no 200.
@@ -148,14 +146,37 @@ class Backend:
             body: JSON to POST instead.
         """
         try:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                response = await self._ask(path, body)
+            status, told = await self.ask(path, body=body)
+        except BackendError:
+            return None
+        return told if status == 200 else b""
+
+    async def ask(
+        self, path: str, *, body: bytes | None = None, timeout_s: float = _READY_TIMEOUT_S
+    ) -> tuple[int, bytes]:
+        """Ask a question of our own, on a connection of its own; returns status and body.
+
+        Args:
+            path: what to GET.
+            body: JSON to POST instead.
+            timeout_s: for all of it.
+
+        Raises:
+            BackendConnectionError, BackendTimeoutError: there is no whole answer.
+        """
+        method = "GET" if body is None else "POST"
+        own = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        head = self._head(method, path, self.with_key(own), len(body or b""))
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._connections.connect()
+                response = await connection.exchange(head, body or b"", is_head_request=False)
                 try:
-                    return await _read_small(response) if response.status == 200 else b""
+                    return response.status, await _read_small(response)
                 finally:
                     response.close()
-        except (BackendError, TimeoutError):
-            return None
+        except TimeoutError:
+            raise BackendTimeoutError(f"no answer within {timeout_s:g} s") from None
 
     def with_key(self, headers: RawHeaders) -> RawHeaders:
         """The headers with the backend's own key in place of the client's, where it has one."""
@@ -170,14 +191,6 @@ class Backend:
             if b"x-api-key" in shown:
                 kept.append((b"x-api-key", key))
         return kept
-
-    async def _ask(self, path: str, body: bytes | None) -> Response:
-        """A question of our own, on a connection of its own."""
-        method = "GET" if body is None else "POST"
-        own = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        head = self._head(method, path, self.with_key(own), len(body or b""))
-        connection = await self._connections.connect()
-        return await connection.exchange(head, body or b"", is_head_request=False)
 
     def _head(self, method: str, target: str, headers: RawHeaders, num_bytes: int) -> bytes:
         """The bytes of a request's head.

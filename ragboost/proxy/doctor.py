@@ -8,18 +8,16 @@ import asyncio
 import json
 import os
 import re
+import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import aiohttp
-
 from ragboost.config import Settings
 from ragboost.engine_hooks.sources import DISCOVERY_PATHS, Source, find_sources
-from ragboost.errors import ConfigError
+from ragboost.errors import BackendError, ConfigError
 from ragboost.proxy.backends import Backend, Backends
-from ragboost.proxy.headers import decode_value
 
 _TIMEOUT_S = 60.0
 _EVENT_TIMEOUT_S = 2.0
@@ -93,10 +91,8 @@ async def examine(settings: Settings, *, kv_events: str | None = None) -> list[F
         kv_events: a `tcp://host:port` at which the first backend publishes its cache events.
     """
     findings = []
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as client:
-        for at, backend in enumerate(Backends.of(settings).all):
-            findings += await _Examination(client, backend, kv_events if at == 0 else None).run()
+    for at, backend in enumerate(Backends.of(settings).all):
+        findings += await _Examination(backend, kv_events if at == 0 else None).run()
     return findings
 
 
@@ -108,10 +104,7 @@ def exit_code(findings: list[Finding]) -> int:
 class _Examination:
     """The checks of one backend, in an order in which each can rely on those before it."""
 
-    def __init__(
-        self, client: aiohttp.ClientSession, backend: Backend, kv_events: str | None
-    ) -> None:
-        self._client = client
+    def __init__(self, backend: Backend, kv_events: str | None) -> None:
         self._backend = backend
         self._kv_events = kv_events
         self._engine = ""
@@ -135,7 +128,7 @@ class _Examination:
         self._findings.append(Finding(self._backend.name, check, status, message, fix))
 
     async def _reachable(self) -> bool:
-        status, answer = await self._call("GET", "/v1/models")
+        status, answer = await self._call("/v1/models")
         models = answer.get("data") if isinstance(answer, dict) else None
         if status == 200 and isinstance(models, list) and models:
             self._model = str(models[0].get("id", ""))
@@ -153,7 +146,7 @@ class _Examination:
 
     async def _recognise(self) -> str:
         """`vllm`, `sglang`, `ragboost` (the embedded engine), or empty."""
-        status, models = await self._call("GET", "/v1/models")
+        status, models = await self._call("/v1/models")
         owner = models["data"][0].get("owned_by") if status == 200 else None
         return owner if owner in ("vllm", "sglang", "ragboost") else ""
 
@@ -198,11 +191,11 @@ class _Examination:
     async def _has_prefix_cache(self) -> bool | None:
         """What the engine says of its own settings; None: nothing that we know."""
         if self._engine == "sglang":
-            status, answer = await self._call("GET", "/server_info")
+            status, answer = await self._call("/server_info")
             is_off = answer.get("disable_radix_cache") if isinstance(answer, dict) else None
             return not is_off if status == 200 and isinstance(is_off, bool) else None
         if self._engine == "vllm":
-            _, metrics = await self._call("GET", "/metrics")
+            _, metrics = await self._call("/metrics")
             found = _PREFIX_CACHING.search(metrics) if isinstance(metrics, str) else None
             return found[1] == "True" if found else None
         return None
@@ -226,7 +219,7 @@ class _Examination:
 
     async def _tokenizer(self) -> None:
         body = {"model": self._model, "prompt": "How many tokens?"}
-        status, answer = await self._call("POST", "/tokenize", body)
+        status, answer = await self._call("/tokenize", body)
         if status == 200 and isinstance(answer, dict) and "tokens" in answer:
             self._note("tokenizer", "ok", "POST /tokenize answers")
         else:
@@ -240,7 +233,7 @@ class _Examination:
                 self._note("KV events", "failed", f"no ZeroMQ socket at {self._kv_events}")
             return
         for path in DISCOVERY_PATHS:
-            status, answer = await self._call("GET", path)
+            status, answer = await self._call(path)
             sources = self._sources(answer) if status == 200 and isinstance(answer, dict) else []
             if sources and all(source.replay_endpoint for source in sources):
                 self._note("KV events", "ok", f"GET {path} names {sources[0].endpoint}")
@@ -264,35 +257,30 @@ class _Examination:
             "max_tokens": 1,
             **fields,
         }
-        return await self._call("POST", "/v1/chat/completions", body)
+        return await self._call("/v1/chat/completions", body)
 
-    async def _call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async def _call(self, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and answer, decoded if it is JSON; 0 and the reason if there is none."""
-        raw = self._backend.with_key([])
-        headers = {name.decode(): decode_value(value) for name, value in raw}
+        raw = None if body is None else json.dumps(body).encode()
         try:
-            async with self._client.request(
-                method, self._backend.url + path, json=body, headers=headers
-            ) as response:
-                text = await response.text()
-                status = response.status
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            status, told = await self._backend.ask(path, body=raw, timeout_s=_TIMEOUT_S)
+        except BackendError as error:
             return 0, _reason(error)
+        text = told.decode("utf-8", "replace")
         try:
             return status, json.loads(text)
         except ValueError:
             return status, text
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BackendError) -> str:
     """Why there is no answer, in words."""
-    if isinstance(error, TimeoutError):
-        return f"no answer within {_TIMEOUT_S:.0f} s"
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
+    cause = error.__cause__
+    if isinstance(cause, socket.gaierror):
         return "no such host"
-    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
-        return f"no connection: {os.strerror(error.os_error.errno).lower()}"
-    return str(error) or type(error).__name__
+    if isinstance(cause, OSError) and cause.errno:
+        return f"no connection: {os.strerror(cause.errno).lower()}"
+    return str(error)
 
 
 async def _greets(address: str) -> bool:
