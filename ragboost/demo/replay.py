@@ -5,15 +5,23 @@ A real HTTP client with real streams. Knows the OpenAI API; does not know what i
 
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
-import aiohttp
-
 from ragboost.booster import Booster
-from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
+from ragboost.config import (
+    BackendSettings,
+    DedupSettings,
+    HintSettings,
+    OrderingSettings,
+    Settings,
+)
 from ragboost.demo.workload import Turn, Workload
-from ragboost.errors import BackendConnectionError, BackendStatusError
+from ragboost.errors import BackendStatusError
+from ragboost.proxy.backends import Backend
+from ragboost.proxy.connections import Response
+from ragboost.proxy.headers import get_header
 
 MODEL = "demo"
 _ANSWER_TOKENS = 8
@@ -56,9 +64,9 @@ async def replay(workload: Workload, url: str, *, boosted: bool) -> AsyncGenerat
         What each request cost, in this order. The next one is sent when it is asked for.
 
     Raises:
-        BackendConnectionError, BackendStatusError: a request failed.
+        BackendError: a request failed.
     """
-    async with aiohttp.ClientSession(url) as client:
+    with closing(Backend(BackendSettings(url=url))) as client:
         for turn in workload.sessions:
             yield (await _chat(client, _body([], turn, boosted=boosted)))[0]
         for number, turns in enumerate(workload.conversations):
@@ -100,30 +108,43 @@ def _plain_prompt(turn: Turn) -> str:
     return Booster(plain).boost(turn.question, turn.documents).render()
 
 
-async def _chat(client: aiohttp.ClientSession, body: Mapping[str, Any]) -> tuple[Cost, str]:
+async def _chat(client: Backend, body: Mapping[str, Any]) -> tuple[Cost, str]:
     started = time.perf_counter()
     ttft_s = 0.0
     answer: list[str] = []
     usage: dict[str, Any] = {}
-    try:
-        async with client.post("/v1/chat/completions", json=body) as response:
-            if response.status != 200:
-                text = (await response.text())[:300]
-                raise BackendStatusError(f"the proxy answered {response.status}: {text}")
-            async for line in response.content:
-                if not line.startswith(b"data: {"):
-                    continue
-                event = json.loads(line.removeprefix(b"data: "))
-                usage = event.get("usage") or usage
-                for choice in event.get("choices", ()):
-                    if content := choice["delta"].get("content"):
-                        ttft_s = ttft_s or time.perf_counter() - started
-                        answer.append(content)
-            dropped = int(response.headers.get("x-ragboost-documents-dropped", 0))
-    except aiohttp.ClientError as error:
-        raise BackendConnectionError(f"the proxy gave no whole answer: {error}") from error
+    response = await client.request(
+        "POST",
+        "/v1/chat/completions",
+        headers=[(b"content-type", b"application/json")],
+        body=json.dumps(body).encode(),
+    )
+    with closing(response):
+        if response.status != 200:
+            text = (await response.read())[:300].decode("utf-8", "replace")
+            raise BackendStatusError(f"the proxy answered {response.status}: {text}")
+        async for line in _lines(response):
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", ()):
+                if content := choice["delta"].get("content"):
+                    ttft_s = ttft_s or time.perf_counter() - started
+                    answer.append(content)
+    dropped = int(get_header(response.headers, b"x-ragboost-documents-dropped") or 0)
     if not usage:
         raise BackendStatusError("the stream ended without usage")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     ttft_s = ttft_s or time.perf_counter() - started
     return Cost(usage["prompt_tokens"], cached, ttft_s, dropped), "".join(answer)
+
+
+async def _lines(response: Response) -> AsyncIterator[bytes]:
+    """The lines of a stream, as they come."""
+    rest = b""
+    while data := await response.read():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest
