@@ -24,10 +24,10 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple, TextIO
 
 from benchmarks.engine_servers import EngineServer, missing
+from benchmarks.report_route import report_route
 from ragboost.config import OrderingSettings
 from ragboost.engine_hooks.documents import DocumentTracker, document_ends
 from ragboost.engine_hooks.in_flight import InFlight
@@ -48,6 +48,7 @@ DOCUMENTS, PER_REQUEST, LENGTHS = 60, 6, (40, 240)
 QUESTION_TOKENS = 40
 BLOCK_SIZE = 32
 ROUNDS_PER_REST = 2
+SETTLE_S = 5.0
 SIGNALS = ("mirror", "documents", "usage", "lru")
 
 
@@ -108,6 +109,7 @@ class Follower:
         self.pressure, self.in_flight = Pressure(), InFlight()
         self.in_flight.capacity_tokens = server.cache_tokens
         self.unsettled: list[Sent] = []
+        self.heard: set[str] = set()
         self.residency = Residency(self.indexes["documents"], self.lock)
         self.residency.follow(
             is_exact=True, capacity_tokens=server.cache_tokens, pressure=self.pressure
@@ -129,6 +131,7 @@ class Follower:
                     cut_tokens=context.resident_tokens - whole,
                 )
             for name, tokens in changes.resident_tokens.items():
+                self.heard.add(name)
                 self.in_flight.stored(name, tokens)
             self._press()
 
@@ -216,32 +219,6 @@ def following(server: EngineServer, follower: Follower, receiver: ReportReceiver
         yield
 
 
-@contextmanager
-def proxy_route(receiver: ReportReceiver) -> Iterator[str]:
-    """The proxy's route for reports, alone."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            answer = receiver.receive(body, now=time.monotonic())
-            self.send_response(200)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{http.server_port}"
-    http.shutdown()
-    http.server_close()
-
-
 def wait(condition: Callable[[], bool], *, seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -250,9 +227,13 @@ def wait(condition: Callable[[], bool], *, seconds: float = 30.0) -> None:
         time.sleep(0.01)
 
 
-def settle(stream: EventStream) -> None:
-    """Wait for the events of answered requests, which follow their answers."""
-    count = -1
+def settle(stream: EventStream, follower: Follower) -> None:
+    """Wait for the events of answered requests, which follow their answers: each stores a block."""
+    end, count = time.monotonic() + SETTLE_S, -1
+    while any(sent.name not in follower.heard for sent in follower.unsettled):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.01)
     while count != stream.status().num_batches:
         count = stream.status().num_batches
         time.sleep(0.06)
@@ -297,7 +278,7 @@ def measure(
         for start in range(0, len(numbers), step):
             together, alone = numbers[start : start + step - 1], numbers[start + step - 1 :][:1]
             list(pool.map(lambda number: serve(number, is_resting=False), together))
-            settle(follower.stream)
+            settle(follower.stream, follower)
             follower.settled()
             for number in alone:
                 serve(number, is_resting=True)
@@ -373,7 +354,7 @@ def main() -> None:
     receiver = ReportReceiver(
         on_change=lambda name, changes: receiver_of[0].on_change(name, changes)
     )
-    with proxy_route(receiver) as url:
+    with report_route(receiver) as url:
         server = EngineServer(
             options.engine,
             cache_tokens=CACHE_TOKENS[options.cache],

@@ -1,14 +1,13 @@
 """Real servers with a small KV cache: what they report as cached is what the mirror predicted."""
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from benchmarks.engine_servers import EngineServer, Kind
+from benchmarks.report_route import report_route
 from ragboost.engine_hooks.reports import ReportReceiver
 from ragboost.engine_hooks.sources import DISCOVERY_PATHS, find_sources
 from ragboost.engine_hooks.stream import EventStream, StreamState
@@ -131,27 +130,8 @@ def test_a_killed_and_restarted_engine_is_followed(server: EngineServer) -> None
 def receiver() -> Iterator[tuple[ReportReceiver, str]]:
     """A proxy's route for reports, and its address."""
     made = ReportReceiver()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            answer = made.receive(body, now=time.monotonic())
-            self.send_response(200)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
-    yield made, f"http://127.0.0.1:{http.server_port}"
-    http.shutdown()
-    http.server_close()
+    with report_route(made) as url:
+        yield made, url
 
 
 @pytest.mark.parametrize("kind", KINDS)
