@@ -25,8 +25,6 @@ from ragboost.proxy.connections import (
 )
 from ragboost.proxy.headers import RawHeaders
 
-__all__ = ["Backend", "BackendRefusedError", "Backends", "Load"]
-
 logger = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 2.0
@@ -53,7 +51,7 @@ class Load:
 
 
 class Backend:
-    """One upstream server. `open` and `close` belong to the event loop that uses it.
+    """One upstream server. `request` and `close` belong to the event loop that uses it.
 
     Attributes:
         url: base URL, without `/v1` and without a slash at the end.

@@ -10,7 +10,8 @@ from typing import Self
 from ragboost.config import Settings
 from ragboost.errors import BackendError
 from ragboost.formats.ragboost_object import FIELD
-from ragboost.proxy.backends import Backend, BackendRefusedError, Backends
+from ragboost.proxy.backends import Backend, Backends
+from ragboost.proxy.connections import BackendRefusedError
 from ragboost.proxy.conversation import Link
 from ragboost.proxy.prefixes import Prefix, prefixes_of
 from ragboost.proxy.prepared import Draft
