@@ -127,19 +127,11 @@ def test_the_example_runs(name: str) -> None:
     assert ALONE[name] in run_example(name)
 
 
-@pytest.mark.parametrize("name", marked(THROUGH_PROXY))
-def test_the_example_runs_through_the_proxy(name: str, request: pytest.FixtureRequest) -> None:
-    packages, says = THROUGH_PROXY[name]
+@pytest.mark.parametrize("name", marked({**THROUGH_PROXY, **TO_ENGINE}))
+def test_the_example_runs_with_a_server(name: str, request: pytest.FixtureRequest) -> None:
+    packages, says = {**THROUGH_PROXY, **TO_ENGINE}[name]
     for package in packages:
         needs(package)
 
-    assert says in run_example(name, request.getfixturevalue("proxy_url"))
-
-
-@pytest.mark.parametrize("name", marked(TO_ENGINE))
-def test_the_example_runs_with_the_engine(name: str, request: pytest.FixtureRequest) -> None:
-    packages, says = TO_ENGINE[name]
-    for package in packages:
-        needs(package)
-
-    assert says in run_example(name, request.getfixturevalue("engine_url"))
+    server = "engine_url" if name in TO_ENGINE else "proxy_url"
+    assert says in run_example(name, request.getfixturevalue(server))
