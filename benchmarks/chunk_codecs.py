@@ -16,14 +16,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.chunk_quality import MODEL
-from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.eval.cases import from_prompt
 from ragboost.chunk_cache.eval.runner import evaluate
 from ragboost.chunk_cache.eval.tasks import TASKS, make_prompts
+from ragboost.chunk_cache.kv.store import ChunkKV, ChunkStore
+from ragboost.chunk_cache.kv.tiers.codec import CODECS, pack, unpack
+from ragboost.chunk_cache.kv.tiers.files import encode
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkKV, ChunkStore
-from ragboost.chunk_cache.tiers.codec import CODECS, pack, unpack
-from ragboost.chunk_cache.tiers.files import encode
 
 
 class PackedStore(ChunkStore):

@@ -34,8 +34,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from benchmarks.chunk_served import SOURCES, Answer, Served, serve
-from ragboost.booster import Booster
-from ragboost.chunk_cache.eval.tasks import TASKS, Prompt, make_prompts
+from ragboost.booster.booster import Booster
+from ragboost.chunk_cache.eval.tasks import TASKS, TaskPrompt, make_prompts
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.config import (
     DedupSettings,
@@ -47,7 +47,7 @@ from ragboost.config import (
     Settings,
 )
 from ragboost.demo.corpus import standard_library
-from ragboost.demo.workload import Turn
+from ragboost.demo.workload import WorkloadTurn
 from ragboost.engine.builtin import build_tokenizer
 
 MODEL = Path(__file__).parent / "reference_model"
@@ -77,7 +77,7 @@ def build_model(path: Path, *, layers: int) -> None:
     build_tokenizer().save_pretrained(path)
 
 
-def draw(num_requests: int, *, k: int, corpus: int, seed: int) -> list[Turn]:
+def draw(num_requests: int, *, k: int, corpus: int, seed: int) -> list[WorkloadTurn]:
     """Draw questions, each with documents in an order of its own: some documents are asked about
     much more often than others (rank to the power of -0.8)."""
     documents = sorted(standard_library(), key=lambda document: -len(document.text))[:corpus]
@@ -87,7 +87,9 @@ def draw(num_requests: int, *, k: int, corpus: int, seed: int) -> list[Turn]:
     for _ in range(num_requests):
         chosen = rng.choice(corpus, size=k, replace=False, p=weights / weights.sum())
         found = tuple(documents[number] for number in chosen)
-        turns.append(Turn(f"How does {found[0].title} work, and what does it return?", found))
+        turns.append(
+            WorkloadTurn(f"How does {found[0].title} work, and what does it return?", found)
+        )
     return turns
 
 
@@ -152,7 +154,7 @@ def _ratios(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-def _body(turn: Turn, way: str, ratio: float) -> dict[str, Any]:
+def _body(turn: WorkloadTurn, way: str, ratio: float) -> dict[str, Any]:
     system = {"role": "system", "content": "Answer from the documentation, briefly."}
     body: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
     if way == "plain":
@@ -260,7 +262,7 @@ def _normalised(scores: Mapping[str, float]) -> dict[str, float] | None:
     return {mode: round((scores[mode] - scores["0"]) / lost, 4) for mode in ("0.1", "0.15")}
 
 
-def _task_body(prompt: Prompt, reuse: Any, *, shift: int = 0) -> dict[str, Any]:
+def _task_body(prompt: TaskPrompt, reuse: Any, *, shift: int = 0) -> dict[str, Any]:
     chunks = [*prompt.chunks[shift:], *prompt.chunks[:shift]]
     return {
         "messages": [
@@ -304,7 +306,9 @@ def measure_itl(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _gaps_beside(served: Served, turn: Turn, way: str, args: argparse.Namespace) -> list[float]:
+def _gaps_beside(
+    served: Served, turn: WorkloadTurn, way: str, args: argparse.Namespace
+) -> list[float]:
     """Times between tokens of an answer that runs while another request is prefilled."""
     answers: list[Answer] = []
     body = {

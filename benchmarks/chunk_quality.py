@@ -28,15 +28,15 @@ from transformers import AutoModelForCausalLM
 from benchmarks import craft_quality, prepared_quality
 from benchmarks.articles import SOURCES
 from benchmarks.parts import part
-from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.eval.cases import from_prompt
 from ragboost.chunk_cache.eval.metrics import estimate, normalised
 from ragboost.chunk_cache.eval.runner import Row, evaluate
 from ragboost.chunk_cache.eval.tasks import TASKS, make_prompts
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure as measure_offline
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
-from ragboost.chunk_cache.store import ChunkStore
 
 MODEL = Path(__file__).parent / "reference_model"
 SPLITS = {"development": (101, 102, 103), "test": (201, 202, 203)}

@@ -13,7 +13,7 @@ import httpx
 
 from ragboost.config import BackendSettings, EngineSettings, Settings
 from ragboost.engine import create_engine_app
-from ragboost.engine.core import Engine
+from ragboost.engine.runtime.core import Engine
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 

@@ -23,10 +23,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
-from ragboost.chunk_cache.store import ChunkStore
 
 SHAPES: dict[str, dict[str, int]] = {
     "small": {

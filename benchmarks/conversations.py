@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ragboost.config import Settings
+from ragboost.context import render_document
 from ragboost.proxy.app import create_app
-from ragboost.render import render_document
 from ragboost.serving import serve_in_thread
 from ragboost.types import as_document
 from tests.fakes import FakeEngine, Received

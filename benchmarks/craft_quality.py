@@ -25,17 +25,17 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.articles import DOCUMENTS, Articles, make_articles
 from benchmarks.parts import part
-from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.craft.influence import Order
 from ragboost.chunk_cache.craft.reuse import CraftReuse
 from ragboost.chunk_cache.craft.variants import Variants
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.eval.tasks import NUM_VALUES, first_id
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import Policy
-from ragboost.chunk_cache.store import ChunkStore
 
 TARGETS = (0.2, 0.3)
 FORMS: dict[str, dict[str, Any]] = {

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.dependency.depkv import DepCache
 from ragboost.chunk_cache.dependency.prompt import DepPrompt
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine.builtin import build_model
 
 WORKLOADS = ("uniform", "temporal", "zipf")

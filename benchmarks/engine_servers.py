@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from ragboost.engine_hooks.sources import Source
+from ragboost.cache_sync.sources import EventSource
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts" / "engines"
@@ -241,14 +241,14 @@ class EngineServer:
         except OSError:
             return False
 
-    def _source(self) -> Source:
+    def _source(self) -> EventSource:
         name = f"{self.kind}/0"
         if self.kind != "sglang":  # vLLM binds ipc://, and connects to tcp://127.0.0.1
-            return Source(
+            return EventSource(
                 name, f"ipc://{self._folder}/pub", replay_endpoint=f"ipc://{self._folder}/replay"
             )
         ports = free_port(), free_port()
-        return Source(
+        return EventSource(
             name,
             f"tcp://127.0.0.1:{ports[0]}",
             replay_endpoint=f"tcp://127.0.0.1:{ports[1]}",

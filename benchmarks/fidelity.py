@@ -28,19 +28,20 @@ from typing import NamedTuple, TextIO
 
 from benchmarks.engine_servers import EngineServer, missing
 from benchmarks.report_route import report_route
+from ragboost.booster.cache_model import Residency
+from ragboost.cache_sync.documents import DocumentTracker, document_ends
+from ragboost.cache_sync.in_flight import InFlight
+from ragboost.cache_sync.prefix_mirror import Changes
+from ragboost.cache_sync.stream import EventStream, StreamState
+from ragboost.cache_sync.subscriber import Subscriber
+from ragboost.cache_sync.usage import read_usage
 from ragboost.config import OrderingSettings
-from ragboost.engine_hooks.documents import DocumentTracker, document_ends
-from ragboost.engine_hooks.in_flight import InFlight
+from ragboost.context import IndexEntry
 from ragboost.engine_hooks.reports import ReportReceiver
-from ragboost.engine_hooks.residency import Changes
-from ragboost.engine_hooks.stream import EventStream, StreamState
-from ragboost.engine_hooks.subscriber import Subscriber
-from ragboost.engine_hooks.usage import read_usage
 from ragboost.index import ContextIndex
-from ragboost.index.pressure import Pressure
-from ragboost.index.record import Recorded, record_front
+from ragboost.index.pressure import EvictionForecast
+from ragboost.index.record import record_front
 from ragboost.ordering import order_documents
-from ragboost.residency import Residency
 
 CACHE_TOKENS = {"small": 4096, "large": 32_768}
 HEADER = [5, 6, 7, 8, 9]
@@ -78,7 +79,7 @@ class Sent(NamedTuple):
     name: str
     prompt: list[int]
     predicted: dict[str, int]
-    recorded: Recorded
+    recorded: IndexEntry
     num_in_flight: int
     num_in_flight_tokens: int
     kept_share: float
@@ -106,7 +107,7 @@ class Follower:
             "lru": ContextIndex(capacity_tokens=server.cache_tokens),
         }
         self.lock = threading.RLock()
-        self.pressure, self.in_flight = Pressure(), InFlight()
+        self.pressure, self.in_flight = EvictionForecast(), InFlight()
         self.in_flight.capacity_tokens = server.cache_tokens
         self.unsettled: list[Sent] = []
         self.heard: set[str] = set()

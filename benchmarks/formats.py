@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ragboost.config import Settings
+from ragboost.context import Context
 from ragboost.formats import find_format, make_formats
-from ragboost.types import Context
 
 SIZES = {"45k": 45_000, "400k": 400_000}
 _DOCUMENT_CHARS = 3000

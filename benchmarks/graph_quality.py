@@ -17,16 +17,22 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.dependency.depkv import DepCache
 from ragboost.chunk_cache.dependency.layout import Positions
 from ragboost.chunk_cache.dependency.prompt import DepPrompt
-from ragboost.chunk_cache.eval.graph_tasks import SYSTEM, TASKS, GraphCase, Question, draw_cases
+from ragboost.chunk_cache.eval.graph_tasks import (
+    SYSTEM,
+    TASKS,
+    GraphCase,
+    GraphQuestion,
+    draw_cases,
+)
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 
 MODELS = Path(__file__).parent / "graph_model"
 POSITIONS: tuple[Positions, ...] = ("depth", "preorder")
-Answer = Callable[[GraphCase, Question], int]
+Answer = Callable[[GraphCase, GraphQuestion], int]
 
 
 def load(path: Path) -> ModelAdapter:
@@ -65,7 +71,7 @@ def reused(
 ) -> Answer:
     """Every subgraph was computed behind those of another case, in reverse order."""
 
-    def answer(case: GraphCase, question: Question) -> int:
+    def answer(case: GraphCase, question: GraphQuestion) -> int:
         depcache = DepCache(adapter, positions=positions, reencode=reencode)
         other = others[(hash(case.paths) + 1) % len(others)]
         before = DepPrompt.of(SYSTEM, (*other.paths[:12], *reversed(case.paths)), question.tokens)

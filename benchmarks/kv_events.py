@@ -14,7 +14,9 @@ import socket
 import time
 from collections import deque
 
-from ragboost.engine_hooks.documents import DocumentTracker, document_ends
+from ragboost.cache_sync.documents import DocumentTracker, document_ends
+from ragboost.cache_sync.in_flight import InFlight
+from ragboost.cache_sync.stream import EventStream
 from ragboost.engine_hooks.events import (
     BlockRemoved,
     BlockStored,
@@ -23,11 +25,9 @@ from ragboost.engine_hooks.events import (
     decode_batch,
     encode_batch,
 )
-from ragboost.engine_hooks.in_flight import InFlight
 from ragboost.engine_hooks.reporter import Reporter
-from ragboost.engine_hooks.stream import EventStream
 from ragboost.index import ContextIndex
-from ragboost.index.pressure import Pressure
+from ragboost.index.pressure import EvictionForecast
 
 BLOCKS_PER_PROMPT = 250
 PROMPTS_HELD = 400
@@ -103,7 +103,12 @@ def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -
     """What following adds to one request: look at what is cached of it when its turn comes, note it
     as sent. The engine's cache is full, and 64 requests are in flight."""
     dice = random.Random(1)
-    index, pressure, flight, tracker = ContextIndex(), Pressure(), InFlight(), DocumentTracker()
+    index, pressure, flight, tracker = (
+        ContextIndex(),
+        EvictionForecast(),
+        InFlight(),
+        DocumentTracker(),
+    )
     index.pressure, flight.capacity_tokens = pressure, 100_000
     taken = []
     for number in range(num_requests):

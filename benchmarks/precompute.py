@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chunk_ttft import build
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.precompute.catalog import Catalog
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, precompute
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
-from ragboost.chunk_cache.tiers.disk import DiskTier
 
 SYSTEM, CHUNK = 64, 256
 
@@ -43,7 +43,7 @@ def measure(adapter: ModelAdapter, *, num_chunks: int, top_n: int) -> dict[str, 
         for number in range(num_chunks)
     ]
     with tempfile.TemporaryDirectory() as name:
-        catalog = Catalog(Path(name))
+        catalog = ChunkCatalog(Path(name))
         begin = time.process_time()
         outcome = precompute(
             ChunkReuse(adapter, ChunkStore(capacity_bytes=8 << 30)),

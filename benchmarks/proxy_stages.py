@@ -27,8 +27,8 @@ from rich.table import Table
 from benchmarks.proxy import BODIES, requests_for, run_round
 from benchmarks.proxy_targets import Target, first_cpu, free_port, last_cpu, listens, spawn, stop
 from ragboost.config import Settings
-from ragboost.proxy.backends import Backend
 from ragboost.proxy.server import listen, make_server, serve
+from ragboost.proxy.upstream.backends import Backend
 
 # The functions of each stage, as `module:name`, in the module that calls them.
 STAGES = {

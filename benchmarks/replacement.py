@@ -24,10 +24,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ragboost.chunk_cache.replacement import REPLACEMENTS, Replacement, make_replacement
-from ragboost.chunk_cache.replacement.belady import Belady
-from ragboost.chunk_cache.replacement.scheduling import SCHEDULES
-from ragboost.chunk_cache.replacement.tree import CacheTree, Forest
+from ragboost.chunk_cache.eviction import REPLACEMENTS, Replacement, make_replacement
+from ragboost.chunk_cache.eviction.belady import Belady
+from ragboost.chunk_cache.eviction.scheduling import SCHEDULES
+from ragboost.chunk_cache.eviction.tree import CacheTree, Forest
 
 WORKLOADS = ("uniform", "temporal", "zipf")
 SHAPES = ("graph", "prefix", "chunks")

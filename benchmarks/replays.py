@@ -11,7 +11,7 @@ from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple
 
 from benchmarks.served import Sample, Served
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.types import Request
 
 ALONE = ("plain", "boosted", "online")

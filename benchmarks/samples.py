@@ -22,7 +22,7 @@ from benchmarks.workloads import load_data
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
 from ragboost.ordering import order_documents, plan_batch
-from ragboost.simulate import PrefixCache
+from ragboost.simulate import SimulatedCache
 
 FIRST = (100, 200, 400, 600, 1200)
 STRETCH_REQUESTS = 200
@@ -132,7 +132,7 @@ def order_online(contexts: Orders, lengths: Lengths) -> list[Sequence[Hashable]]
 
 def replay(orders: Orders, lengths: Lengths, *, preparing: frozenset[int] = frozenset()) -> Replay:
     """Send orders through an empty prefix cache; those at `preparing` do not count."""
-    cache = PrefixCache(lambda _: lengths.document, capacity_tokens=lengths.cache)
+    cache = SimulatedCache(lambda _: lengths.document, capacity_tokens=lengths.cache)
     computed, prompt_tokens = [], 0
     for at, order in enumerate(orders):
         used = cache.request(order)

@@ -21,10 +21,10 @@ from rich.table import Table
 from benchmarks.workloads import GENERATORS, Workload, generate
 from ragboost.config import Settings
 from ragboost.index import ContextIndex
-from ragboost.proxy.backends import Backends
-from ragboost.proxy.dispatch import Dispatcher
-from ragboost.proxy.tenants import Tenant, TenantKey, Tenants
-from ragboost.proxy.tickets import Job
+from ragboost.proxy.routing.admission import Dispatcher
+from ragboost.proxy.routing.assignment import RoutingRequest
+from ragboost.proxy.upstream.backends import Backends
+from ragboost.rewriting.tenants import Tenant, TenantKey, Tenants
 from ragboost.types import Document, Request
 
 PREFILL_TOKENS_PER_S = 20_000
@@ -141,7 +141,7 @@ class Run:
         loop = asyncio.get_running_loop()
         started = loop.time()
         documents = tuple(self.documents[name] for name in names)
-        job = Job(
+        job = RoutingRequest(
             tenant=self.tenant,
             front=Request("why?", documents),
             prompt_tokens=sum(self.tokens[name] for name in names),

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from ragboost.chunk_cache.store import ChunkKV
-from ragboost.chunk_cache.tiers.disk import DiskTier
+from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 
 MIB = 1 << 20
 

@@ -9,12 +9,12 @@ import torch
 
 from benchmarks.chunk_ttft import build
 from benchmarks.tier_media import timed
+from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.tiers.codec import KV
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.kv.tiers.files import ChunkFile
+from ragboost.chunk_cache.kv.tiers.store import TieredStore
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkKV
-from ragboost.chunk_cache.tiers.codec import KV
-from ragboost.chunk_cache.tiers.disk import DiskTier
-from ragboost.chunk_cache.tiers.files import ChunkFile
-from ragboost.chunk_cache.tiers.store import TieredStore
 
 SYSTEM, CHUNK, QUESTION, CHUNKS = 32, 96, 32, 8
 POLICY = "epic"  # chooses without looking at KV, so that only loading and computing are measured

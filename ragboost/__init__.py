@@ -6,29 +6,29 @@ Names are imported on first use, so that `import ragboost` loads no web framewor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ragboost.version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from ragboost.booster import Booster as Booster
+    from ragboost.booster.booster import Booster as Booster
+    from ragboost.booster.session import Session as Session
     from ragboost.config import Settings as Settings
+    from ragboost.context import Context as Context
+    from ragboost.context import Plan as Plan
     from ragboost.errors import RagBoostError as RagBoostError
     from ragboost.proxy.app import create_app as create_app
-    from ragboost.session import Session as Session
-    from ragboost.types import Context as Context
     from ragboost.types import Document as Document
     from ragboost.types import Hint as Hint
-    from ragboost.types import Plan as Plan
     from ragboost.types import Request as Request
 
-__version__ = "0.1.0"
-
 _HOME = {
-    "Booster": "booster",
-    "Context": "types",
+    "Booster": "booster.booster",
+    "Context": "context",
     "Document": "types",
     "Hint": "types",
-    "Plan": "types",
+    "Plan": "context",
     "RagBoostError": "errors",
     "Request": "types",
-    "Session": "session",
+    "Session": "booster.session",
     "Settings": "config",
     "create_app": "proxy.app",
 }

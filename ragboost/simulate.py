@@ -27,7 +27,7 @@ class HitRate(NamedTuple):
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-class PrefixCache:
+class SimulatedCache:
     """An engine's prefix cache, one request at a time.
 
     A request matches its longest resident prefix, then the rest is stored. What the request itself
@@ -211,7 +211,7 @@ def simulate(
         orders: for each request, its documents in prompt order.
         tokens: token count of each document.
         capacity_tokens: document tokens that the cache holds; None: unbounded.
-        block_size: see `PrefixCache`.
+        block_size: see `SimulatedCache`.
         extra_tokens: tokens of each prompt outside its documents; counted, never cached.
 
     Raises:
@@ -221,7 +221,7 @@ def simulate(
         raise RequestError(
             f"extra_tokens must be at least 0, got {extra_tokens}", param="extra_tokens"
         )
-    cache = PrefixCache(tokens, capacity_tokens=capacity_tokens, block_size=block_size)
+    cache = SimulatedCache(tokens, capacity_tokens=capacity_tokens, block_size=block_size)
     cached_tokens = prompt_tokens = 0
     for documents in orders:
         used = cache.request(documents)

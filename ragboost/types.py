@@ -1,6 +1,6 @@
-"""The shared nouns: Document, Request, Hint, Context, Plan.
+"""The shared nouns: Document, Request, Hint.
 
-Knows what they are made of. Does not know how a context is ordered, rendered or sent.
+Knows what they are made of. Does not know how documents are ordered, rendered or sent.
 """
 
 import hashlib
@@ -11,12 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ragboost.errors import InvalidDocumentError, RequestError
-
-if TYPE_CHECKING:
-    from ragboost.index.record import Recorded
 
 DocumentId = str | int | float | bool | None
 """A document's id as the caller gave it: any JSON scalar. None: the content is the id."""
@@ -211,68 +208,6 @@ class Hint:
     kind: Literal["order", "location"]
     text: str
     labels: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The ordered documents of one request, ready to be rendered.
-
-    Every retrieved document stands in `documents` or is named by a location hint.
-
-    Attributes:
-        query: the user's question.
-        documents: what this payload carries, in prompt order, without duplicates.
-        retrieved: what the caller gave, in relevance order.
-        positions: for each of `retrieved`, its index in `documents`; -1 where a location hint
-            stands for it because an earlier turn carries it.
-        labels: for each of `documents`, its label as prompt and hints show it, such as `[Doc_7]`.
-        hints: location hints, then the order hint; empty if nothing moved and nothing was dropped.
-        hint_position: where the hints stand.
-        search_path: child positions from the root of the context index (paper 4.1).
-        predicted_cached_tokens: tokens of the documents at the front of the payload, and of the
-            earlier turns, that the prefix cache should hold.
-        session: the conversation; None if the request stands alone.
-        turn: number of the request in its session, from 1; 0 if it stands alone.
-        recorded: its entry in the context index, for `Booster.report_usage`; None for later turns.
-    """
-
-    query: str
-    documents: tuple[Document, ...]
-    retrieved: tuple[Document, ...]
-    positions: tuple[int, ...]
-    labels: tuple[str, ...]
-    hints: tuple[Hint, ...] = ()
-    hint_position: Literal["before_question", "after_question"] = "before_question"
-    search_path: tuple[int, ...] = ()
-    predicted_cached_tokens: int = 0
-    session: str | None = None
-    turn: int = 0
-    recorded: "Recorded | None" = field(default=None, repr=False, compare=False)
-
-    def render(self) -> str:
-        """The prompt: documents, hints and question; see `ragboost.render`."""
-        from ragboost.render import render_prompt
-
-        return render_prompt(self)
-
-    def messages(self, *, system: str | None = None) -> list[dict[str, str]]:
-        """Chat messages: the system prompt where given, then documents, hints and question."""
-        from ragboost.render import render_messages
-
-        return render_messages(self, system=system)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A batch in release order.
-
-    Attributes:
-        contexts: one per request, in the order in which to send them.
-        order: for each of `contexts`, the position of its request in the caller's list.
-    """
-
-    contexts: tuple[Context, ...]
-    order: tuple[int, ...]
 
 
 def _is_finite(value: object, kind: type[float] | type[Real]) -> bool:

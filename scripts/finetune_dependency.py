@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
 from ragboost.chunk_cache.dependency.tuning import Example, answer_loss, collate
-from ragboost.engine.graph import TUNED
-from ragboost.engine.graph_request import PromptWriter, parse_graph
+from ragboost.engine.http.graph_request import PromptWriter, parse_graph
+from ragboost.engine.runtime.graph import TUNED
 from ragboost.engine.tokenizer import ChatTokenizer
 
 

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from ragboost.config import ENV_PREFIX, Settings
 from ragboost.proxy.app import create_app
-from ragboost.proxy.metrics import Metrics
+from ragboost.proxy.observability.metrics import Metrics
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
 _HEADER = "<!-- Written by `make reference`; edit the code instead. -->\n\n"

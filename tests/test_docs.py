@@ -54,11 +54,11 @@ chunks = [list(range(10, 40)), list(range(50, 80))]
 """
 REUSE = """
 from pathlib import Path
-from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
-from ragboost.chunk_cache.tiers.disk import DiskTier
-from ragboost.chunk_cache.tiers.store import TieredStore
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.kv.tiers.store import TieredStore
 adapter = ModelAdapter(model)
 reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 20))
 """

@@ -53,7 +53,11 @@ EXTRAS = [
         "tokenizers",
         "tokens",
     ),
-    Use("from ragboost.proxy.tracing import Tracing; Tracing()", "opentelemetry", "otel"),
+    Use(
+        "from ragboost.proxy.observability.tracing import Tracing; Tracing()",
+        "opentelemetry",
+        "otel",
+    ),
     Use(
         "from ragboost.integrations.langchain import BoostRetriever", "langchain_core", "langchain"
     ),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.errors import RequestError
-from ragboost.simulate import HitRate, PrefixCache, simulate
+from ragboost.simulate import HitRate, SimulatedCache, simulate
 
 TOKENS = {"a": 3, "b": 5, "c": 1, "d": 8, "empty": 0}
 
@@ -69,7 +69,7 @@ class NaiveCache:
 def test_cache_equals_a_naive_one_after_every_request(
     orders: list[list[str]], capacity: int | None, block_size: int | None
 ) -> None:
-    cache = PrefixCache(TOKENS, capacity_tokens=capacity, block_size=block_size)
+    cache = SimulatedCache(TOKENS, capacity_tokens=capacity, block_size=block_size)
     naive = NaiveCache(TOKENS, capacity, block_size)
 
     for order in orders:
@@ -86,7 +86,7 @@ def test_shared_prefix_is_counted_and_a_different_order_is_not() -> None:
 
 
 def test_least_recently_used_leaf_goes_first() -> None:
-    cache = PrefixCache({"p": 1, "q": 1, "r": 1, "s": 1}, capacity_tokens=3)
+    cache = SimulatedCache({"p": 1, "q": 1, "r": 1, "s": 1}, capacity_tokens=3)
     for order in (["p", "q"], ["r"], ["p"], ["s"]):  # ["s"] evicts q, the oldest leaf, not r or p
         cache.request(order)
 
@@ -95,7 +95,7 @@ def test_least_recently_used_leaf_goes_first() -> None:
 
 
 def test_prompt_larger_than_the_cache_keeps_the_prefix_that_fits() -> None:
-    cache = PrefixCache(TOKENS, capacity_tokens=8)
+    cache = SimulatedCache(TOKENS, capacity_tokens=8)
 
     assert [cache.request(["a", "b", "d"]).cached_tokens for _ in range(3)] == [0, 8, 8]
 

@@ -12,7 +12,7 @@ from ragboost.tokens import TokenCounter
 from ragboost.types import Document
 
 
-class Entry(NamedTuple):
+class CatalogDocument(NamedTuple):
     """A request.
 
     Attributes:
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     documents: "array[int]"
 
 
-class Catalog:
+class DocumentCatalog:
     """The requests of a file, in its order.
 
     Args:
@@ -37,7 +37,7 @@ class Catalog:
     """
 
     def __init__(self, tokens: TokenCounter, *, dedup: bool) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[CatalogDocument] = []
         self.tokens = array("q")  # by document number
         self._counter = tokens
         self._dedup = dedup
@@ -50,9 +50,9 @@ class Catalog:
         if line.documents and line.is_boost_wanted:
             head = self._heads.setdefault(line.head, len(self._heads))
         documents = array("q", [self._number(document) for document in line.documents])
-        self.entries.append(Entry(number, offset, head, documents))
+        self.entries.append(CatalogDocument(number, offset, head, documents))
 
-    def sent(self, entry: Entry) -> Sequence[int]:
+    def sent(self, entry: CatalogDocument) -> Sequence[int]:
         """The documents to send, in relevance order: each once, if the job de-duplicates."""
         return tuple(dict.fromkeys(entry.documents)) if self._dedup else entry.documents
 

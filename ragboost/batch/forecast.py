@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragboost.batch.catalog import Catalog
+from ragboost.batch.catalog import DocumentCatalog
 from ragboost.batch.files import open_input
 from ragboost.batch.lines import LineParser
 from ragboost.batch.plan import plan_file, predict
@@ -24,7 +24,7 @@ from ragboost.tokens import TokenCounter
 _NUM_SIZES = 6
 
 
-class Point(NamedTuple):
+class ForecastPoint(NamedTuple):
     """Hit rates at one size of the prefix cache.
 
     Attributes:
@@ -55,7 +55,7 @@ class Forecast(NamedTuple):
     rejected: int
     documents: int
     document_tokens: int
-    points: tuple[Point, ...]
+    points: tuple[ForecastPoint, ...]
 
     def as_json(self) -> dict[str, Any]:
         """One JSON object; the unbounded cache has `cache_tokens: null`."""
@@ -86,7 +86,7 @@ def forecast(
     if any(size < 1 for size in cache_tokens):
         raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")
     settings, move = settings or Settings(), on_progress or (lambda *_: None)
-    catalog = Catalog(TokenCounter(max_documents=1), dedup=settings.dedup.enabled)
+    catalog = DocumentCatalog(TokenCounter(max_documents=1), dedup=settings.dedup.enabled)
     with open_input(source) as file:
         rejected = read_requests(
             file,
@@ -107,7 +107,7 @@ def forecast(
         plain = predict(catalog, None, cache_tokens=size, block_size=None)
         planned = predict(catalog, plan, cache_tokens=size, block_size=None)
         online = _online(catalog, settings.ordering, size)
-        points.append(Point(size, plain.hit_rate, online, planned.hit_rate))
+        points.append(ForecastPoint(size, plain.hit_rate, online, planned.hit_rate))
     move("replaying", len(sizes), len(sizes))
     documents = sum(len(entry.documents) for entry in catalog.entries)
     return Forecast(len(catalog.entries), rejected, documents, sum(counts), tuple(points))
@@ -120,7 +120,7 @@ def _sizes(smallest: int, largest: int) -> list[int]:
     return [round(smallest * ratio**i) for i in range(_NUM_SIZES)]
 
 
-def _online(catalog: Catalog, settings: OrderingSettings, size: int | None) -> float:
+def _online(catalog: DocumentCatalog, settings: OrderingSettings, size: int | None) -> float:
     """Hit rate with each request ordered by an index of this capacity."""
     index, recent = ContextIndex(capacity_tokens=size), RecentContexts()
     orders: list[Sequence[Hashable]] = []

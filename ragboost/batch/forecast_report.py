@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.bar import Bar
 from rich.table import Table
 
-from ragboost.batch.forecast import Forecast, Point
+from ragboost.batch.forecast import Forecast, ForecastPoint
 from ragboost.plots import line_plot
 
 _BAR = 24
@@ -65,10 +65,10 @@ def write_plot(forecast: Forecast, path: Path) -> None:
     )
 
 
-def _size(point: Point) -> str:
+def _size(point: ForecastPoint) -> str:
     return "unbounded" if point.cache_tokens is None else f"{point.cache_tokens:,}"
 
 
-def _saved(point: Point, rate: float) -> float:
+def _saved(point: ForecastPoint, rate: float) -> float:
     """Share of the tokens that are computed today that would not be computed."""
     return (rate - point.plain) / (1 - point.plain) if point.plain < 1 else 0.0

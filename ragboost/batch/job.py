@@ -10,22 +10,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-from ragboost.batch.catalog import Catalog
+from ragboost.batch.catalog import DocumentCatalog
 from ragboost.batch.files import atomic_file, check_output, open_input, side_path
 from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
 from ragboost.batch.plan import FilePlan, plan_file, predict
 from ragboost.batch.reading import Progress, read_requests
 from ragboost.batch.summary import BatchSummary
-from ragboost.compose import History, Retrieved, compose
+from ragboost.booster.compose import CarriedDocuments, Retrieved, compose
 from ragboost.config import Settings
+from ragboost.context import Context
 from ragboost.dedup import unique_documents
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.retrieval.corpus import Corpus
-from ragboost.simulate import PrefixCache
+from ragboost.simulate import SimulatedCache
 from ragboost.tokens import TokenCounter
-from ragboost.types import Context
 
-_NO_HISTORY = History(known={}, carried={}, is_empty=True, is_complete=True)
+_NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True)
 _EVERY = 64  # lines between two reports of progress
 
 
@@ -67,7 +67,7 @@ def run_batch(
         RejectedLinesError: `strict`, and there are malformed lines.
     """
     job = _Job(settings or Settings(), corpus, on_progress or (lambda *_: None))
-    PrefixCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both
+    SimulatedCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both
     positions, rejects = side_path(output, "positions"), side_path(output, "rejects")
     for path in (output, positions, rejects):
         check_output(path, inputs=[source, *keep])
@@ -86,7 +86,7 @@ def run_batch(
 
 
 def _summary(
-    catalog: Catalog,
+    catalog: DocumentCatalog,
     planned: FilePlan,
     *,
     rejected: int,
@@ -115,7 +115,7 @@ class _Job:
 
     def __init__(self, settings: Settings, corpus: Corpus | None, on_progress: Progress) -> None:
         counter = TokenCounter(max_documents=1)  # the catalog remembers
-        self.catalog = Catalog(counter, dedup=settings.dedup.enabled)
+        self.catalog = DocumentCatalog(counter, dedup=settings.dedup.enabled)
         self._settings = settings
         self._parser = LineParser(settings, corpus=corpus)
         self._on_progress = on_progress

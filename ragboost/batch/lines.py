@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragboost.config import Settings
+from ragboost.context import Context
 from ragboost.errors import RequestError
 from ragboost.formats import Format, Found, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
 from ragboost.retrieval.corpus import Corpus
-from ragboost.types import Context, Document, DocumentId, as_documents
+from ragboost.types import Document, DocumentId, as_documents
 
 _OPENAI_FIELDS = ("custom_id", "method", "url", "body")
 _PLAIN_FIELDS = ("question", "documents", "doc_ids")

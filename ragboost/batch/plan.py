@@ -6,7 +6,7 @@ Knows the catalog's numbers. Does not know files or texts.
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ragboost.batch.catalog import Catalog
+from ragboost.batch.catalog import DocumentCatalog
 from ragboost.config import OrderingSettings
 from ragboost.ordering import plan_batch
 from ragboost.ordering.batch import with_last
@@ -25,7 +25,7 @@ class FilePlan(NamedTuple):
     release: list[int]
 
 
-def plan_file(catalog: Catalog, settings: OrderingSettings) -> FilePlan:
+def plan_file(catalog: DocumentCatalog, settings: OrderingSettings) -> FilePlan:
     """Plan each group of requests with the same head; what cannot be planned comes last."""
     permutations: list[Sequence[int]] = [range(len(entry.documents)) for entry in catalog.entries]
     release: list[int] = []
@@ -52,7 +52,11 @@ def plan_file(catalog: Catalog, settings: OrderingSettings) -> FilePlan:
 
 
 def predict(
-    catalog: Catalog, plan: FilePlan | None, *, cache_tokens: int | None, block_size: int | None
+    catalog: DocumentCatalog,
+    plan: FilePlan | None,
+    *,
+    cache_tokens: int | None,
+    block_size: int | None,
 ) -> HitRate:
     """Predict what a prefix cache saves of the file's documents, as they are or by a plan.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import BinaryIO
 
-from ragboost.batch.catalog import Catalog
+from ragboost.batch.catalog import DocumentCatalog
 from ragboost.batch.lines import LineParser
 from ragboost.errors import RagBoostError
 
@@ -18,7 +18,7 @@ _EVERY = 64  # lines between two reports of progress
 
 def read_requests(
     source: BinaryIO,
-    catalog: Catalog,
+    catalog: DocumentCatalog,
     *,
     parser: LineParser,
     on_rejected: Rejected,

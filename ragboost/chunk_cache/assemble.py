@@ -10,14 +10,14 @@ from functools import partial
 
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.hook import Hidden
-from ragboost.chunk_cache.kv_cache import RequestCache, RequestLayer
-from ragboost.chunk_cache.rope import Frequencies, Layout, angles, rotate
-from ragboost.chunk_cache.store import ChunkKV
+from ragboost.chunk_cache.kv.request_cache import RequestCache, RequestLayer
+from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.hook import Hidden
+from ragboost.chunk_cache.model.rope import Frequencies, Layout, angles, rotate
 
 
-class Source(IntEnum):
+class TokenSource(IntEnum):
     """Where a token's KV comes from."""
 
     MISSING = 0
@@ -29,7 +29,7 @@ class Source(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ChunkSpan:
     """A part of the prompt: the system prompt, a chunk, or the question.
 
     Attributes:
@@ -40,7 +40,7 @@ class Span:
 
     start: int
     stop: int
-    source: Source
+    source: TokenSource
     kv: ChunkKV | None = None
 
 
@@ -73,19 +73,19 @@ class Assembly:
     @property
     def candidates(self) -> torch.Tensor:
         """Positions of the approximate tokens, ascending: those a policy chooses from."""
-        return torch.nonzero(self.source == Source.APPROXIMATE).flatten()
+        return torch.nonzero(self.source == TokenSource.APPROXIMATE).flatten()
 
     @property
     def missing(self) -> torch.Tensor:
         """Positions without KV outside the question, ascending."""
         before = self.source[: self.question]
-        return torch.nonzero(before == Source.MISSING).flatten()
+        return torch.nonzero(before == TokenSource.MISSING).flatten()
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def assemble(
     adapter: ModelAdapter,
-    spans: Sequence[Span],
+    spans: Sequence[ChunkSpan],
     *,
     length: int,
     into: RequestCache | None = None,
@@ -136,7 +136,7 @@ def assemble(
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _fill(
     target: RequestLayer,
-    known: Sequence[tuple[Span, ChunkKV]],
+    known: Sequence[tuple[ChunkSpan, ChunkKV]],
     layer: int,
     *,
     turns: "_Turns",

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.assemble import Assembly, Source, Span, assemble
-from ragboost.chunk_cache.attention.base import AttentionBackend
-from ragboost.chunk_cache.base import KVStore
-from ragboost.chunk_cache.pace import AT_ONCE, Pace, Stopwatch
+from ragboost.chunk_cache.assemble import Assembly, ChunkSpan, TokenSource, assemble
+from ragboost.chunk_cache.kv.base import KVStore
+from ragboost.chunk_cache.kv.store import ChunkKV, Identity, chunk_key, tokens_digest
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.attention.base import AttentionBackend
+from ragboost.chunk_cache.pace import AT_ONCE, DeviceStopwatch, Pace
 from ragboost.chunk_cache.recompute import recompute
-from ragboost.chunk_cache.store import ChunkKV, Identity, chunk_key, tokens_digest
 
 
 class Chunks:
@@ -123,13 +123,13 @@ class Chunks:
         regime = adapter.regime(length)
         spans = []
         if base and before is not None and before.regime == regime:
-            spans = [Span(0, base, Source.EXACT, before)]
+            spans = [ChunkSpan(0, base, TokenSource.EXACT, before)]
         source = torch.zeros(length, dtype=torch.int8, device=adapter.device)
-        source[: base if spans else 0] = Source.EXACT
+        source[: base if spans else 0] = TokenSource.EXACT
         cache = assemble(adapter, spans, length=length)
         assembly = Assembly([*system, *tokens], cache, source, [], length, torch.zeros(0))
         nothing = torch.zeros(0, dtype=torch.long, device=adapter.device)
-        watch = Stopwatch(pace)
+        watch = DeviceStopwatch(pace)
         recompute(adapter, assembly, selected=nothing, backend=self._backend, pace=watch)
         layers = tuple(
             (layer.keys[:, :, base:].clone(), layer.values[:, :, base:].clone())

@@ -38,7 +38,7 @@ class Pace:
             start += count
 
 
-class Stopwatch(Pace):
+class DeviceStopwatch(Pace):
     """Another pace, and the time that is not spent resting.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.assemble import Assembly, Source
+from ragboost.chunk_cache.assemble import Assembly, TokenSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Counts:
     def of(cls, assembly: Assembly, selected: torch.Tensor) -> "Counts":
         """Count an assembled prompt of which these tokens, (selected,), are computed again."""
         total, candidates = len(assembly.tokens), assembly.candidates
-        num_exact = int((assembly.source == Source.EXACT).sum())
+        num_exact = int((assembly.source == TokenSource.EXACT).sum())
         is_whole = len(selected) == len(candidates)
         return cls(
             num_exact=num_exact,

@@ -5,10 +5,10 @@ Knows positions and caches. Does not know how the tokens were chosen.
 
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.assemble import Assembly, Source
-from ragboost.chunk_cache.attention.base import AttentionBackend
-from ragboost.chunk_cache.hook import Observer, Plan
+from ragboost.chunk_cache.assemble import Assembly, TokenSource
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.attention.base import AttentionBackend
+from ragboost.chunk_cache.model.hook import ForwardPlan, Observer
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 
 
@@ -17,9 +17,9 @@ def rows_to_compute(assembly: Assembly, selected: torch.Tensor) -> torch.Tensor:
 
     Exact tokens are never among them, whatever was selected.
     """
-    chosen = assembly.source == Source.MISSING
+    chosen = assembly.source == TokenSource.MISSING
     chosen[selected] = True
-    chosen &= assembly.source != Source.EXACT
+    chosen &= assembly.source != TokenSource.EXACT
     return torch.nonzero(chosen).flatten()
 
 
@@ -46,7 +46,7 @@ def recompute(
     for rows in pace.pieces(rows_to_compute(assembly, selected)):
         tokens = [assembly.tokens[position] for position in rows.tolist()]
         begin = hidden.of(rows) if hidden is not None else None
-        plan = Plan(rows, backend=backend, observe=observe, begin=begin)
+        plan = ForwardPlan(rows, backend=backend, observe=observe, begin=begin)
         logits = adapter.forward(tokens, assembly.cache, plan=plan)
     if logits is None:
         raise AssertionError("nothing was computed, or the observer of the final pass stopped it")

@@ -15,22 +15,22 @@ from functools import partial
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.assemble import Assembly, Source, Span, assemble
-from ragboost.chunk_cache.attention import make_backend
-from ragboost.chunk_cache.attention.base import AttentionBackend
-from ragboost.chunk_cache.base import KVStore
+from ragboost.chunk_cache.assemble import Assembly, ChunkSpan, TokenSource, assemble
 from ragboost.chunk_cache.chunks import Chunks
-from ragboost.chunk_cache.evict import QuestionWindow, evict
-from ragboost.chunk_cache.hook import Observer, both
-from ragboost.chunk_cache.kv_cache import RequestCache
+from ragboost.chunk_cache.eviction.snapkv import QuestionWindow, evict
+from ragboost.chunk_cache.kv.base import KVStore
+from ragboost.chunk_cache.kv.request_cache import RequestCache
+from ragboost.chunk_cache.kv.store import ChunkKV, Identity, tokens_digest
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.model.attention.base import AttentionBackend
+from ragboost.chunk_cache.model.hook import Observer, both
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.prefill import Counts, Prefill, Timing
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
 from ragboost.chunk_cache.selection.base import Policy, choose
 from ragboost.chunk_cache.selection.view import SelectionView
-from ragboost.chunk_cache.store import ChunkKV, Identity, tokens_digest
 from ragboost.errors import ChunkCacheError, ChunkLostError
 
 logger = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ class ChunkReuse:
         tokens = [*system, *(token for chunk in chunks for token in chunk), *question]
         regime = self.adapter.regime(len(tokens))
         covered = max(num_held, self._check_prefix(prefix, tokens, regime))
-        spans = [Span(0, covered, Source.EXACT, prefix)] if covered else []
+        spans = [ChunkSpan(0, covered, TokenSource.EXACT, prefix)] if covered else []
         if stored is None:
             stored = [
                 self.chunks.find(system, chunk, is_first=number == 0)
@@ -274,14 +274,14 @@ def is_exact(kv: ChunkKV | None, before: Sequence[int]) -> bool:
 
 def _span(
     start: int, stop: int, covered: int, kv: ChunkKV | None, *, is_exact: bool, regime: str
-) -> Span:
+) -> ChunkSpan:
     """Return the part of a stored run that the exact prefix does not cover."""
     first = max(start, covered)
     same_regime = kv is not None and kv.regime == regime
     if kv is None or (start == 0 and not same_regime):
-        return Span(first, stop, Source.MISSING)
-    source = Source.EXACT if is_exact and same_regime else Source.APPROXIMATE
-    return Span(first, stop, source, _tail(kv, first - start))
+        return ChunkSpan(first, stop, TokenSource.MISSING)
+    source = TokenSource.EXACT if is_exact and same_regime else TokenSource.APPROXIMATE
+    return ChunkSpan(first, stop, source, _tail(kv, first - start))
 
 
 def _tail(kv: ChunkKV, skip: int) -> ChunkKV:

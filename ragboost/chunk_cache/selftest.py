@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.hook import Plan
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.hook import ForwardPlan
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
 from ragboost.errors import UnsupportedModelError
 
 LENGTH = 64
@@ -78,7 +78,7 @@ def _moved_error(
     cache = adapter.empty_cache(len(system) + len(chunk))
     rows = torch.arange(len(system) + len(chunk), device=adapter.device)
     cache.positions = rows + shift
-    adapter.forward([*system, *chunk], cache, plan=Plan(rows))
+    adapter.forward([*system, *chunk], cache, plan=ForwardPlan(rows))
     errors = []
     for got, want in zip(moved.layers, cache.layers, strict=True):
         there = got.keys[:, :, start : start + len(chunk)].float()

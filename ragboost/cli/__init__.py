@@ -7,11 +7,11 @@ import sys
 
 import typer
 
-from ragboost import __version__
 from ragboost.cli.offline import batch, demo, simulate
 from ragboost.cli.reuse import eval_reuse, precompute, tune_alpha
 from ragboost.cli.servers import doctor, engine, serve
 from ragboost.errors import RagBoostError
+from ragboost.version import __version__
 
 _HELP = """Make the prompts of a RAG application share prefixes, in front of SGLang and vLLM.
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.config import (
     BackendSettings,
     DedupSettings,
@@ -17,11 +17,11 @@ from ragboost.config import (
     OrderingSettings,
     Settings,
 )
-from ragboost.demo.workload import Turn, Workload
+from ragboost.demo.workload import Workload, WorkloadTurn
 from ragboost.errors import BackendStatusError
-from ragboost.proxy.backends import Backend
-from ragboost.proxy.connections import Response
-from ragboost.proxy.headers import get_header
+from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.client import Response
+from ragboost.rewriting.headers import get_header
 
 MODEL = "demo"
 _ANSWER_TOKENS = 8
@@ -79,7 +79,7 @@ async def replay(workload: Workload, url: str, *, boosted: bool) -> AsyncGenerat
 
 
 def _body(
-    history: list[Message], turn: Turn, *, boosted: bool, session: str | None = None
+    history: list[Message], turn: WorkloadTurn, *, boosted: bool, session: str | None = None
 ) -> dict[str, Any]:
     content = turn.question if boosted else _plain_prompt(turn)
     body: dict[str, Any] = {
@@ -98,7 +98,7 @@ def _body(
     return body
 
 
-def _plain_prompt(turn: Turn) -> str:
+def _plain_prompt(turn: WorkloadTurn) -> str:
     """The same prompt text as RAGBoost's, with every document in the order of the retriever."""
     plain = Settings(
         ordering=OrderingSettings(enabled=False),

@@ -19,7 +19,7 @@ _FORMS = (
 _THEMES = 12  # parts of the library that everybody asks about
 
 
-class Turn(NamedTuple):
+class WorkloadTurn(NamedTuple):
     """A question with what was retrieved for it, most relevant first."""
 
     question: str
@@ -34,8 +34,8 @@ class Workload(NamedTuple):
         conversations: users who go on asking.
     """
 
-    sessions: list[Turn]
-    conversations: list[list[Turn]]
+    sessions: list[WorkloadTurn]
+    conversations: list[list[WorkloadTurn]]
 
 
 def make_workload(
@@ -64,10 +64,10 @@ def make_workload(
         themes.setdefault(".".join(str(document.id).split(".")[:2]), []).append(document)
     popular = sorted(themes.values(), key=len, reverse=True)[:_THEMES]
 
-    def ask(theme: Sequence[Document]) -> Turn:
+    def ask(theme: Sequence[Document]) -> WorkloadTurn:
         name = str(draw.choice(theme).id)
         question = draw.choice(_FORMS).format(name=name)
-        return Turn(
+        return WorkloadTurn(
             question, tuple(retriever.retrieve(name.replace(".", " ").replace("_", " "), k))
         )
 

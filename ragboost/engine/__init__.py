@@ -6,6 +6,6 @@ from ragboost.errors import import_extra
 import_extra("torch", extra="engine")
 import_extra("transformers", extra="engine")
 
-from ragboost.engine.app import create_engine_app, with_events  # noqa: E402  # after the check above
+from ragboost.engine.http.app import create_engine_app, with_events  # noqa: E402  # after the check above
 
 __all__ = ["create_engine_app", "with_events"]

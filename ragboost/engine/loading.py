@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.base import KVStore
-from ragboost.chunk_cache.precompute.catalog import Catalog
-from ragboost.chunk_cache.replacement import make_replacement
+from ragboost.chunk_cache.eviction import make_replacement
+from ragboost.chunk_cache.kv.base import KVStore
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.kv.tiers.store import TieredStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import POLICIES
 from ragboost.chunk_cache.selftest import self_test
-from ragboost.chunk_cache.store import ChunkStore
-from ragboost.chunk_cache.tiers.disk import DiskTier
-from ragboost.chunk_cache.tiers.store import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin
-from ragboost.engine.core import Engine
-from ragboost.engine.graph import Graphs, make_graphs
-from ragboost.engine.model_runner import ModelRunner
-from ragboost.engine.prefix_cache import Event
-from ragboost.engine.prefix_store import PrefixStore
-from ragboost.engine.reuse import Reuser
+from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
+from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.graph import Graphs, make_graphs
+from ragboost.engine.runtime.model_runner import ModelRunner
+from ragboost.engine.runtime.prefix_cache import Event
+from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.tokenizer import ChatTokenizer
 from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
 
@@ -145,13 +145,13 @@ def _adapter(model: Any, settings: EngineSettings) -> tuple[ModelAdapter | None,
     return adapter, None
 
 
-def _reuser(loaded: LoadedModel, settings: EngineSettings) -> Reuser | None:
+def _reuser(loaded: LoadedModel, settings: EngineSettings) -> ChunkScheduler | None:
     if loaded.adapter is None:
         return None
     store = _chunk_store(loaded.adapter.device, settings)
     directory = settings.reuse_directory
-    recipes = None if directory is None else Catalog.read(directory)
-    return Reuser(ChunkReuse(loaded.adapter, store, recipes=recipes))
+    recipes = None if directory is None else ChunkCatalog.read(directory)
+    return ChunkScheduler(ChunkReuse(loaded.adapter, store, recipes=recipes))
 
 
 def _chunk_store(device: torch.device, settings: EngineSettings) -> KVStore:

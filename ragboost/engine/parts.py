@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 Encode = Callable[[str], list[int]]
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """Where a chunk stands, in characters of a text or in tokens."""
 
     start: int
     stop: int
 
 
-class Piece(NamedTuple):
+class PromptPart(NamedTuple):
     """A chunk, or text between two chunks, which is always computed.
 
     Attributes:
@@ -39,7 +39,7 @@ class Parts(NamedTuple):
     """
 
     system: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PromptPart, ...]
     question: tuple[int, ...]
 
     @property
@@ -59,7 +59,7 @@ class Parts(NamedTuple):
 
 def cut_text(
     text: str,
-    spans: Sequence[Span],
+    spans: Sequence[TextSpan],
     encode: Encode,
     *,
     system_end: int | None = None,
@@ -78,7 +78,7 @@ def cut_text(
     """
     ends = [*(span.start for span in spans), len(text)][1:]
     spans = [
-        Span(span.start, _after_space(text, span.stop, end))
+        TextSpan(span.start, _after_space(text, span.stop, end))
         for span, end in zip(spans, ends, strict=True)
     ]
     first = spans[0].start if spans else 0
@@ -92,7 +92,7 @@ def cut_text(
     return _parts(system, pieces, encode(text[at:]))
 
 
-def cut_tokens(tokens: Sequence[int], spans: Sequence[Span]) -> Parts:
+def cut_tokens(tokens: Sequence[int], spans: Sequence[TextSpan]) -> Parts:
     """Cut a prompt of token ids, as it is."""
     at = spans[0].start if spans else 0
     system, pieces = list(tokens[:at]), []
@@ -104,8 +104,8 @@ def cut_tokens(tokens: Sequence[int], spans: Sequence[Span]) -> Parts:
 
 
 def find_in_messages(
-    text: str, messages: Sequence[Mapping[str, Any]], spans: Mapping[int, Sequence[Span]]
-) -> list[Span]:
+    text: str, messages: Sequence[Mapping[str, Any]], spans: Mapping[int, Sequence[TextSpan]]
+) -> list[TextSpan]:
     """Find chunks of messages in the rendered conversation. One that the template has changed is
     left out; a cut in a wrong place would do no harm but be of little use.
 
@@ -114,7 +114,7 @@ def find_in_messages(
         messages: with string contents.
         spans: of chunks, by number of the message.
     """
-    found: list[Span] = []
+    found: list[TextSpan] = []
     cursor = 0
     for number, message in enumerate(messages):
         content = message["content"]
@@ -122,16 +122,16 @@ def find_in_messages(
         for start, stop in spans.get(number, ()):
             begin = at + start if at >= 0 else text.find(content[start:stop], cursor)
             if begin >= cursor and stop > start:
-                found.append(Span(begin, begin + stop - start))
+                found.append(TextSpan(begin, begin + stop - start))
                 cursor = found[-1].stop
         cursor = max(cursor, at + len(content)) if at >= 0 else cursor
     return found
 
 
-def find_documents(text: str, documents: Sequence[Mapping[str, Any]]) -> list[Span]:
+def find_documents(text: str, documents: Sequence[Mapping[str, Any]]) -> list[TextSpan]:
     """Find the documents that the chat template has rendered, each with its title where that stands
     directly before it."""
-    found: list[Span] = []
+    found: list[TextSpan] = []
     cursor = 0
     for document in documents:
         body, title = document.get("text") or document.get("content"), document.get("title")
@@ -141,7 +141,7 @@ def find_documents(text: str, documents: Sequence[Mapping[str, Any]]) -> list[Sp
         if isinstance(title, str) and title:
             before = text[cursor:begin].rstrip()
             begin = cursor + len(before) - len(title) if before.endswith(title) else begin
-        found.append(Span(begin, stop))
+        found.append(TextSpan(begin, stop))
         cursor = stop
     return found
 
@@ -152,11 +152,11 @@ def _after_space(text: str, at: int, end: int) -> int:
     return at
 
 
-def _piece(tokens: Sequence[int], *, is_chunk: bool) -> list[Piece]:
-    return [Piece(tuple(tokens), is_chunk)] if tokens else []
+def _piece(tokens: Sequence[int], *, is_chunk: bool) -> list[PromptPart]:
+    return [PromptPart(tuple(tokens), is_chunk)] if tokens else []
 
 
-def _parts(system: Sequence[int], pieces: list[Piece], question: Sequence[int]) -> Parts:
+def _parts(system: Sequence[int], pieces: list[PromptPart], question: Sequence[int]) -> Parts:
     if not question and pieces:
         question = pieces.pop().tokens  # the last token has to be computed
     return Parts(tuple(system), tuple(pieces), tuple(question))

@@ -9,8 +9,8 @@ from functools import partial
 
 import msgspec
 
-from ragboost.engine_hooks.residency import Changes, PrefixMirror
-from ragboost.engine_hooks.stream import EventStream
+from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
+from ragboost.cache_sync.stream import EventStream
 from ragboost.errors import RequestError
 
 REPORT_PATH = "/v1/index/events"

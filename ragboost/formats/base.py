@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ragboost.context import Context
 from ragboost.errors import RagBoostError
-from ragboost.types import Context, Document
+from ragboost.types import Document
 
 
 class UnknownShapeError(RagBoostError):

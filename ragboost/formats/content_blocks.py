@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragboost.formats.groups import Block, Edit
+from ragboost.formats.groups import DocumentBlock, Edit
 from ragboost.formats.json_results import text_of
 from ragboost.types import Document
 
@@ -22,10 +22,10 @@ class ListGroup:
     """Documents that are elements of one list; see Group."""
 
     value: list[Any]
-    blocks: tuple[Block, ...]
+    blocks: tuple[DocumentBlock, ...]
     end: int
 
-    def document(self, block: Block) -> Document:
+    def document(self, block: DocumentBlock) -> Document:
         """The element with all its fields."""
         return Document(json.dumps(self.value[block.start]))
 
@@ -34,7 +34,7 @@ class ListGroup:
         moved = [self.value[self.blocks[i].start] for i in order]
         return Edit(self.blocks[0].start, self.blocks[-1].end, moved)
 
-    def referred(self, block: Block, reference: str) -> Edit:
+    def referred(self, block: DocumentBlock, reference: str) -> Edit:
         """Replace the element by a copy with another text."""
         return Edit(block.start, block.end, [_with_text(self.value[block.start], reference)])
 
@@ -74,9 +74,11 @@ def has_citations(content: list[Any]) -> bool:
 
 
 def _groups(
-    content: list[Any], is_document: Callable[[Any], bool], block: Callable[[int, Any], Block]
+    content: list[Any],
+    is_document: Callable[[Any], bool],
+    block: Callable[[int, Any], DocumentBlock],
 ) -> Iterator[ListGroup]:
-    run: list[Block] = []
+    run: list[DocumentBlock] = []
     for at, value in enumerate([*content, None]):
         if is_document(value) and not has_cache_mark(value):
             run.append(block(at, value))
@@ -86,15 +88,15 @@ def _groups(
         run = []
 
 
-def _block(at: int, value: Any) -> Block:
+def _block(at: int, value: Any) -> DocumentBlock:
     name = value.get("title")
     is_plain = isinstance(name, str) and name.strip() and len(name) <= _MAX_NAME
-    return Block(at, at + 1, _text(value), name=f'"{name}"' if is_plain else "")
+    return DocumentBlock(at, at + 1, _text(value), name=f'"{name}"' if is_plain else "")
 
 
-def _result(at: int, value: Any) -> Block:
+def _result(at: int, value: Any) -> DocumentBlock:
     found = text_of(value)
-    return Block(at, at + 1, found[1] if found else None)
+    return DocumentBlock(at, at + 1, found[1] if found else None)
 
 
 def _text(value: Any) -> str | None:

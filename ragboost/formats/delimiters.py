@@ -5,7 +5,7 @@ text in which the marks do not alternate, or in which a frame occurs twice, is l
 """
 
 from ragboost.config import Delimiters
-from ragboost.formats.groups import Block, TextGroup
+from ragboost.formats.groups import DocumentBlock, TextGroup
 from ragboost.formats.spans import runs, strip
 
 
@@ -19,9 +19,9 @@ def find(text: str, delimiters: Delimiters) -> list[TextGroup]:
     return [TextGroup(text, tuple(run), run[-1].end) for run in runs(text, blocks)]
 
 
-def _delimited(text: str, delimiters: Delimiters) -> list[Block]:
+def _delimited(text: str, delimiters: Delimiters) -> list[DocumentBlock]:
     opener, closer = delimiters.start, delimiters.end
-    blocks: list[Block] = []
+    blocks: list[DocumentBlock] = []
     at = text.find(opener)
     while at >= 0:
         inner = at + len(opener)
@@ -30,7 +30,7 @@ def _delimited(text: str, delimiters: Delimiters) -> list[Block]:
             return []
         end = close + len(closer)
         start, stop = strip(text, inner, close)
-        blocks.append(Block(at, end, text[start:stop] or None, start, stop))
+        blocks.append(DocumentBlock(at, end, text[start:stop] or None, start, stop))
         at = text.find(opener, end)
     return blocks
 
@@ -42,11 +42,11 @@ def _separated(text: str, delimiters: Delimiters, separator: str) -> list[TextGr
     end = text.find(delimiters.end, start)
     if end < 0 or text.find(delimiters.end, end + len(delimiters.end)) >= 0:
         return []
-    blocks: list[Block] = []
+    blocks: list[DocumentBlock] = []
     at = start
     for piece in text[start:end].split(separator):
         first, last = strip(text, at, at + len(piece))
         if first < last:
-            blocks.append(Block(first, last, text[first:last], first, last))
+            blocks.append(DocumentBlock(first, last, text[first:last], first, last))
         at += len(piece) + len(separator)
     return [TextGroup(text, tuple(blocks), end)] if len(blocks) > 1 else []

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragboost.config import HintSettings
+from ragboost.context import Context
 from ragboost.errors import InvalidDocumentError
 from ragboost.formats.base import Found, UnknownShapeError
 from ragboost.formats.question import find_question, replace_question
 from ragboost.hints import order_hint
-from ragboost.types import Context, Document
+from ragboost.types import Document
 
 _MAX_TITLE = 200
 

@@ -31,7 +31,7 @@ class Number(NamedTuple):
     suffix: str
 
 
-class Block(NamedTuple):
+class DocumentBlock(NamedTuple):
     """One document with its marks.
 
     Attributes:
@@ -73,18 +73,18 @@ class Group(Protocol):
     @property
     def value(self) -> Value: ...
     @property
-    def blocks(self) -> tuple[Block, ...]: ...
+    def blocks(self) -> tuple[DocumentBlock, ...]: ...
     @property
     def end(self) -> int: ...
 
-    def document(self, block: Block) -> Document:
+    def document(self, block: DocumentBlock) -> Document:
         """The document, equal to another one only if no reader could tell them apart once their
         numbers are gone."""
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
         """Put the blocks `order` in place of all; `names` replace numbers, by block."""
 
-    def referred(self, block: Block, reference: str) -> Edit:
+    def referred(self, block: DocumentBlock, reference: str) -> Edit:
         """Put a reference in place of a block's text proper."""
 
     def hinted(self, hint: str, *, at: int) -> Edit:
@@ -100,11 +100,11 @@ class TextGroup:
     """
 
     value: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[DocumentBlock, ...]
     end: int
     is_json: bool = False
 
-    def document(self, block: Block) -> Document:
+    def document(self, block: DocumentBlock) -> Document:
         """The block's characters without its number."""
         if block.number is None:
             return Document(self.value[block.start : block.end])
@@ -121,7 +121,7 @@ class TextGroup:
             behind = place.end
         return Edit(blocks[0].start, blocks[-1].end, "".join(pieces))
 
-    def referred(self, block: Block, reference: str) -> Edit:
+    def referred(self, block: DocumentBlock, reference: str) -> Edit:
         """Replace the characters of the text proper."""
         new = json.dumps(reference)[1:-1] if self.is_json else reference
         return Edit(block.text_start, block.text_end, new)
@@ -130,7 +130,7 @@ class TextGroup:
         """Insert a paragraph."""
         return Edit(at, at, f"\n\n{hint}")
 
-    def _piece(self, block: Block, name: str | None) -> str:
+    def _piece(self, block: DocumentBlock, name: str | None) -> str:
         text, number = self.value, block.number
         if number is None or name is None:
             return text[block.start : block.end]

@@ -7,7 +7,7 @@ the tool's own spelling.
 import json
 from typing import Any
 
-from ragboost.formats.groups import Block, TextGroup
+from ragboost.formats.groups import DocumentBlock, TextGroup
 
 LISTS = ("results", "documents", "passages", "chunks", "hits", "matches")
 TEXTS = ("text", "page_content", "content", "snippet")
@@ -63,9 +63,9 @@ def _list_start(text: str) -> int:
     return _skip(text, at + 1) if text[at : at + 1] == ":" else -1
 
 
-def _elements(text: str, start: int) -> tuple[list[Block], int]:
+def _elements(text: str, start: int) -> tuple[list[DocumentBlock], int]:
     """The results of the list at `start`, and the offset behind it; none if one has no text."""
-    blocks: list[Block] = []
+    blocks: list[DocumentBlock] = []
     at = start
     while not blocks or text[at : at + 1] == ",":
         at = _skip(text, at + 1)
@@ -81,7 +81,7 @@ def _elements(text: str, start: int) -> tuple[list[Block], int]:
     return (blocks, at + 1) if text[at : at + 1] == "]" else ([], start)
 
 
-def _block(text: str, start: int, end: int, value: Any, found: tuple[str, str]) -> Block:
+def _block(text: str, start: int, end: int, value: Any, found: tuple[str, str]) -> DocumentBlock:
     key, expected = f'"{found[0]}"', found[1]
     at = text.find(key, start, end)
     opening = _skip(text, at + len(key)) if at >= 0 else -1
@@ -89,8 +89,10 @@ def _block(text: str, start: int, end: int, value: Any, found: tuple[str, str]) 
     if opening >= 0 and text[opening : opening + 1] == '"':
         literal, closing = _DECODER.raw_decode(text, opening)
         if literal == expected:
-            return Block(start, end, expected, opening + 1, closing - 1, None, name_of(value))
-    return Block(start, end, None, 0, 0, None, name_of(value))
+            return DocumentBlock(
+                start, end, expected, opening + 1, closing - 1, None, name_of(value)
+            )
+    return DocumentBlock(start, end, None, 0, 0, None, name_of(value))
 
 
 def _skip(text: str, at: int) -> int:

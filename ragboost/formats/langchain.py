@@ -4,7 +4,7 @@ In tool results and in known frames. Bare `page_content` joined by blank lines i
 a document ends cannot be told from where a paragraph does (register a separator instead).
 """
 
-from ragboost.formats.groups import Block, TextGroup
+from ragboost.formats.groups import DocumentBlock, TextGroup
 from ragboost.formats.regions import Region
 from ragboost.formats.spans import line_starts, strip
 
@@ -31,6 +31,6 @@ def find(text: str, region: Region | None = None) -> list[TextGroup]:
     return [TextGroup(text, blocks, max(where.close if region else 0, blocks[-1].end))]
 
 
-def _block(text: str, start: int, content: int, end: int) -> Block:
+def _block(text: str, start: int, content: int, end: int) -> DocumentBlock:
     first, last = strip(text, content, end)
-    return Block(start, max(last, content), text[first:last] or None, first, last)
+    return DocumentBlock(start, max(last, content), text[first:last] or None, first, last)

@@ -4,7 +4,7 @@ All nodes must show the same keys in the same order. Nodes without metadata are 
 lines separate them, but paragraphs as well. Sources of the citation engine are `numbered`.
 """
 
-from ragboost.formats.groups import Block, TextGroup
+from ragboost.formats.groups import DocumentBlock, TextGroup
 from ragboost.formats.regions import Region
 from ragboost.formats.spans import line_starts, strip
 
@@ -65,7 +65,7 @@ def _header_end(text: str, start: int, end: int, keys: tuple[str, ...]) -> int:
     return at if text.startswith("\n", at) else -1
 
 
-def _block(text: str, start: int, header_end: int, end: int) -> Block:
+def _block(text: str, start: int, header_end: int, end: int) -> DocumentBlock:
     end = max(strip(text, start, end)[1], header_end - 1)
     first, last = strip(text, header_end, end)
-    return Block(start, end, text[first:last] or None, first, last)
+    return DocumentBlock(start, end, text[first:last] or None, first, last)

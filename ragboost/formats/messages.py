@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.config import Settings
+from ragboost.context import Context
 from ragboost.formats.base import Found
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
-from ragboost.formats.groups import Block, Edit, Group, splice
+from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
 from ragboost.formats.references import Standing
 from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, preamble, put
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
-from ragboost.types import Context, Document
+from ragboost.types import Document
 
 
 class _Place(NamedTuple):
@@ -202,7 +203,9 @@ def _reading_order(place: _Place) -> tuple[bool, tuple[str | int, ...]]:
     return not is_instruction(path), (*path[1:], place.group.blocks[0].start)
 
 
-def _labels(blocks: Sequence[Block], order: Sequence[int], names: Mapping[int, str]) -> list[str]:
+def _labels(
+    blocks: Sequence[DocumentBlock], order: Sequence[int], names: Mapping[int, str]
+) -> list[str]:
     """What hints call the documents, by place."""
     if names:
         return [_shown(blocks[i], names[i]) for i in order]
@@ -221,11 +224,11 @@ def _numbering(group: Group, names: Mapping[int, str]) -> str:
     return f"Cite documents by their numbers: {numbers}."
 
 
-def _digits(group: Group, block: Block) -> str:
+def _digits(group: Group, block: DocumentBlock) -> str:
     number = block.number
     return str(group.value[number.start : number.end]) if number else ""
 
 
-def _shown(block: Block, name: str) -> str:
+def _shown(block: DocumentBlock, name: str) -> str:
     number = block.number
     return f"{number.prefix}{name}{number.suffix}" if number else block.name

@@ -9,7 +9,7 @@ words (`Document 1: the plan`) are notes or code, which nobody may renumber.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ragboost.formats.groups import Block, Number, TextGroup
+from ragboost.formats.groups import DocumentBlock, Number, TextGroup
 from ragboost.formats.regions import Region
 from ragboost.formats.spans import code_fences, is_in_code, strip
 
@@ -189,13 +189,13 @@ def _is_closer(line: str) -> bool:
     return bool(colon) and head.strip(" #*").lower().removesuffix("s") in _CLOSERS
 
 
-def _block(text: str, label: _Label, end: int, *, is_counted: bool) -> Block:
+def _block(text: str, label: _Label, end: int, *, is_counted: bool) -> DocumentBlock:
     start, stop = strip(text, label.end, end)
     prefix = text[label.start : label.name_start].lstrip("# ")
     suffix = "]" if text[label.name_end : label.name_end + 1] == "]" else ""
     number = Number(label.name_start, label.name_end, prefix, suffix) if is_counted else None
     name = prefix + text[label.name_start : label.name_end] + suffix
-    return Block(label.start, end, text[start:stop], start, stop, number, name)
+    return DocumentBlock(label.start, end, text[start:stop], start, stop, number, name)
 
 
 def _is_prose(text: str | None) -> bool:

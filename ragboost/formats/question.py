@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class Question(NamedTuple):
+class QuestionText(NamedTuple):
     """A question and the index of its message; None: it is the `prompt`."""
 
     text: str
     message: int | None
 
 
-def find_question(body: Mapping[str, Any]) -> Question | None:
+def find_question(body: Mapping[str, Any]) -> QuestionText | None:
     """Find the question; None if there is none that we understand."""
     if "messages" not in body:
         prompt = body.get("prompt")
-        return Question(prompt, None) if isinstance(prompt, str) else None
+        return QuestionText(prompt, None) if isinstance(prompt, str) else None
     messages = body["messages"]
     if not isinstance(messages, list):
         return None
@@ -26,7 +26,7 @@ def find_question(body: Mapping[str, Any]) -> Question | None:
         message = messages[at]
         if isinstance(message, dict) and message.get("role") == "user":
             text = _content_text(message.get("content"))
-            return None if text is None else Question(text, at)
+            return None if text is None else QuestionText(text, at)
     return None
 
 

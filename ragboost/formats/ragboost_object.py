@@ -8,10 +8,11 @@ for an engine that reuses chunks, and checked there.
 from collections.abc import Mapping
 from typing import Any
 
+from ragboost.context import Context
 from ragboost.errors import RequestError
 from ragboost.formats.base import Found
 from ragboost.formats.question import find_question, replace_question
-from ragboost.types import Context, as_documents
+from ragboost.types import as_documents
 
 FIELD = "ragboost"
 _KNOWN = ("documents", "session_id", "options", "reuse", "graph")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ragboost.formats.groups import Block, Number, TextGroup
+from ragboost.formats.groups import DocumentBlock, Number, TextGroup
 from ragboost.formats.spans import (
     behind_closing_tag,
     code_fences,
@@ -139,7 +139,7 @@ def _number_attribute(run: list[_Element]) -> str | None:
     return None
 
 
-def _block(text: str, element: _Element, number: str | None) -> Block:
+def _block(text: str, element: _Element, number: str | None) -> DocumentBlock:
     inner, inner_end = element.inner_start, element.inner_end
     if inner == inner_end or text[inner].isspace() or text[inner_end - 1].isspace():
         inner, inner_end = strip(text, inner, inner_end)
@@ -147,10 +147,10 @@ def _block(text: str, element: _Element, number: str | None) -> Block:
     start, end = (inner, inner_end) if element.content < 0 else _content(text, element)
     proper = text[start:end] or None
     if number is None:
-        return Block(element.start, element.end, proper, start, end, None, name)
+        return DocumentBlock(element.start, element.end, proper, start, end, None, name)
     counted = element.attributes[number]
     place = Number(counted.start, counted.end, "document ", "")
-    return Block(element.start, element.end, proper, start, end, place, name)
+    return DocumentBlock(element.start, element.end, proper, start, end, place, name)
 
 
 def _content(text: str, element: _Element) -> tuple[int, int]:

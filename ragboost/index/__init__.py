@@ -2,6 +2,6 @@
 
 from ragboost.index.context_index import ContextIndex
 from ragboost.index.node import Node
-from ragboost.index.search import Match
+from ragboost.index.search import PrefixMatch
 
-__all__ = ["ContextIndex", "Match", "Node"]
+__all__ = ["ContextIndex", "Node", "PrefixMatch"]

@@ -11,8 +11,8 @@ from ragboost.errors import ContextIndexError
 from ragboost.index.eviction import EvictionQueue
 from ragboost.index.integrity import check_node, check_sequence, check_totals
 from ragboost.index.node import Node, common_length
-from ragboost.index.pressure import Ages, Pressure
-from ragboost.index.search import Match, cached_prefix, search
+from ragboost.index.pressure import Ages, EvictionForecast
+from ragboost.index.search import PrefixMatch, cached_prefix, search
 
 Tokens = Sequence[int]
 
@@ -38,7 +38,7 @@ class ContextIndex:
         max_nodes: int = 200_000,
         max_visits: int = 32,
     ) -> None:
-        self.pressure: Pressure | None = None
+        self.pressure: EvictionForecast | None = None
         self.capacity_tokens = capacity_tokens
         self.max_nodes = max_nodes
         self.max_visits = max_visits
@@ -66,7 +66,7 @@ class ContextIndex:
                 yield node
             stack.extend(sorted(node.children.values(), key=lambda child: -child.slot))
 
-    def search(self, documents: Sequence[Hashable], tokens: Tokens) -> Match:
+    def search(self, documents: Sequence[Hashable], tokens: Tokens) -> PrefixMatch:
         """Find the cached prefix of greatest length whose documents all belong to the request.
 
         Exact as long as it may go on from at most `max_visits` nodes; beyond that the best of what

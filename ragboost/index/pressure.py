@@ -11,7 +11,7 @@ from collections.abc import Set
 from ragboost.errors import ContextIndexError
 
 
-class Pressure:
+class EvictionForecast:
     """What of a prefix cache will be there when a request sent now gets its turn.
 
     One object serves all context indexes of a backend; see `engine_hooks.in_flight`.

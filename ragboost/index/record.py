@@ -4,37 +4,15 @@ Knows sequences of documents with their lengths. Does not know texts, sessions o
 """
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
+from ragboost.context import IndexEntry
 from ragboost.index.context_index import ContextIndex
 from ragboost.index.node import Node
 
 
-class Recorded(NamedTuple):
-    """Where a request stands in the index.
-
-    Attributes:
-        search_path: child positions from the root (paper section 4.1).
-        cached_tokens: what the cache held of it before.
-        documents: what was inserted, in prompt order; empty for a later turn.
-        tokens: their lengths.
-        num_cached: leading documents that the cache held something of.
-        path: the nodes of that prefix: resident tokens up to each, and when it was last used.
-        tick: when it was inserted.
-    """
-
-    search_path: tuple[int, ...]
-    cached_tokens: int
-    documents: tuple[Hashable, ...] = ()
-    tokens: tuple[int, ...] = ()
-    num_cached: int = 0
-    path: tuple[tuple[int, int], ...] = ()
-    tick: int = 0
-
-
 def record_front(
     index: ContextIndex, documents: Sequence[Hashable], tokens: Sequence[int]
-) -> Recorded:
+) -> IndexEntry:
     """Record documents at the front of a payload, in prompt order."""
     num_cached, cached_tokens = index.cached_prefix(documents, tokens)
     if index.pressure is not None and not index.pressure.takes(sum(tokens) - cached_tokens):
@@ -42,7 +20,7 @@ def record_front(
     path = _cached_path(index, documents)
     node = index.insert(documents, tokens)
     _renew(index, node, num_cached)
-    return Recorded(
+    return IndexEntry(
         node.search_path,
         cached_tokens,
         documents=tuple(documents),
@@ -60,7 +38,7 @@ def record_turn(
     *,
     history_tokens: int,
     turn_tokens: int,
-) -> Recorded:
+) -> IndexEntry:
     """Lengthen a conversation's node by a later turn (paper section 4.1, multi-turn flag).
 
     The turn's own documents are no child of the node: questions and answers stand between, so no
@@ -74,13 +52,13 @@ def record_turn(
         turn_tokens: length of the new turn.
     """
     if not front:
-        return Recorded((), 0)
+        return IndexEntry((), 0)
     _, cached_tokens = index.cached_prefix(front, tokens)
     node = index.insert(front, tokens, multi_turn=True)
     # What was evicted is computed again, so that afterwards the whole conversation is resident.
     cached_history = min(node.generated_tokens, history_tokens)
     index.extend(node, history_tokens - cached_history + turn_tokens)
-    return Recorded(node.search_path, cached_tokens + cached_history)
+    return IndexEntry(node.search_path, cached_tokens + cached_history)
 
 
 def _renew(index: ContextIndex, node: Node, num_documents: int) -> None:

@@ -11,7 +11,7 @@ from ragboost.index.node import Node, common_length
 from ragboost.index.pressure import Ages
 
 
-class Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """The cached prefix that a request can reuse.
 
     Attributes:
@@ -35,7 +35,7 @@ def search(
     max_visits: int,
     gone: int,
     blind_from: int | None,
-) -> Match:
+) -> PrefixMatch:
     """See `ContextIndex.search`.
 
     Nodes last used at tick `gone` or before do not count, nor those of epoch `blind_from` on.
@@ -105,11 +105,11 @@ def cached_prefix(
     return at, cached
 
 
-def _match(node: Node, count: int, cached_tokens: int) -> Match:
+def _match(node: Node, count: int, cached_tokens: int) -> PrefixMatch:
     if node.parent is None:
-        return Match((), 0, node, 0)
+        return PrefixMatch((), 0, node, 0)
     count = node.resident_documents(count)
-    return Match(
+    return PrefixMatch(
         node.parent.context + node.documents[:count],
         cached_tokens,
         node,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.types import Document
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ Without state beyond one reading: the same conversation is always written the sa
 from collections.abc import Sequence
 
 from ragboost.config import Settings
-from ragboost.formats.groups import Block, Edit, Group, TextGroup, splice
+from ragboost.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
 from ragboost.formats.references import Standing
 from ragboost.formats.spans import strip
 from ragboost.formats.text import find_groups
@@ -49,7 +49,7 @@ class Results:
         self.num_referred += len(edits)
         return str(splice(text, edits)) if edits else text
 
-    def _read_block(self, group: Group, block: Block, *, may_refer: bool) -> Edit | None:
+    def _read_block(self, group: Group, block: DocumentBlock, *, may_refer: bool) -> Edit | None:
         if block.text is None:
             return None
         reference = self._standing.reference(block.text) if may_refer else None
@@ -61,7 +61,7 @@ class Results:
 
 def _known(text: str, documents: Sequence[str]) -> list[TextGroup]:
     """The places of documents that stand one behind the other; none if one is not there."""
-    blocks: list[Block] = []
+    blocks: list[DocumentBlock] = []
     at = 0
     for document in documents:
         start = text.find(document, at)
@@ -70,5 +70,5 @@ def _known(text: str, documents: Sequence[str]) -> list[TextGroup]:
         at = start + len(document)
         first, last = strip(text, start, at)
         if first < last:
-            blocks.append(Block(first, last, text[first:last], first, last))
+            blocks.append(DocumentBlock(first, last, text[first:last], first, last))
     return [TextGroup(text, tuple(blocks), at)] if blocks else []

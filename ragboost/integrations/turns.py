@@ -8,9 +8,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.booster import Booster
-from ragboost.session import SentDocument, SessionState, Turn
-from ragboost.types import Context, Document
+from ragboost.booster.booster import Booster
+from ragboost.booster.session import SentDocument, SessionState, Turn
+from ragboost.context import Context
+from ragboost.types import Document
 
 Record = Mapping[str, Any]
 """`{"question", "documents": [[key, label, num_tokens], ...], "num_tokens"}`, JSON."""

@@ -12,23 +12,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ragboost import __version__
+from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import Settings
 from ragboost.engine_hooks.reports import REPORT_PATH
-from ragboost.proxy.backends import Backends
-from ragboost.proxy.boosting import Boosting
-from ragboost.proxy.chat_sessions import session_routes
-from ragboost.proxy.chunk_spans import ChunkSpans
-from ragboost.proxy.dashboard import Dashboard
-from ragboost.proxy.dispatch import Dispatcher
-from ragboost.proxy.errors import error_response
-from ragboost.proxy.metrics import Metrics
-from ragboost.proxy.routes import Completions, Passthrough, Reports, Status
-from ragboost.proxy.running_turns import RunningTurns
-from ragboost.proxy.stream_metrics import StreamMetrics
-from ragboost.proxy.sync import CacheSync
-from ragboost.proxy.tenants import Tenants
+from ragboost.proxy.asgi.errors import error_response
+from ragboost.proxy.observability.metrics import Metrics
+from ragboost.proxy.observability.stream_metrics import StreamMetrics
+from ragboost.proxy.pipeline import BoostPipeline
+from ragboost.proxy.routes.completions import Completions, Passthrough, Reports, Status
+from ragboost.proxy.routes.dashboard import Dashboard
+from ragboost.proxy.routes.running_turns import RunningTurns
+from ragboost.proxy.routes.sessions import session_routes
+from ragboost.proxy.routing.admission import Dispatcher
+from ragboost.proxy.upstream.backends import Backends
+from ragboost.rewriting.chunk_positions import ChunkPositions
+from ragboost.rewriting.tenants import Tenants
 from ragboost.sessions import ChatSessionStore, make_store
+from ragboost.version import __version__
 
 _BOOSTED = {
     "/v1/chat/completions": "chat",
@@ -46,8 +46,8 @@ class _Parts:
     backends: Backends
     metrics: Metrics
     sync: CacheSync
-    chunks: ChunkSpans
-    boosting: Boosting
+    chunks: ChunkPositions
+    boosting: BoostPipeline
     dispatcher: Dispatcher
     store: ChatSessionStore
     turns: RunningTurns
@@ -57,9 +57,9 @@ class _Parts:
     def of(cls, settings: Settings) -> "_Parts":
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, backends=backends, tenants=tenants)
-        chunks = ChunkSpans(settings.backend, backends.all)
+        chunks = ChunkPositions(settings.backend, backends.all)
         metrics.watch(StreamMetrics(sync))
-        boosting = Boosting(settings, metrics, tenants=tenants, sync=sync, chunks=chunks)
+        boosting = BoostPipeline(settings, metrics, tenants=tenants, sync=sync, chunks=chunks)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         return cls(
             settings,

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ragboost.cache_sync.sources import DISCOVERY_PATHS, EventSource, find_sources
 from ragboost.config import Settings
-from ragboost.engine_hooks.sources import DISCOVERY_PATHS, Source, find_sources
 from ragboost.errors import BackendError, ConfigError
-from ragboost.proxy.backends import Backend, Backends
+from ragboost.proxy.upstream.backends import Backend, Backends
 
 _TIMEOUT_S = 60.0
 _EVENT_TIMEOUT_S = 2.0
@@ -244,7 +244,7 @@ class _Examination:
                 return
         self._note("KV events", "advice", "the backend names no source of cache events")
 
-    def _sources(self, answer: Mapping[str, Any]) -> list[Source]:
+    def _sources(self, answer: Mapping[str, Any]) -> list[EventSource]:
         try:
             return find_sources(answer, backend_url=self._backend.url, name=self._backend.name)
         except ConfigError:

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from ragboost.config import ProxySettings, Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
-from ragboost.proxy.protocol import limited_protocol
+from ragboost.proxy.asgi.uvicorn_protocol import limited_protocol
 from ragboost.serving import bind
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.pace import Pace
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import POLICIES, make_policy
 from ragboost.chunk_cache.selection.view import SelectionView
-from ragboost.chunk_cache.store import ChunkStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 
 

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.assemble import Source
-from ragboost.chunk_cache.hook import Plan
+from ragboost.chunk_cache.assemble import TokenSource
+from ragboost.chunk_cache.kv.store import ChunkKV, ChunkStore, Identity
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.hook import ForwardPlan
 from ragboost.chunk_cache.prefill import Prefill
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import POLICIES
-from ragboost.chunk_cache.store import ChunkKV, ChunkStore, Identity
 from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 from tests.chunk_cache.reference import ordinary
@@ -31,7 +31,7 @@ def reuse(adapter: ModelAdapter) -> ChunkReuse:
 def exact_prefix(adapter: ModelAdapter, tokens: list[int]) -> ChunkKV:
     """KV as a prefix cache holds it."""
     cache = adapter.empty_cache(len(tokens))
-    adapter.forward(tokens, cache, plan=Plan(torch.arange(len(tokens))))
+    adapter.forward(tokens, cache, plan=ForwardPlan(torch.arange(len(tokens))))
     layers = tuple((layer.keys, layer.values) for layer in cache.layers)
     return ChunkKV(tuple(tokens), 0, layers, adapter.regime(len(tokens)), len(tokens))
 
@@ -95,7 +95,7 @@ def test_the_exact_prefix_wins_over_a_stored_chunk_and_is_never_computed_again(
     assembly = reuse.assemble(system, chunks, question, prefix=prefix)
     result = reuse.prefill(system, chunks, question, prefix=prefix, policy="random", ratio=0.5)
 
-    assert assembly.source[:56].eq(Source.EXACT).all()
+    assert assembly.source[:56].eq(TokenSource.EXACT).all()
     assert assembly.candidates.tolist() == list(range(56, 86))
     assert counts(result) == (56, 15, 15, 7)
     assert result.num_publishable == 56

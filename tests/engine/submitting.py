@@ -2,11 +2,11 @@
 
 import queue
 
-from ragboost.engine.core import Engine
-from ragboost.engine.extension import Approx
+from ragboost.engine.http.extension import Approx
 from ragboost.engine.parts import Parts
-from ragboost.engine.sampling import SamplingParams
-from ragboost.engine.sequence import Output, Sequence
+from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.request import EngineRequest, Output
+from ragboost.engine.runtime.sampling import SamplingParams
 
 
 class Request:
@@ -24,7 +24,7 @@ class Request:
     ) -> None:
         self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         parts = prompt if isinstance(prompt, Parts) else None
-        self.sequence = Sequence(
+        self.sequence = EngineRequest(
             prompt.token_ids if isinstance(prompt, Parts) else prompt,
             SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True),
             emit=self.outputs.put,

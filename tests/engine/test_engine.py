@@ -10,10 +10,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ragboost.config import EngineSettings
 from ragboost.engine.builtin import build_tokenizer
-from ragboost.engine.core import Engine
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
-from ragboost.engine.sampling import SamplingParams, sample
-from ragboost.engine.sequence import Output
+from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.request import Output
+from ragboost.engine.runtime.sampling import SamplingParams, sample
 from ragboost.errors import ConfigError
 from tests.engine.submitting import Request
 

@@ -23,12 +23,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ragboost.chunk_cache.replacement import make_replacement
-from ragboost.engine.model_runner import ModelRunner
-from ragboost.engine.prefix_store import PrefixStore
-from ragboost.engine.sampling import SamplingParams
-from ragboost.engine.scheduler import Scheduler
-from ragboost.engine.sequence import Sequence
+from ragboost.chunk_cache.eviction import make_replacement
+from ragboost.engine.runtime.model_runner import ModelRunner
+from ragboost.engine.runtime.prefix_store import PrefixStore
+from ragboost.engine.runtime.request import EngineRequest
+from ragboost.engine.runtime.sampling import SamplingParams
+from ragboost.engine.runtime.scheduler import Scheduler
 from ragboost.errors import ConfigError
 
 COMMON: dict[str, Any] = {
@@ -95,11 +95,13 @@ def random_ids(count: int, seed: int) -> list[int]:
     return ids
 
 
-def new_sequence(ids: list[int]) -> Sequence:
-    return Sequence(ids, SamplingParams(temperature=0), emit=lambda _output: None)
+def new_sequence(ids: list[int]) -> EngineRequest:
+    return EngineRequest(ids, SamplingParams(temperature=0), emit=lambda _output: None)
 
 
-def compute(runner: ModelRunner, store: PrefixStore, sequence: Sequence, *, chunk: int) -> Tensor:
+def compute(
+    runner: ModelRunner, store: PrefixStore, sequence: EngineRequest, *, chunk: int
+) -> Tensor:
     """Prefill as the scheduler does: take what is cached, compute the rest in chunks, store it."""
     ids = sequence.token_ids
     sequence.kv = runner.new_kv(8)
@@ -185,7 +187,7 @@ def test_a_cache_that_looks_at_the_queue_hits_more_and_answers_the_same() -> Non
         )
         scheduler = Scheduler(runner, store, max_running=1, max_step_tokens=64)
         params = SamplingParams(temperature=0, max_tokens=2)
-        sequences = [Sequence(ids, params, emit=lambda _output: None) for ids in prompts]
+        sequences = [EngineRequest(ids, params, emit=lambda _output: None) for ids in prompts]
         for sequence in sequences:
             scheduler.add(sequence)
         while scheduler.has_work:

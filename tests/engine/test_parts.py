@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.engine.builtin import build_tokenizer
-from ragboost.engine.parts import Span, cut_text, cut_tokens, find_documents, find_in_messages
+from ragboost.engine.parts import TextSpan, cut_text, cut_tokens, find_documents, find_in_messages
 from ragboost.engine.tokenizer import ChatTokenizer
 
 TOKENIZER = ChatTokenizer(build_tokenizer())
@@ -21,7 +21,7 @@ def test_a_chunk_has_the_same_ids_in_every_place() -> None:
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         prompt = "System.\n" + "\n\n".join(texts[i] for i in order) + "\n\nWhat?"
         spans = [
-            Span(prompt.index(texts[i]), prompt.index(texts[i]) + len(texts[i])) for i in order
+            TextSpan(prompt.index(texts[i]), prompt.index(texts[i]) + len(texts[i])) for i in order
         ]
         parts = cut_text(prompt, spans, encode)
         assert TOKENIZER.decode(parts.token_ids) == prompt
@@ -31,7 +31,7 @@ def test_a_chunk_has_the_same_ids_in_every_place() -> None:
 
 
 def test_text_between_chunks_is_a_piece_that_is_no_chunk() -> None:
-    parts = cut_text("S <a>one</a> <b>two</b> Q", [Span(5, 8), Span(16, 19)], encode)
+    parts = cut_text("S <a>one</a> <b>two</b> Q", [TextSpan(5, 8), TextSpan(16, 19)], encode)
     kinds = [(TOKENIZER.decode(piece.tokens), piece.is_chunk) for piece in parts.pieces]
     assert kinds == [("one", True), ("</a> <b>", False), ("two", True)]
     assert TOKENIZER.decode(parts.system) == "S <a>"
@@ -39,15 +39,15 @@ def test_text_between_chunks_is_a_piece_that_is_no_chunk() -> None:
 
 
 def test_a_system_prompt_may_end_before_the_first_chunk() -> None:
-    parts = cut_text("system|history|chunk|question", [Span(15, 20)], encode, system_end=7)
+    parts = cut_text("system|history|chunk|question", [TextSpan(15, 20)], encode, system_end=7)
     assert TOKENIZER.decode(parts.system) == "system|"
     assert [piece.is_chunk for piece in parts.pieces] == [False, True]
 
 
 def test_something_is_left_to_compute_where_nothing_follows_the_last_chunk() -> None:
-    parts = cut_text("one two", [Span(0, 4), Span(4, 7)], encode)
+    parts = cut_text("one two", [TextSpan(0, 4), TextSpan(4, 7)], encode)
     assert TOKENIZER.decode(parts.question) == "two"
-    assert cut_tokens([1, 2, 3], [Span(1, 3)]).question == (2, 3)
+    assert cut_tokens([1, 2, 3], [TextSpan(1, 3)]).question == (2, 3)
     assert cut_text("only a question", [], encode).token_ids == encode("only a question")
 
 
@@ -56,14 +56,14 @@ def test_something_is_left_to_compute_where_nothing_follows_the_last_chunk() -> 
 def test_any_cut_gives_the_same_text(text: str, borders: list[int]) -> None:
     borders = sorted(min(border, len(text)) for border in borders)
     pairs = zip(borders[::2], borders[1::2], strict=False)
-    spans = [Span(start, stop) for start, stop in pairs if start < stop]
+    spans = [TextSpan(start, stop) for start, stop in pairs if start < stop]
     parts = cut_text(text, spans, encode)
     assert TOKENIZER.decode(parts.token_ids, skip_special_tokens=False) == text
 
 
 def test_token_prompts_are_cut_as_they_are() -> None:
     tokens = list(range(20))
-    parts = cut_tokens(tokens, [Span(3, 7), Span(9, 12)])
+    parts = cut_tokens(tokens, [TextSpan(3, 7), TextSpan(9, 12)])
     assert parts.token_ids == tokens
     assert parts.system == (0, 1, 2)
     assert parts.chunks == [(3, 4, 5, 6), (9, 10, 11)]
@@ -75,7 +75,7 @@ def test_chunks_of_messages_are_found_in_the_rendered_conversation() -> None:
         {"role": "assistant", "content": "yes"},
         {"role": "user", "content": "  one three  "},
     ]
-    spans = {0: [Span(0, 3)], 2: [Span(2, 5), Span(6, 11)]}
+    spans = {0: [TextSpan(0, 3)], 2: [TextSpan(2, 5), TextSpan(6, 11)]}
     verbatim = "<u>one two?<a>yes<u>  one three  <a>"
     found = find_in_messages(verbatim, messages, spans)
     assert [verbatim[a:b] for a, b in found] == ["one", "one", "three"]

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from ragboost.chunk_cache.precompute.catalog import Catalog
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, precompute
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
-from ragboost.chunk_cache.tiers.disk import DiskTier
 from ragboost.engine.loading import load_model, make_engine
+from tests.engine.runtime.test_reuse import SETTINGS, approx, parts_of
 from tests.engine.submitting import Request
-from tests.engine.test_reuse import SETTINGS, approx, parts_of
 
 
 def test_a_prepared_corpus_is_reused_from_the_first_request_on(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_a_prepared_corpus_is_reused_from_the_first_request_on(tmp_path: Path) -
     outcome = precompute(
         ChunkReuse(loaded.adapter, ChunkStore()),
         DiskTier(tmp_path, capacity_bytes=1 << 30),
-        Catalog(tmp_path),
+        ChunkCatalog(tmp_path),
         system=parts.system,
         chunks=[CorpusChunk(str(n), chunk) for n, chunk in enumerate(parts.chunks)],
         neighbours=[(2, 1), (0, 2), (1,)],

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.chunk_cache.tiers.store import TieredStore
+from ragboost.chunk_cache.kv.tiers.store import TieredStore
 from ragboost.config import EngineSettings
-from ragboost.engine.core import Engine
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
+from ragboost.engine.runtime.core import Engine
 from ragboost.errors import ConfigError
+from tests.engine.runtime.test_reuse import SETTINGS, approx, parts_of, wait_for_chunks
 from tests.engine.submitting import Request
-from tests.engine.test_reuse import SETTINGS, approx, parts_of, wait_for_chunks
 
 
 @pytest.fixture(scope="module")

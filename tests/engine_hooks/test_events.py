@@ -15,7 +15,7 @@ from ragboost.engine_hooks.events import (
 )
 from ragboost.errors import EventStreamError
 
-SAMPLES = Path(__file__).parent / "samples"
+SAMPLES = Path(__file__).parents[1] / "cache_sync" / "samples"
 
 
 def frames(name: str) -> list[bytes]:

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from ragboost.cache_sync.stream import EventStream, StreamState
 from ragboost.engine_hooks.events import BlockStored, EventBatch, encode_batch
 from ragboost.engine_hooks.reporter import STREAM_VARIABLE, URL_VARIABLE, Reporter, reporter_of
 from ragboost.engine_hooks.reports import (
@@ -17,9 +18,8 @@ from ragboost.engine_hooks.reports import (
     decode_reply,
     encode_report,
 )
-from ragboost.engine_hooks.stream import EventStream, StreamState
 from ragboost.errors import RequestError
-from tests.engine_hooks.toy import ToyCache
+from tests.cache_sync.toy import ToyCache
 
 DOCUMENTS = [[1000 * i + j for j in range(8 + i % 3)] for i in range(8)]
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from benchmarks.engine_servers import EngineServer
+from ragboost.cache_sync.usage import read_usage
 from ragboost.config import Settings
-from ragboost.engine_hooks.usage import read_usage
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 

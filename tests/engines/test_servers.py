@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks.engine_servers import EngineServer, Kind
 from benchmarks.report_route import report_route
+from ragboost.cache_sync.sources import DISCOVERY_PATHS, find_sources
+from ragboost.cache_sync.stream import EventStream, StreamState
+from ragboost.cache_sync.subscriber import Subscriber
+from ragboost.cache_sync.usage import read_usage
 from ragboost.engine_hooks.reports import ReportReceiver
-from ragboost.engine_hooks.sources import DISCOVERY_PATHS, find_sources
-from ragboost.engine_hooks.stream import EventStream, StreamState
-from ragboost.engine_hooks.subscriber import Subscriber
-from ragboost.engine_hooks.usage import read_usage
 from tests.engines.conftest import KINDS, require
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.config import Settings
+from ragboost.context import Context
 from ragboost.formats import Found, find_format, make_formats
-from ragboost.types import Context
 
 SETTINGS = Settings()
 

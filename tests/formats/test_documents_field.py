@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragboost.config import HintSettings
+from ragboost.context import Context
 from ragboost.formats import Found, UnknownShapeError
 from ragboost.formats.documents_field import DocumentsField
-from ragboost.types import Context
 
 FIELD = DocumentsField(HintSettings())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.config import Settings
 from tests.formats.rewriting import boost, find, reorder, text_of, user
 

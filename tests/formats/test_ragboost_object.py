@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.errors import RequestError
 from ragboost.formats.ragboost_object import RagboostObject
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.config import Settings
 from tests.formats.rewriting import boost, find, reorder, text_of, user
 

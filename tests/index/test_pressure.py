@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.index import ContextIndex
-from ragboost.index.pressure import Ages, Pressure
+from ragboost.index.pressure import Ages, EvictionForecast
 from ragboost.index.record import record_front
 from ragboost.index.residency import set_resident
 
@@ -25,7 +25,7 @@ def test_under_pressure_as_much_counts_as_an_eviction_would_leave(
     sequences: list[list[int]], first: float, second: float
 ) -> None:
     index = ContextIndex()
-    index.pressure = Pressure()
+    index.pressure = EvictionForecast()
     for sequence in sequences:
         index.insert(sequence, lengths(sequence))
     for share in (first, second, 1.0, second):  # the mark moves both ways
@@ -48,7 +48,7 @@ def test_under_pressure_as_much_counts_as_an_eviction_would_leave(
 
 def test_what_is_not_a_use_keeps_its_age() -> None:
     index = ContextIndex()
-    index.pressure = Pressure()
+    index.pressure = EvictionForecast()
     index.insert([0, 1], [100, 100])
     index.insert([2, 3], [100, 100])
     index.insert([0], [100], is_use=False)
@@ -74,8 +74,8 @@ def test_a_mark_moves_over_ticks_that_have_no_tokens_any_more() -> None:
     assert ages.kept(999) == 0
 
 
-def batched(epoch: int) -> Pressure:
-    pressure = Pressure()
+def batched(epoch: int) -> EvictionForecast:
+    pressure = EvictionForecast()
     pressure.expect(1.0, epoch, math.inf, is_batched=True)
     return pressure
 
@@ -119,7 +119,7 @@ def test_a_request_without_room_in_a_batch_finds_what_that_batch_computes() -> N
 
 def test_a_radix_tree_loses_nodes_whole_and_takes_a_split_for_a_use() -> None:
     index = ContextIndex()
-    index.pressure = Pressure()
+    index.pressure = EvictionForecast()
     index.insert([0, 1], [100, 100])
     index.insert([2, 3], [100, 100])
     index.pressure.expect(0.7, 1, math.inf, is_batched=False)

@@ -1,10 +1,11 @@
+from ragboost.context import IndexEntry
 from ragboost.index import ContextIndex
-from ragboost.index.record import Recorded, record_front, record_turn
+from ragboost.index.record import record_front, record_turn
 
 FRONT = ("a", "b")
 
 
-def turn(index: ContextIndex, *, history: int, length: int) -> Recorded:
+def turn(index: ContextIndex, *, history: int, length: int) -> IndexEntry:
     return record_turn(index, FRONT, (10, 10), history_tokens=history, turn_tokens=length)
 
 
@@ -22,7 +23,7 @@ def test_nothing_at_the_front_is_recorded_nowhere() -> None:
     index = ContextIndex()
 
     assert not record_front(index, (), ()).documents
-    assert record_turn(index, (), (), history_tokens=5, turn_tokens=5) == Recorded((), 0)
+    assert record_turn(index, (), (), history_tokens=5, turn_tokens=5) == IndexEntry((), 0)
     assert index.num_nodes == 0
 
 

@@ -20,8 +20,8 @@ from ragboost import Booster, Settings
 from ragboost.config import HintSettings
 from ragboost.integrations.llama_index import (
     BoostChatEngine,
+    BoostNodeRetriever,
     BoostPostprocessor,
-    BoostRetriever,
     extra_body,
 )
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies, words
@@ -180,14 +180,14 @@ def test_the_events_of_a_reranker_are_emitted() -> None:
 
 
 async def test_the_retriever_boosts_what_another_one_finds() -> None:
-    retriever = BoostRetriever(Shelf())
+    retriever = BoostNodeRetriever(Shelf())
     retriever.retrieve("first")
 
     assert texts(await retriever.aretrieve("second")) == ["lease", "pets", "parking"]
 
 
 def test_nodes_are_boosted_once() -> None:
-    retriever = BoostRetriever(Shelf())
+    retriever = BoostNodeRetriever(Shelf())
     retriever.retrieve("first")
     found = retriever.retrieve("second")
 

@@ -163,7 +163,7 @@ def test_a_failure_while_boosting_forwards_the_documents_as_given(
     def fail(*_: object, **__: object) -> None:
         raise ContextIndexError("node 7 has no parent")
 
-    monkeypatch.setattr("ragboost.booster.Booster.boost", fail)
+    monkeypatch.setattr("ragboost.booster.booster.Booster.boost", fail)
     for _ in range(2):
         answer = post(client, {"documents": ["one", "two"]})
         assert answer.status_code == 200
@@ -183,7 +183,7 @@ def test_a_bug_while_boosting_is_a_500_and_not_a_bypass(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("ragboost.booster.Booster.boost", fail)
+    monkeypatch.setattr("ragboost.booster.booster.Booster.boost", fail)
     answer = post(client, {"documents": ["one"]})
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "internal_error"

@@ -1,9 +1,9 @@
 """What the proxy remembers is bounded."""
 
 from ragboost.config import Settings
-from ragboost.proxy.conversation import Conversations, Sent, chain
-from ragboost.proxy.metrics import Metrics
-from ragboost.proxy.tenants import TenantKey, Tenants, user_of
+from ragboost.proxy.observability.metrics import Metrics
+from ragboost.rewriting.conversations import Conversations, SentMessage, chain
+from ragboost.rewriting.tenants import TenantKey, Tenants, user_of
 
 
 def make(**limits: float) -> Conversations:
@@ -19,7 +19,7 @@ def make(**limits: float) -> Conversations:
 def fill(conversations: Conversations, key: str, *sizes: int) -> None:
     conversation = conversations.get(key)
     for at, size in enumerate(sizes):
-        conversation.remember(b"%d" % at, Sent(b"x" * size, (), ()))
+        conversation.remember(b"%d" % at, SentMessage(b"x" * size, (), ()))
     conversations.put(conversation)
 
 

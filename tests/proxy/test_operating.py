@@ -16,7 +16,7 @@ from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from tests.fakes import FakeEngine
 from tests.proxy.conftest import ProxyServer
-from tests.proxy.test_routing import ask, documents
+from tests.proxy.routing.test_routing import ask, documents
 
 ROOT = Path(__file__).parents[2]
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}

@@ -20,7 +20,7 @@ DESIRED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class AlphaPoint:
     """One alpha.
 
     Attributes:
@@ -48,12 +48,12 @@ class Curve(NamedTuple):
         best: the point of the lowest overhead with the desired score; None: none has it.
     """
 
-    points: tuple[Point, ...]
+    points: tuple[AlphaPoint, ...]
     full: float
-    best: Point | None
+    best: AlphaPoint | None
 
 
-def choose(points: Sequence[Point], *, at_least: float) -> Point | None:
+def choose(points: Sequence[AlphaPoint], *, at_least: float) -> AlphaPoint | None:
     """Solve eq. 13: the lowest mean CFO with a score of at least so much, the lower alpha of equal
     ones; None where no point has it."""
     good = [point for point in points if point.score >= at_least]
@@ -125,10 +125,10 @@ def _answer(
     return overhead, result.plan.recompute_ratio, outcome.score, outcome.kl
 
 
-def _point(alpha: float, outcomes: Sequence[tuple[float, float, float, float]]) -> Point:
+def _point(alpha: float, outcomes: Sequence[tuple[float, float, float, float]]) -> AlphaPoint:
     overheads, ratios, scores, kls = zip(*outcomes, strict=True)
     score = estimate(scores)
-    return Point(
+    return AlphaPoint(
         alpha=alpha,
         overhead=estimate(overheads).mean,
         recompute_ratio=estimate(ratios).mean,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.assemble import Source, Span, assemble
-from ragboost.chunk_cache.store import ChunkKV
+from ragboost.chunk_cache.assemble import ChunkSpan, TokenSource, assemble
+from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -26,7 +26,7 @@ def kv_change(adapter: ModelAdapter, one: ChunkKV, other: ChunkKV) -> torch.Tens
     length = len(one.tokens)
     total = torch.zeros(length, device=adapter.device)
     layers = [
-        assemble(adapter, [Span(0, length, Source.APPROXIMATE, kv)], length=length).layers
+        assemble(adapter, [ChunkSpan(0, length, TokenSource.APPROXIMATE, kv)], length=length).layers
         for kv in (one, other)
     ]
     for mine, yours in zip(*layers, strict=True):

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ragboost.chunk_cache.craft.alpha import Curve, Point, tune
+from ragboost.chunk_cache.craft.alpha import AlphaPoint, Curve, tune
 from ragboost.chunk_cache.craft.influence import Order
 from ragboost.chunk_cache.craft.reuse import CraftReuse
 from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.eval.loading import check_paths, load, load_tokenizer
+from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
 from ragboost.errors import ChunkCacheError
 from ragboost.plots import check_plot, line_plot
 
@@ -93,7 +93,7 @@ def table(curve: Curve, *, desired: float) -> str:
     return "\n".join(lines)
 
 
-def _as_json(point: Point) -> dict[str, float | None]:
+def _as_json(point: AlphaPoint) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in asdict(point).items()}
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ragboost.chunk_cache.attention.base import AttentionInputs, exact_mask
-from ragboost.chunk_cache.attention.dense import attention_weights
 from ragboost.chunk_cache.craft.influence import Influence, chunk_name
+from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.dense import attention_weights
 
 ROWS = 64
 """Rows whose attention weights are held at once."""

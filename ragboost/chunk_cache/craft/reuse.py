@@ -17,14 +17,14 @@ from ragboost.chunk_cache.craft.influence import Order, chunk_name
 from ragboost.chunk_cache.craft.plan import InferencePlan, PlannedChunk
 from ragboost.chunk_cache.craft.variants import Pick, Variant, Variants
 from ragboost.chunk_cache.craft.watch import FocusWatch
-from ragboost.chunk_cache.hook import both
-from ragboost.chunk_cache.keep import kv_of
-from ragboost.chunk_cache.narrow import install_narrowing
+from ragboost.chunk_cache.kv.keep import kv_of
+from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.model.hook import both
+from ragboost.chunk_cache.model.narrow import install_narrowing
 from ragboost.chunk_cache.prefill import Prefill
 from ragboost.chunk_cache.reuse import ChunkReuse, is_exact
 from ragboost.chunk_cache.selection.base import Policy
 from ragboost.chunk_cache.selection.view import SelectionView
-from ragboost.chunk_cache.store import ChunkKV
 from ragboost.errors import ChunkLostError
 
 

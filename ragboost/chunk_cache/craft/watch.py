@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ragboost.chunk_cache.attention.base import AttentionInputs
 from ragboost.chunk_cache.craft.focus import FocusTracker
+from ragboost.chunk_cache.model.attention.base import AttentionInputs
 from ragboost.chunk_cache.selection.view import attention_mass
 
 

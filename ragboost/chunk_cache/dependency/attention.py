@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from ragboost.chunk_cache.attention.base import AttentionInputs
-from ragboost.chunk_cache.attention.dense import masked_attention
 from ragboost.chunk_cache.dependency.layout import Interval, Layout, merged
+from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.dense import masked_attention
 
 TILE = 128
 """Rows per tile at most."""

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.dependency.attention import TreeAttention
 from ragboost.chunk_cache.dependency.layout import Layout, Positions, lay_out
 from ragboost.chunk_cache.dependency.pool import TokenPool
 from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode, Path, TreeNode
 from ragboost.chunk_cache.dependency.repair import repair
-from ragboost.chunk_cache.dependency.tree_cache import Match, Request, TreeCache
-from ragboost.chunk_cache.hook import Plan
-from ragboost.chunk_cache.kv_cache import RequestCache
-from ragboost.chunk_cache.replacement import make_replacement
+from ragboost.chunk_cache.dependency.tree_cache import TreeCache, TreeMatch, TreeRequest
+from ragboost.chunk_cache.eviction import make_replacement
+from ragboost.chunk_cache.kv.request_cache import RequestCache
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.hook import ForwardPlan
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.errors import ChunkCacheError
 
@@ -197,8 +197,8 @@ class DepCache:
                 use_cache=True,
             ).logits[0, -1]
 
-    def _request(self, layout: Layout, salt: str) -> Request:
-        return Request((salt, self.adapter.regime(len(layout))), layout)
+    def _request(self, layout: Layout, salt: str) -> TreeRequest:
+        return TreeRequest((salt, self.adapter.regime(len(layout))), layout)
 
     def _load(self, layout: Layout, cache: RequestCache, salt: str) -> torch.Tensor:
         """Fill in what is stored; return the other slots, ascending."""
@@ -226,7 +226,7 @@ class DepCache:
         with self._lock:
             # Matched again: another thread may have stored or evicted since.
             request = self._request(layout, salt)
-            found: Match = self.tree.match(request)
+            found: TreeMatch = self.tree.match(request)
             slots, rows = self.tree.insert(request, found)
             if slots:
                 at = torch.tensor(slots, device=self.adapter.device)
@@ -243,7 +243,7 @@ class DepCache:
         if not len(rows):
             return None
         rows = rows.to(self.adapter.device)
-        plan = Plan(rows, backend=TreeAttention(layout))
+        plan = ForwardPlan(rows, backend=TreeAttention(layout))
         tokens = [layout.tokens[slot] for slot in rows.tolist()]
         cache.positions = layout.positions
         return self.adapter.forward(tokens, cache, plan=plan)

@@ -6,9 +6,9 @@ reserved at once and committed by the operating system as rows are written.
 
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.kv_cache import RequestCache
-from ragboost.chunk_cache.rope import angles, rotate
+from ragboost.chunk_cache.kv.request_cache import RequestCache
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.rope import angles, rotate
 
 
 class TokenPool:

@@ -7,11 +7,11 @@ the tokens, and these are computed as ordinary attention would: over everything 
 
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.assemble import Assembly, Source
-from ragboost.chunk_cache.attention import make_backend
+from ragboost.chunk_cache.assemble import Assembly, TokenSource
 from ragboost.chunk_cache.dependency.layout import Layout
-from ragboost.chunk_cache.kv_cache import RequestCache
+from ragboost.chunk_cache.kv.request_cache import RequestCache
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import budget, choose
@@ -48,13 +48,13 @@ def repair(
 
 def _assembly(layout: Layout, cache: RequestCache) -> Assembly:
     """Return the prompt as the policies know it: branches from the trees' roots are its chunks."""
-    source = torch.full((len(layout),), int(Source.EXACT), dtype=torch.int8)
-    source[layout.task :] = Source.MISSING
+    source = torch.full((len(layout),), int(TokenSource.EXACT), dtype=torch.int8)
+    source[layout.task :] = TokenSource.MISSING
     chunks = []
     for run in layout.runs[:-1]:
         seen = sum(stop - start for start, stop in run.sees)
         if seen < run.start:  # something before it is out of its sight
-            source[run.start : run.stop] = Source.APPROXIMATE
+            source[run.start : run.stop] = TokenSource.APPROXIMATE
             chunks.append((run.start, run.stop))
     device = layout.positions.device
     sensitivity = torch.zeros(len(layout), device=device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ragboost.chunk_cache.dependency.layout import Layout
-from ragboost.chunk_cache.replacement.base import Replacement, Use
+from ragboost.chunk_cache.eviction.base import Replacement, Use
 from ragboost.errors import ChunkCacheError
 
 
@@ -42,7 +42,7 @@ class Cursor(NamedTuple):
     offset: int
 
 
-class Match(NamedTuple):
+class TreeMatch(NamedTuple):
     """What is stored of a layout.
 
     Attributes:
@@ -55,7 +55,7 @@ class Match(NamedTuple):
     nodes: list[CachedRun]
 
 
-class Request(NamedTuple):
+class TreeRequest(NamedTuple):
     """A layout under the name of its tree: KV is shared within a tree only."""
 
     tree: Hashable
@@ -77,7 +77,7 @@ class TreeCache:
         num_rows: int,
         policy: Replacement,
         *,
-        waiting: Callable[[], Sequence[Request]] = tuple,
+        waiting: Callable[[], Sequence[TreeRequest]] = tuple,
     ) -> None:
         if num_rows < 1:
             raise ChunkCacheError(f"the tree cache must hold at least 1 token, got {num_rows}")
@@ -95,9 +95,9 @@ class TreeCache:
         """Tokens stored."""
         return self.num_rows - len(self._free)
 
-    def match(self, request: Request) -> Match:
+    def match(self, request: TreeRequest) -> TreeMatch:
         """Return what is stored of a layout. Changes nothing, and counts as no use."""
-        found = Match([], [], [])
+        found = TreeMatch([], [], [])
         root = self._trees.get(request.tree)
         ends: list[Cursor | None] = []
         for run in request.layout.runs:
@@ -116,7 +116,7 @@ class TreeCache:
             ends.append(cursor if at == run.stop else None)
         return found
 
-    def insert(self, request: Request, found: Match) -> tuple[list[int], list[int]]:
+    def insert(self, request: TreeRequest, found: TreeMatch) -> tuple[list[int], list[int]]:
         """Count the use of what was found, and make places for what was not, evicting as needed.
 
         What a request uses is never evicted for the rest of it; what does not fit is not stored.

@@ -30,7 +30,7 @@ class Example:
     answers: Mapping[str, int]
 
 
-class Batch(NamedTuple):
+class TuningBatch(NamedTuple):
     """Examples side by side, padded at the end; e examples of at most t tokens.
 
     Attributes:
@@ -50,7 +50,7 @@ def collate(
     *,
     positions: Positions = "depth",
     dtype: torch.dtype = torch.float32,
-) -> Batch:
+) -> TuningBatch:
     """Return the examples as a batch.
 
     Raises:
@@ -74,10 +74,10 @@ def collate(
                 )
             labels[row, stop - length - 1 : stop - 1] = ids[row, stop - length : stop]
     mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-    return Batch(ids, at, mask[:, None], labels)
+    return TuningBatch(ids, at, mask[:, None], labels)
 
 
-def answer_loss(model: Any, batch: Batch) -> torch.Tensor:
+def answer_loss(model: Any, batch: TuningBatch) -> torch.Tensor:
     """Return the mean cross entropy of the answers' tokens."""
     keep = (batch.labels != -100).any(0).nonzero().flatten()
     logits = model(

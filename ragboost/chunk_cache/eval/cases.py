@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ragboost.chunk_cache.eval.tasks import Prompt
+from ragboost.chunk_cache.eval.tasks import TaskPrompt
 from ragboost.chunk_cache.jsonl import read_objects
 from ragboost.errors import RequestError
 from ragboost.types import as_documents
@@ -39,7 +39,7 @@ class Case:
     dependent: tuple[int, ...] = ()
 
 
-def from_prompt(prompt: Prompt) -> Case:
+def from_prompt(prompt: TaskPrompt) -> Case:
     """Turn a prompt of the synthetic tasks into a case."""
     return Case(
         prompt.system,

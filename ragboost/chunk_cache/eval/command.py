@@ -11,10 +11,10 @@ from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import Case, read_cases
 from ragboost.chunk_cache.eval.loading import check_paths, load, load_tokenizer
 from ragboost.chunk_cache.eval.runner import evaluate
+from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.store import ChunkStore
 from ragboost.errors import ChunkCacheError
 from ragboost.plots import check_plot
 

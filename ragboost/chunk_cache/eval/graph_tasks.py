@@ -47,7 +47,7 @@ VOCAB_SIZE = PATH + 1 + sum(_KINDS.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class GraphQuestion:
     """A question about a graph, and the id of its answer."""
 
     task: str
@@ -65,13 +65,13 @@ class GraphCase:
     """
 
     paths: tuple[tuple[int, ...], ...]
-    questions: tuple[Question, ...]
+    questions: tuple[GraphQuestion, ...]
 
-    def tree(self, question: Question) -> DepPrompt:
+    def tree(self, question: GraphQuestion) -> DepPrompt:
         """Return the prompt with the paths as a tree."""
         return DepPrompt.of(SYSTEM, self.paths, question.tokens)
 
-    def text(self, question: Question) -> DepPrompt:
+    def text(self, question: GraphQuestion) -> DepPrompt:
         """Return the prompt with the paths written out, for ordinary attention."""
         return DepPrompt(
             (
@@ -81,7 +81,7 @@ class GraphCase:
             )
         )
 
-    def subgraphs(self, question: Question) -> DepPrompt:
+    def subgraphs(self, question: GraphQuestion) -> DepPrompt:
         """Return the prompt with each root's paths written out as a part of its own, which sees the
         system prompt and itself."""
         roots = dict.fromkeys(path[0] for path in self.paths)
@@ -173,13 +173,13 @@ def _edge(relation: int, target: int) -> int:
     return first_id("edge") + relation * NUM_ENTITIES + target
 
 
-def _ask(task: str, fact: tuple[int, int, int, int, int]) -> Question:
+def _ask(task: str, fact: tuple[int, int, int, int, int]) -> GraphQuestion:
     root, relation, target, deeper, leaf = fact
     entity = first_id("entity")
     if task == "one_hop":
         tokens = (first_id("QE") + root, first_id("Q1") + relation)
-        return Question(task, tokens, entity + target)
+        return GraphQuestion(task, tokens, entity + target)
     if task == "two_hop":
         tokens = (first_id("QE") + root, first_id("Q2") + relation * NUM_RELATIONS + deeper)
-        return Question(task, tokens, entity + leaf)
-    return Question(task, (first_id("QT") + leaf, first_id("QR")), entity + root)
+        return GraphQuestion(task, tokens, entity + leaf)
+    return GraphQuestion(task, (first_id("QT") + leaf, first_id("QR")), entity + root)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selftest import SelfTest, self_test
 from ragboost.errors import ConfigError, import_extra
 

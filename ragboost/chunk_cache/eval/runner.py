@@ -43,7 +43,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Outcome:
+class EvalOutcome:
     """One answer; see `Row`."""
 
     score: float
@@ -79,7 +79,7 @@ def evaluate(
     """
     plans = [("full", 1.0), ("reuse", 0.0)]
     plans += [(p, r) for p in policies if p not in ("full", "reuse") for r in ratios]
-    outcomes: dict[tuple[str, str, float], list[Outcome]] = {}
+    outcomes: dict[tuple[str, str, float], list[EvalOutcome]] = {}
     judge = Judge(reuse, tokenizer, max_new_tokens)
     for number, case in enumerate(cases, 1):
         reuse.precompute(case.system, case.chunks)
@@ -109,9 +109,9 @@ class Judge:
         self._reuse, self._tokenizer, self._max = reuse, tokenizer, max_new_tokens
         self._full_text = ""
 
-    def __call__(self, case: Case, result: Prefill, full: Prefill) -> Outcome:
+    def __call__(self, case: Case, result: Prefill, full: Prefill) -> EvalOutcome:
         timing = result.timing
-        return Outcome(
+        return EvalOutcome(
             score=self._score(case, result, is_full=result is full),
             kl=kl_divergence(result.logits, full.logits),
             recomputed=(result.num_recomputed + result.num_computed) / result.num_tokens,
@@ -160,7 +160,7 @@ def _policy(name: str, case: Case) -> Policy:
     return make_policy(name)
 
 
-def _rows(outcomes: dict[tuple[str, str, float], list[Outcome]]) -> list[Row]:
+def _rows(outcomes: dict[tuple[str, str, float], list[EvalOutcome]]) -> list[Row]:
     mean = {key: estimate([o.score for o in found]).mean for key, found in outcomes.items()}
     rows = []
     for (task, policy, ratio), found in outcomes.items():

@@ -68,7 +68,7 @@ VOCAB_SIZE = DOCUMENT + 1 + sum(_KINDS.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TaskPrompt:
     """One question over documents.
 
     Attributes:
@@ -221,13 +221,13 @@ def ask(rng: np.random.Generator, world: World, *, task: str) -> Questions:
 
 def make_prompts(
     task: str, num_prompts: int, *, seed: int, documents: int = 8, length: int = 12
-) -> list[Prompt]:
+) -> list[TaskPrompt]:
     """Draw prompts of one task; the same arguments give the same prompts.
 
     `update` asks only about values that were overwritten later, so that the last one counts.
     """
     rng = np.random.default_rng([seed, TASKS.index(task)])
-    prompts: list[Prompt] = []
+    prompts: list[TaskPrompt] = []
     while len(prompts) < num_prompts:
         world = make_world(rng, 4 * num_prompts, documents=documents, length=length)
         asked = ask(rng, world, task=task)
@@ -238,7 +238,7 @@ def make_prompts(
     return prompts[:num_prompts]
 
 
-def _prompt(world: World, asked: Questions, task: str, row: int) -> Prompt:
+def _prompt(world: World, asked: Questions, task: str, row: int) -> TaskPrompt:
     chunks = tuple(tuple(ids) for ids in world.documents[row].tolist())
     length = len(chunks[0])
     dependent = tuple(
@@ -247,7 +247,7 @@ def _prompt(world: World, asked: Questions, task: str, row: int) -> Prompt:
         if slot > 0
     )
     question = tuple(asked.tokens[row].tolist())
-    return Prompt(SYSTEM, chunks, question, int(asked.answer[row]), task, dependent)
+    return TaskPrompt(SYSTEM, chunks, question, int(asked.answer[row]), task, dependent)
 
 
 def _questions(

@@ -9,10 +9,10 @@ chunk, which carries both. Knows prompts and results. Does not know how KV is se
 from collections.abc import Sequence
 from typing import Any
 
-from ragboost.chunk_cache.keep import kv_of
+from ragboost.chunk_cache.kv.keep import kv_of
+from ragboost.chunk_cache.kv.store import ChunkKV
 from ragboost.chunk_cache.prefill import Prefill
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkKV
 
 RECIPE = "replica"
 """Keeps replicas apart from plain KV, which was computed right after the system prompt."""

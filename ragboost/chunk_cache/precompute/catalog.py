@@ -31,7 +31,7 @@ def recipe_of(neighbours: Sequence[Sequence[int]]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PreparedChunk:
     """A document that is done.
 
     Attributes:
@@ -51,7 +51,7 @@ class Entry:
     size_bytes: int
 
 
-class Catalog(Mapping[str, str]):
+class ChunkCatalog(Mapping[str, str]):
     """The entries of a directory; as a mapping, recipes by plain key. Safe to use from several
     threads of the one process that writes it.
 
@@ -67,7 +67,7 @@ class Catalog(Mapping[str, str]):
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, PreparedChunk] = {}
         self._recipes: dict[str, str] = {}
         self._lock = threading.Lock()
         directory.mkdir(parents=True, exist_ok=True)
@@ -104,11 +104,11 @@ class Catalog(Mapping[str, str]):
         """Of all KV that is kept, each once."""
         return sum({entry.key: entry.size_bytes for entry in self._entries.values()}.values())
 
-    def entry(self, document: str) -> Entry | None:
+    def entry(self, document: str) -> PreparedChunk | None:
         """Return what is known of a document."""
         return self._entries.get(document)
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: PreparedChunk) -> None:
         """Add a document, or replace what was known of it."""
         self._append(asdict(entry))
 
@@ -135,7 +135,7 @@ class Catalog(Mapping[str, str]):
         if old is not None and not any(e.plain == old.plain for e in self._entries.values()):
             self._recipes.pop(old.plain, None)
         if len(line) > 1:
-            entry = Entry(**line)  # type: ignore[arg-type]
+            entry = PreparedChunk(**line)  # type: ignore[arg-type]
             self._entries[document] = entry
             if entry.recipe:
                 self._recipes[entry.plain] = entry.recipe

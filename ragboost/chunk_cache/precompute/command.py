@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from ragboost.chunk_cache.eval.loading import check_paths, load
 from ragboost.chunk_cache.jsonl import read_objects
-from ragboost.chunk_cache.precompute.catalog import Catalog
-from ragboost.chunk_cache.precompute.corpus import CorpusChunk, Outcome, precompute
+from ragboost.chunk_cache.kv.store import ChunkStore, Identity
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
+from ragboost.chunk_cache.precompute.corpus import CorpusChunk, PrecomputeOutcome, precompute
 from ragboost.chunk_cache.precompute.neighbours import (
     Neighbours,
     by_cooccurrence,
@@ -25,8 +27,6 @@ from ragboost.chunk_cache.precompute.neighbours import (
     by_vectors,
 )
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore, Identity
-from ragboost.chunk_cache.tiers.disk import DiskTier
 from ragboost.errors import ChunkCacheError, ConfigError, RequestError
 from ragboost.retrieval.bm25 import BM25Retriever
 from ragboost.retrieval.corpus import Corpus
@@ -90,7 +90,7 @@ def run(
         model=adapter.fingerprint(), dtype=str(adapter.dtype).removeprefix("torch.")
     )
     reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=working_bytes), identity=identity)
-    catalog = Catalog(out)
+    catalog = ChunkCatalog(out)
     outcome = precompute(
         reuse,
         DiskTier(out, capacity_bytes=capacity_bytes),
@@ -181,7 +181,7 @@ def _ids(tokenizer: Any, template: str, document: Document) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _figures(outcome: Outcome, catalog: Catalog) -> dict[str, Any]:
+def _figures(outcome: PrecomputeOutcome, catalog: ChunkCatalog) -> dict[str, Any]:
     seconds = outcome.seconds
     return asdict(outcome) | {
         "chunks_per_s": outcome.num_computed / seconds if seconds else 0.0,

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ragboost.chunk_cache.precompute.catalog import Catalog, Entry, recipe_of
+from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.precompute.catalog import ChunkCatalog, PreparedChunk, recipe_of
 from ragboost.chunk_cache.precompute.prime import prime
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkKV
 from ragboost.errors import ChunkCacheError
 
 
@@ -46,7 +46,7 @@ class CorpusChunk:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PrecomputeOutcome:
     """What a run did.
 
     Attributes:
@@ -71,14 +71,14 @@ class Outcome:
 def precompute(
     reuse: ChunkReuse,
     kept: Kept,
-    catalog: Catalog,
+    catalog: ChunkCatalog,
     *,
     system: Sequence[int],
     chunks: Sequence[CorpusChunk],
     neighbours: Sequence[Sequence[int]],
     max_tokens: int,
     on_progress: Callable[[int], None] | None = None,
-) -> Outcome:
+) -> PrecomputeOutcome:
     """Bring the KV of a corpus up to date. May be stopped at any time and run again.
 
     Args:
@@ -99,7 +99,7 @@ def precompute(
         raise ChunkCacheError(
             f"{len(chunks)} chunks need as many neighbours, got {len(neighbours)}"
         )
-    outcome, begin = Outcome(), time.perf_counter()
+    outcome, begin = PrecomputeOutcome(), time.perf_counter()
     present = {chunk.document for chunk in chunks}
     for document in catalog.documents:
         if document not in present:
@@ -121,11 +121,11 @@ def precompute(
 def _bring_up_to_date(
     reuse: ChunkReuse,
     kept: Kept,
-    catalog: Catalog,
+    catalog: ChunkCatalog,
     system: Sequence[int],
     chunk: CorpusChunk,
     neighbours: Sequence[tuple[int, ...]],
-    outcome: Outcome,
+    outcome: PrecomputeOutcome,
 ) -> None:
     recipe = recipe_of(neighbours)
     key = reuse.chunks.key(system, chunk.tokens, recipe=recipe)
@@ -148,7 +148,7 @@ def _bring_up_to_date(
         outcome.num_stale += old is not None and is_new
         outcome.num_tokens += len(chunk.tokens)
     plain = reuse.chunks.key(system, chunk.tokens)
-    catalog.record(Entry(chunk.document, plain, recipe, key, len(chunk.tokens), size))
+    catalog.record(PreparedChunk(chunk.document, plain, recipe, key, len(chunk.tokens), size))
     if old is not None and is_new and not catalog.keeps(old.key):
         kept.remove(old.key)
 
@@ -161,7 +161,7 @@ def _keep_system(reuse: ChunkReuse, kept: Kept, system: Sequence[int]) -> None:
             kept.save(key, reuse.chunks.plain((), system))
 
 
-def _drop(kept: Kept, catalog: Catalog, document: str) -> None:
+def _drop(kept: Kept, catalog: ChunkCatalog, document: str) -> None:
     entry = catalog.entry(document)
     catalog.forget(document)
     if entry is not None and not catalog.keeps(entry.key):
@@ -185,6 +185,6 @@ def _fitting(
     return fitting[::-1]
 
 
-def _size(catalog: Catalog, key: str) -> int:
+def _size(catalog: ChunkCatalog, key: str) -> int:
     entries = (catalog.entry(document) for document in catalog.documents)
     return next((e.size_bytes for e in entries if e is not None and e.key == key), 0)

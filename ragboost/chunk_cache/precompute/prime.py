@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from ragboost.chunk_cache.assemble import Source
+from ragboost.chunk_cache.assemble import TokenSource
 from ragboost.chunk_cache.craft.change import relative_change
 from ragboost.chunk_cache.craft.gather import Gather
+from ragboost.chunk_cache.kv.store import ChunkKV, tokens_digest
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkKV, tokens_digest
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -50,7 +50,7 @@ def prime(
     gather = Gather(assembly.tokens, assembly.chunks, watched=[len(before)])
     rows = torch.arange(start, stop, device=reuse.adapter.device)
     recompute(reuse.adapter, assembly, selected=rows, backend=reuse.backend, observe=gather)
-    is_exact = bool((assembly.source[:start] == Source.EXACT).all())
+    is_exact = bool((assembly.source[:start] == TokenSource.EXACT).all())
     return ChunkKV(
         tuple(chunk),
         base=start,

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.assemble import Assembly, Source
-from ragboost.chunk_cache.attention.base import AttentionBackend, AttentionInputs, exact_mask
-from ragboost.chunk_cache.attention.dense import attention_weights, weighted_values
-from ragboost.chunk_cache.hook import Hidden, Plan, StopForwardError
-from ragboost.chunk_cache.kv_cache import RequestCache
+from ragboost.chunk_cache.assemble import Assembly, TokenSource
+from ragboost.chunk_cache.kv.request_cache import RequestCache
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.attention.base import AttentionBackend, AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.dense import attention_weights, weighted_values
+from ragboost.chunk_cache.model.hook import ForwardPlan, Hidden, StopForwardError
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.recompute import recompute, rows_to_compute
 from ragboost.errors import ChunkCacheError
@@ -72,7 +72,7 @@ class SelectionView:
         each layer, (layers, tokens): one softmax over all tokens, summed over heads and question
         tokens. Missing tokens get 0."""
         if self._attention is None:
-            visible = self.assembly.source != Source.MISSING
+            visible = self.assembly.source != TokenSource.MISSING
             visible[self.assembly.question :] = True
             self._attention = self._question_pass(visible)
         return self._attention
@@ -83,7 +83,7 @@ class SelectionView:
         visible = torch.zeros(len(self.assembly.tokens), dtype=torch.bool)
         visible = visible.to(self.assembly.source.device)
         visible[: self.assembly.chunks[0][0] if self.assembly.chunks else 0] = True
-        visible &= self.assembly.source != Source.MISSING
+        visible &= self.assembly.source != TokenSource.MISSING
         visible[self.assembly.question :] = True
         chunks = self.assembly.chunks
         mass = torch.zeros(self.num_layers, len(visible), device=visible.device)
@@ -93,7 +93,7 @@ class SelectionView:
                 mass[layer, start:stop] += attention_mass(inputs, first=start, last=stop)
 
         for rows in self._pace.pieces(self._question_rows()):
-            self._run(rows, Plan(rows, visible=visible, observe=observe))
+            self._run(rows, ForwardPlan(rows, visible=visible, observe=observe))
         return mass
 
     def repair(self, positions: torch.Tensor) -> None:
@@ -116,7 +116,7 @@ class SelectionView:
             ChunkCacheError: the model has too few layers.
         """
         if self._fresh is None:
-            rows = torch.nonzero(self.assembly.source != Source.EXACT).flatten()
+            rows = torch.nonzero(self.assembly.source != TokenSource.EXACT).flatten()
             kept: list[Hidden] = []
             fresh, self._fresh = self._fresh_pass(rows, CHECK_LAYER, keep=kept)
             if kept:
@@ -144,7 +144,7 @@ class SelectionView:
         mass = torch.zeros(self.num_layers, len(visible), device=visible.device)
         for rows in self._pace.pieces(self._question_rows()):
             weighing = _Weighing(self.num_layers)
-            self._run(rows, Plan(rows, backend=weighing, visible=visible))
+            self._run(rows, ForwardPlan(rows, backend=weighing, visible=visible))
             mass += torch.stack(weighing.mass)
         return mass
 
@@ -152,7 +152,9 @@ class SelectionView:
         total = len(self.assembly.tokens)
         return torch.arange(self.assembly.question, total, device=self._adapter.device)
 
-    def _run(self, rows: torch.Tensor, plan: Plan, *, cache: RequestCache | None = None) -> None:
+    def _run(
+        self, rows: torch.Tensor, plan: ForwardPlan, *, cache: RequestCache | None = None
+    ) -> None:
         tokens = [self.assembly.tokens[position] for position in rows.tolist()]
         self._adapter.forward(tokens, self.assembly.cache if cache is None else cache, plan=plan)
 
@@ -178,7 +180,7 @@ class SelectionView:
 
         num_run = layer + 1 - (known.layer if known is not None else 0)
         for piece in self._pace.pieces(rows, share=num_run / self._adapter.num_layers):
-            plan = Plan(piece, backend=self._backend, observe=observe)
+            plan = ForwardPlan(piece, backend=self._backend, observe=observe)
             plan.begin = known.of(piece) if known is not None else None
             plan.keep = layer if keep is not None and self._adapter.can_resume else None
             self._run(piece, plan, cache=fresh)

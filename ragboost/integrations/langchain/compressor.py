@@ -7,7 +7,7 @@ from langchain_core.documents import BaseDocumentCompressor
 from langchain_core.documents import Document as LangChainDocument
 from pydantic import ConfigDict, Field
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.integrations.langchain.documents import boosted_documents
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.documents import Document as LangChainDocument
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.integrations.placing import Placed, named_document, place
 from ragboost.types import Document
 

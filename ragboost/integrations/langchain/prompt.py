@@ -8,7 +8,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.prompts.chat import BaseChatPromptTemplate
 from pydantic import ConfigDict, Field
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.integrations.langchain.documents import KEY, as_document
 from ragboost.integrations.turns import boost_turn
 

@@ -10,7 +10,7 @@ from langchain_core.documents import Document as LangChainDocument
 from langchain_core.retrievers import BaseRetriever, RetrieverLike
 from pydantic import Field
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.integrations.langchain.documents import as_document, boosted_documents
 from ragboost.integrations.placing import best
 

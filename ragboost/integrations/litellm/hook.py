@@ -9,11 +9,11 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
-from ragboost.proxy.conversation import Conversations
-from ragboost.proxy.payload import Payload
-from ragboost.proxy.rewrite import Rewriter
-from ragboost.proxy.session_names import session_name
-from ragboost.proxy.tenants import TenantKey, Tenants
+from ragboost.rewriting.body import JsonBody
+from ragboost.rewriting.conversations import Conversations
+from ragboost.rewriting.rewriter import Rewriter
+from ragboost.rewriting.session_id import session_name
+from ragboost.rewriting.tenants import TenantKey, Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     def _rewritten(
         self, fields: Mapping[str, Any], headers: list[tuple[bytes, bytes]], *, user: str
     ) -> dict[str, Any]:
-        payload = Payload.parse(json.dumps(fields).encode())
+        payload = JsonBody.parse(json.dumps(fields).encode())
         name = session_name(payload.body, headers)
         key = TenantKey.of(payload.body)
         conversation = None

@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from ragboost.integrations.llama_index.postprocessor import (
         BoostPostprocessor as BoostPostprocessor,
     )
-    from ragboost.integrations.llama_index.retriever import BoostRetriever as BoostRetriever
+    from ragboost.integrations.llama_index.retriever import BoostNodeRetriever as BoostNodeRetriever
 
 import_extra("llama_index.core", extra="llama-index")
 
 _HOME = {
     "BoostChatEngine": "chat_engine",
     "BoostPostprocessor": "postprocessor",
-    "BoostRetriever": "retriever",
+    "BoostNodeRetriever": "retriever",
     "extra_body": "nodes",
 }
-__all__ = ["BoostChatEngine", "BoostPostprocessor", "BoostRetriever", "extra_body"]
+__all__ = ["BoostChatEngine", "BoostNodeRetriever", "BoostPostprocessor", "extra_body"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.integrations.llama_index.nodes import KEY, as_document
 from ragboost.integrations.turns import boost_turn
 

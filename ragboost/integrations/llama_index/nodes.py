@@ -9,7 +9,7 @@ from typing import Any
 
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.integrations.handing_over import ragboost_body
 from ragboost.integrations.placing import Placed, named_document, place
 from ragboost.types import Document

@@ -6,7 +6,7 @@ from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRan
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.integrations.llama_index.nodes import boosted_nodes
 
 _dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]

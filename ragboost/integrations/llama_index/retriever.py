@@ -4,11 +4,11 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.integrations.llama_index.nodes import boosted_nodes
 
 
-class BoostRetriever(BaseRetriever):
+class BoostNodeRetriever(BaseRetriever):
     """Return another retriever's nodes in the order that reuses the prefix cache, each text once.
 
     For engines without postprocessors behind the retriever; otherwise use `BoostPostprocessor`.

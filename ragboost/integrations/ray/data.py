@@ -6,7 +6,7 @@ Knows datasets of questions with documents. Runs no model.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.config import Settings
 from ragboost.errors import import_extra
 from ragboost.types import Request

@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from ragboost.chunk_cache.craft.alpha import Point, choose, tune
+from ragboost.chunk_cache.craft.alpha import AlphaPoint, choose, tune
 from ragboost.chunk_cache.craft.reuse import CraftReuse
 from ragboost.chunk_cache.eval.cases import Case
+from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
 from ragboost.cli import app
 from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.families import build_adapter, build_model, make_prompt
@@ -19,8 +19,8 @@ from tests.chunk_cache.families import build_adapter, build_model, make_prompt
 SYSTEM, CHUNKS, QUESTION = make_prompt()
 
 
-def point(alpha: float, overhead: float, score: float) -> Point:
-    return Point(alpha, overhead, overhead, score, error=0.0, kl=0.0)
+def point(alpha: float, overhead: float, score: float) -> AlphaPoint:
+    return AlphaPoint(alpha, overhead, overhead, score, error=0.0, kl=0.0)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.craft.change import kv_change, relative_change
 from ragboost.chunk_cache.craft.influence import chunk_name
 from ragboost.chunk_cache.craft.reuse import CraftReuse
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ragboost.chunk_cache.attention.base import AttentionInputs
 from ragboost.chunk_cache.craft.focus import FocusTracker, largest_gap, literal_cut
 from ragboost.chunk_cache.craft.watch import FocusWatch
+from ragboost.chunk_cache.model.attention.base import AttentionInputs
 
 Cut = Callable[[list[float]], frozenset[int] | None]
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.attention.base import AttentionInputs
 from ragboost.chunk_cache.craft import gather as gather_module
 from ragboost.chunk_cache.craft.formulas import num_to_fix
 from ragboost.chunk_cache.craft.gather import Gather
 from ragboost.chunk_cache.craft.influence import chunk_name
-from ragboost.chunk_cache.hook import Plan
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.hook import ForwardPlan
 from tests.chunk_cache.families import build_model
 
 SYSTEM = [3, 4, 5]
@@ -48,7 +48,9 @@ def test_gathered_attention_is_that_of_the_dense_matrix(
     borders = positions()
     gather = Gather(tokens, borders, watched=[0, 1, 2, 3, 4])
     rows = torch.arange(len(tokens))
-    adapter.forward(tokens, adapter.empty_cache(len(tokens)), plan=Plan(rows, observe=gather))
+    adapter.forward(
+        tokens, adapter.empty_cache(len(tokens)), plan=ForwardPlan(rows, observe=gather)
+    )
 
     found = gather.influences()
 
@@ -113,12 +115,12 @@ def test_only_watched_chunks_need_their_rows_in_the_pass() -> None:
     cache = adapter.empty_cache(len(tokens))
     every = torch.arange(len(tokens))
     whole = Gather(tokens, borders, watched=[2, 4])
-    adapter.forward(tokens, cache, plan=Plan(every, observe=whole))
+    adapter.forward(tokens, cache, plan=ForwardPlan(every, observe=whole))
 
     start, stop = borders[4]
     rows = torch.tensor([5, 9, *range(start, stop), stop])
     part = Gather(tokens, borders, watched=[4])
-    adapter.forward([tokens[i] for i in rows], cache, plan=Plan(rows, observe=part))
+    adapter.forward([tokens[i] for i in rows], cache, plan=ForwardPlan(rows, observe=part))
 
     assert part.influences()[4].inter == pytest.approx(whole.influences()[4].inter, rel=1e-4)
     assert part.influences()[4].b == pytest.approx(whole.influences()[4].b, rel=1e-4)
@@ -129,7 +131,7 @@ def test_the_first_chunk_has_no_context_and_no_impact() -> None:
     tokens = [*SYSTEM, *CHUNKS[0]]
     gather = Gather(tokens, [(3, 23)], watched=[0])
     cache = adapter.empty_cache(len(tokens))
-    adapter.forward(tokens, cache, plan=Plan(torch.arange(len(tokens)), observe=gather))
+    adapter.forward(tokens, cache, plan=ForwardPlan(torch.arange(len(tokens)), observe=gather))
     influence = gather.influences()[0]
     assert (influence.context, influence.inter, influence.a) == ((), (), 0.0)
     assert influence.impact() == 0.0

@@ -6,14 +6,14 @@ from typing import Literal
 import pytest
 import torch
 
-from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.craft.formulas import num_to_fix
 from ragboost.chunk_cache.craft.influence import chunk_name
 from ragboost.chunk_cache.craft.reuse import CraftPrefill, CraftReuse
 from ragboost.chunk_cache.craft.variants import Variants
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.store import ChunkStore
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
 from tests.chunk_cache.reference import ordinary
 

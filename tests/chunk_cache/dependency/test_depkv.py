@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from ragboost.chunk_cache.adapter import ModelAdapter
 from ragboost.chunk_cache.dependency.depkv import DepCache, DepKV
 from ragboost.chunk_cache.dependency.layout import Positions, lay_out
 from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from tests.chunk_cache.dependency import cases
 from tests.chunk_cache.families import build_adapter
 from tests.chunk_cache.reference import ordinary

@@ -6,16 +6,16 @@ import pytest
 
 from ragboost.chunk_cache.dependency.layout import lay_out
 from ragboost.chunk_cache.dependency.prompt import DepPrompt
-from ragboost.chunk_cache.dependency.tree_cache import Match, Request, TreeCache
-from ragboost.chunk_cache.replacement import make_replacement
+from ragboost.chunk_cache.dependency.tree_cache import TreeCache, TreeMatch, TreeRequest
+from ragboost.chunk_cache.eviction import make_replacement
 from ragboost.errors import ChunkCacheError
 
 
-def request(*graph: tuple[int, ...]) -> Request:
-    return Request("", lay_out(DepPrompt.of((1, 2), graph, (3,))))
+def request(*graph: tuple[int, ...]) -> TreeRequest:
+    return TreeRequest("", lay_out(DepPrompt.of((1, 2), graph, (3,))))
 
 
-def store(tree: TreeCache, one: Request) -> Match:
+def store(tree: TreeCache, one: TreeRequest) -> TreeMatch:
     found = tree.match(one)
     tree.insert(one, found)
     tree.check_integrity()

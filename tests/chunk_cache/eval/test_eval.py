@@ -18,19 +18,19 @@ from ragboost.chunk_cache.eval.tasks import (
     SYSTEM,
     TASKS,
     VOCAB_SIZE,
-    Prompt,
+    TaskPrompt,
     composition,
     first_id,
     make_prompts,
 )
+from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
 from ragboost.cli import app
 from ragboost.errors import ChunkCacheError, ConfigError, RequestError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 
 
-def solve(prompt: Prompt) -> int:
+def solve(prompt: TaskPrompt) -> int:
     """Read the documents one statement at a time and answer: an independent solver."""
 
     def number(token: int, kind: str, size: int = 16) -> int | None:
@@ -124,7 +124,7 @@ def test_evaluation_has_both_ends_and_every_policy_and_a_plot_shows_them(tmp_pat
     for _ in range(3):
         system, chunks, question = make_prompt(seed=int(rng.integers(1000)))
         chunk_tuples = tuple(map(tuple, chunks))
-        prompt = Prompt(tuple(system), chunk_tuples, tuple(question), 5, "<toy>", (30,))
+        prompt = TaskPrompt(tuple(system), chunk_tuples, tuple(question), 5, "<toy>", (30,))
         cases.append(from_prompt(prompt))
 
     rows = evaluate(reuse, cases, policies=["epic", "oracle"], ratios=[0.1, 0.5])

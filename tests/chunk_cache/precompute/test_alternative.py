@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.precompute.alternative import AlternativePath
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
 from tests.chunk_cache.reference import ordinary
 

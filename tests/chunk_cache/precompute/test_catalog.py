@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.chunk_cache.precompute.catalog import FILE, Catalog, Entry, recipe_of
+from ragboost.chunk_cache.precompute.catalog import FILE, ChunkCatalog, PreparedChunk, recipe_of
 from ragboost.errors import ChunkCacheError
 
 
-def entry(document: str, *, plain: str = "", recipe: str = "r", key: str = "") -> Entry:
+def entry(document: str, *, plain: str = "", recipe: str = "r", key: str = "") -> PreparedChunk:
     plain = plain or f"plain {document}"
-    return Entry(document, plain, recipe, key or f"{plain} {recipe}", num_tokens=3, size_bytes=10)
+    return PreparedChunk(
+        document, plain, recipe, key or f"{plain} {recipe}", num_tokens=3, size_bytes=10
+    )
 
 
 def test_a_recipe_is_its_neighbours_in_order() -> None:
@@ -21,32 +23,32 @@ def test_a_recipe_is_its_neighbours_in_order() -> None:
 
 
 def test_recipes_are_found_by_plain_key_after_opening_again(tmp_path: Path) -> None:
-    catalog = Catalog(tmp_path)
+    catalog = ChunkCatalog(tmp_path)
     catalog.record(entry("a"))
     catalog.record(entry("b", recipe=""))
     catalog.record(entry("a", recipe="s"))
-    for found in (catalog, Catalog(tmp_path)):
+    for found in (catalog, ChunkCatalog(tmp_path)):
         assert dict(found) == {"plain a": "s"}  # b is plain
         assert found.documents == ["b", "a"]
         assert found.size_bytes == 20
         assert found.entry("a") == entry("a", recipe="s")
         assert found.keeps("plain a s")
         assert not found.keeps("plain a r")
-    assert Catalog.read(tmp_path) == {"plain a": "s"}
-    assert Catalog.read(tmp_path / "nowhere") == {}
+    assert ChunkCatalog.read(tmp_path) == {"plain a": "s"}
+    assert ChunkCatalog.read(tmp_path / "nowhere") == {}
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_what_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
-    catalog = Catalog(tmp_path)
+    catalog = ChunkCatalog(tmp_path)
     catalog.record(entry("a"))
     catalog.forget("a")
     catalog.forget("never there")
-    assert (dict(catalog), dict(Catalog(tmp_path))) == ({}, {})
+    assert (dict(catalog), dict(ChunkCatalog(tmp_path))) == ({}, {})
 
 
 def test_documents_of_equal_text_share_a_recipe_until_both_are_gone(tmp_path: Path) -> None:
-    catalog = Catalog(tmp_path)
+    catalog = ChunkCatalog(tmp_path)
     catalog.record(entry("a", plain="p"))
     catalog.record(entry("b", plain="p"))
     assert catalog.size_bytes == 10
@@ -57,17 +59,17 @@ def test_documents_of_equal_text_share_a_recipe_until_both_are_gone(tmp_path: Pa
 
 
 def test_a_line_that_a_crash_cut_off_is_ignored(tmp_path: Path) -> None:
-    catalog = Catalog(tmp_path)
+    catalog = ChunkCatalog(tmp_path)
     catalog.record(entry("a"))
     with (tmp_path / FILE).open("a") as file:
         file.write('{"document": "b", "pla')
-    again = Catalog(tmp_path)
+    again = ChunkCatalog(tmp_path)
     assert again.documents == ["a"]
     again.record(entry("c"))
-    assert Catalog(tmp_path).documents == ["a", "c"]
+    assert ChunkCatalog(tmp_path).documents == ["a", "c"]
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"document": "b", "pla\n{"document": "c"}\n')
     with pytest.raises(ChunkCacheError, match=r"catalog.jsonl:1 is no entry"):
-        Catalog(tmp_path)
+        ChunkCatalog(tmp_path)

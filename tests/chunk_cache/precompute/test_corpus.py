@@ -16,15 +16,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.assemble import Source
-from ragboost.chunk_cache.precompute.catalog import Catalog
-from ragboost.chunk_cache.precompute.corpus import CorpusChunk, Outcome, precompute
+from ragboost.chunk_cache.assemble import TokenSource
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.kv.tiers.store import TieredStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
+from ragboost.chunk_cache.precompute.corpus import CorpusChunk, PrecomputeOutcome, precompute
 from ragboost.chunk_cache.precompute.prime import prime
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
-from ragboost.chunk_cache.tiers.disk import DiskTier
-from ragboost.chunk_cache.tiers.store import TieredStore
 from ragboost.cli import app
 from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.families import build_adapter, build_model, make_prompt
@@ -51,11 +51,11 @@ def prepare(
     *,
     max_tokens: int = 512,
     on_progress: Callable[[int], None] | None = None,
-) -> Outcome:
+) -> PrecomputeOutcome:
     return precompute(
         ChunkReuse(adapter, ChunkStore()),
         DiskTier(directory / "kv", capacity_bytes=1 << 24),
-        Catalog(directory),
+        ChunkCatalog(directory),
         system=SYSTEM,
         chunks=corpus() if chunks is None else chunks,
         neighbours=neighbours,
@@ -73,14 +73,14 @@ def test_prepared_kv_is_found_by_requests_of_another_process(
 
     disk = DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)
     store = TieredStore(host_bytes=1 << 24, disk=disk)
-    reuse = ChunkReuse(adapter, store, recipes=Catalog.read(tmp_path))
+    reuse = ChunkReuse(adapter, store, recipes=ChunkCatalog.read(tmp_path))
     result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="reuse")
     assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
     store.close()
 
     assert result.num_computed == len(QUESTION)
-    assert assembly.source[:6].eq(Source.EXACT).all()  # the system prompt was kept too
-    assert assembly.source[6:86].eq(Source.APPROXIMATE).all()
+    assert assembly.source[:6].eq(TokenSource.EXACT).all()  # the system prompt was kept too
+    assert assembly.source[6:86].eq(TokenSource.APPROXIMATE).all()
     want = prime(ChunkReuse(adapter, ChunkStore()), SYSTEM, CHUNKS[0], neighbours=CHUNKS[1:3])
     kv = assembly.stored[0]
     assert kv is not None
@@ -159,7 +159,7 @@ def test_a_changed_document_makes_its_own_kv_and_that_of_its_neighbours_stale(
     adapter: ModelAdapter, tmp_path: Path
 ) -> None:
     prepare(adapter, tmp_path)
-    before = {d: Catalog(tmp_path).entry(d) for d in ("d0", "d1", "d2", "d3")}
+    before = {d: ChunkCatalog(tmp_path).entry(d) for d in ("d0", "d1", "d2", "d3")}
     changed = corpus()
     changed[2] = replace(changed[2], tokens=(*changed[2].tokens[:-1], 94))
 
@@ -167,7 +167,7 @@ def test_a_changed_document_makes_its_own_kv_and_that_of_its_neighbours_stale(
 
     # d2 itself, and d0 and d1 that were computed after it; d3 has no neighbours.
     assert (outcome.num_computed, outcome.num_stale, outcome.num_current) == (3, 3, 1)
-    after = Catalog(tmp_path)
+    after = ChunkCatalog(tmp_path)
     disk = DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)
     for document, old in before.items():
         new = after.entry(document)
@@ -193,14 +193,14 @@ def test_documents_that_left_the_corpus_leave_the_disk(
     outcome = prepare(adapter, tmp_path, corpus()[:3], [()] * 3)
     assert (outcome.num_removed, outcome.num_current) == (1, 3)
     assert len(DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)) == 4
-    assert Catalog(tmp_path).documents == ["d0", "d1", "d2"]
+    assert ChunkCatalog(tmp_path).documents == ["d0", "d1", "d2"]
 
 
 def test_kv_that_vanished_from_the_disk_is_computed_again(
     adapter: ModelAdapter, tmp_path: Path
 ) -> None:
     prepare(adapter, tmp_path)
-    entry = Catalog(tmp_path).entry("d1")
+    entry = ChunkCatalog(tmp_path).entry("d1")
     assert entry is not None
     DiskTier(tmp_path / "kv", capacity_bytes=1 << 24).remove(entry.key)
     outcome = prepare(adapter, tmp_path)
@@ -211,7 +211,7 @@ def test_documents_of_equal_text_share_kv(adapter: ModelAdapter, tmp_path: Path)
     twins = [CorpusChunk("a", tuple(CHUNKS[0])), CorpusChunk("b", tuple(CHUNKS[0]))]
     outcome = prepare(adapter, tmp_path, twins, [(1,), (0,)])
     assert (outcome.num_computed, outcome.num_current) == (1, 1)
-    assert Catalog(tmp_path).size_bytes > 0
+    assert ChunkCatalog(tmp_path).size_bytes > 0
     prepare(adapter, tmp_path, twins[1:], [()])
     assert len(DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)) == 2
 
@@ -223,7 +223,7 @@ def test_neighbours_that_do_not_fit_are_left_out_the_least_close_first(
     outcome = prepare(adapter, tmp_path, corpus()[:4], [(1, 2, 3), (), (), ()], max_tokens=68)
     assert outcome.num_computed == 4
     disk = DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)
-    entry = Catalog(tmp_path).entry("d0")
+    entry = ChunkCatalog(tmp_path).entry("d0")
     assert entry is not None
     kv = disk.load(entry.key)
     assert kv is not None
@@ -236,7 +236,7 @@ def test_no_room_is_said(adapter: ModelAdapter, tmp_path: Path) -> None:
         precompute(
             ChunkReuse(adapter, ChunkStore()),
             DiskTier(tmp_path / "kv", capacity_bytes=1000),
-            Catalog(tmp_path),
+            ChunkCatalog(tmp_path),
             system=[],
             chunks=corpus(),
             neighbours=NEIGHBOURS,
@@ -250,7 +250,7 @@ def test_a_budget_that_is_too_small_for_all_is_told(adapter: ModelAdapter, tmp_p
     outcome = precompute(
         ChunkReuse(adapter, ChunkStore()),
         DiskTier(tmp_path / "kv", capacity_bytes=size // 2),
-        Catalog(tmp_path),
+        ChunkCatalog(tmp_path),
         system=SYSTEM,
         chunks=corpus(),
         neighbours=NEIGHBOURS,

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.adapter import ModelAdapter
-from ragboost.chunk_cache.assemble import Source
+from ragboost.chunk_cache.assemble import TokenSource
 from ragboost.chunk_cache.craft.influence import chunk_name
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure, prime
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.store import ChunkStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()
@@ -63,15 +63,15 @@ def test_one_neighbour_makes_kv_that_is_exact_behind_it(reuse: ChunkReuse) -> No
     kv = prime(reuse, SYSTEM, A, neighbours=[B])
     behind = reuse.assemble(SYSTEM, [B, A], QUESTION, stored=[reuse.chunks.find(SYSTEM, B), kv])
     elsewhere = reuse.assemble(SYSTEM, [C, A], QUESTION, stored=[None, kv])
-    assert behind.source[:46].eq(Source.EXACT).all()
-    assert elsewhere.source[26:46].eq(Source.APPROXIMATE).all()
+    assert behind.source[:46].eq(TokenSource.EXACT).all()
+    assert elsewhere.source[26:46].eq(TokenSource.APPROXIMATE).all()
 
 
 def test_a_primed_chunk_is_not_exact_where_its_plain_kv_would_be(reuse: ChunkReuse) -> None:
     kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
     reuse.precompute(SYSTEM, [])
     assembly = reuse.assemble(SYSTEM, [A], QUESTION, stored=[kv])
-    assert assembly.source[6:26].eq(Source.APPROXIMATE).all()
+    assert assembly.source[6:26].eq(TokenSource.APPROXIMATE).all()
     # Turned back to its place behind the system prompt: the values stay.
     got = assembly.cache.layers[1].values[:, :, 6:26]
     assert torch.equal(got, kv.layers[1][1])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.proxy.rewrite import Rewriter
+from ragboost.rewriting.rewriter import Rewriter
 from tests.fakes import FakeEngine, Received
 from tests.proxy.conversations.chats import (
     HINT,

@@ -1,0 +1,257 @@
+"""Listen to the KV event streams of all replicas, in one thread of its own.
+
+Knows ZeroMQ: sockets, reconnects, replays and time. Does not know what events mean; see `stream`.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
+from ragboost.cache_sync.sources import EventSource
+from ragboost.cache_sync.stream import EventStream
+from ragboost.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_END = (-1).to_bytes(8, "big", signed=True)
+_TICK_MS = 100
+_FRAMES_PER_TURN = 256
+_MAX_FRAME_BYTES = 256 * 1024 * 1024
+_MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+
+
+class _Options(NamedTuple):
+    replay_timeout_s: float
+    probe_interval_s: float
+    max_queued_frames: int
+
+
+class Subscriber:
+    """One thread that keeps a mirror per source in step with its engine.
+
+    Use as a context manager, or call `start` and `stop`. Reading `streams` (state, status,
+    `resident_tokens`) is safe from any thread and never waits for the listener.
+
+    Args:
+        sources: the publishers; one stream each.
+        on_change: called in the listener's thread with the stream's name; an asyncio program hands
+            over to `loop.call_soon_threadsafe`.
+        media: what counts as resident, see `PrefixMirror`.
+        replay_timeout_s: silence of a replay endpoint after which it counts as down.
+        probe_interval_s: silence of a stream after which the replay endpoint is asked whether the
+            last batches were lost.
+        max_queued_frames: live frames kept by ZeroMQ while a replay runs; more become a gap.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[EventSource],
+        *,
+        on_change: Callable[[str, Changes], None] | None = None,
+        media: Iterable[str] = ("GPU",),
+        replay_timeout_s: float = 5.0,
+        probe_interval_s: float = 2.0,
+        max_queued_frames: int = 10_000,
+    ) -> None:
+        self.streams: dict[str, EventStream] = {}
+        self._sources = tuple(sources)
+        self._options = _Options(replay_timeout_s, probe_interval_s, max_queued_frames)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        for source in self._sources:
+            self.streams[source.name] = EventStream(
+                source.name,
+                mirror=PrefixMirror(media=media),
+                has_replay=source.replay_endpoint is not None,
+                on_change=on_change and partial(on_change, source.name),
+            )
+
+    def __enter__(self) -> "Subscriber":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Open the sockets and begin to listen.
+
+        Raises:
+            ConfigError: an endpoint that ZeroMQ cannot use.
+        """
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        links: list[_Link] = []
+        for source in self._sources:
+            try:
+                links.append(_Link(source, self.streams[source.name], context, self._options))
+            except zmq.ZMQError as error:
+                context.destroy(linger=0)
+                raise ConfigError(
+                    f"KV event stream {source.name!r}: cannot use {source.endpoint!r}: {error}"
+                ) from None
+        self._thread = threading.Thread(
+            target=self._run, args=(context, links), name="ragboost-kv-events", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening; every stream is at FALLBACK afterwards."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, context: "zmq.Context[zmq.Socket[bytes]]", links: list["_Link"]) -> None:
+        try:
+            while not self._stopping.is_set():
+                poller = zmq.Poller()
+                for link in links:
+                    link.register(poller)
+                ready = {socket for socket, _ in poller.poll(_TICK_MS)}
+                for link in links:
+                    link.turn(ready, time.monotonic())
+        finally:
+            for link in links:
+                link.close()
+            context.destroy(linger=0)
+            for stream in self.streams.values():
+                stream.disconnected()
+
+
+class _Link:
+    """The sockets of one stream; lives in the listener's thread."""
+
+    def __init__(
+        self,
+        source: EventSource,
+        stream: EventStream,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        options: _Options,
+    ) -> None:
+        self._source = source
+        self._stream = stream
+        self._context = context
+        self._options = options
+        self._heard_at = time.monotonic()
+        self._dealer: zmq.Socket[bytes] | None = None
+        self._sub = context.socket(zmq.SUB)
+        self._sub.set_hwm(options.max_queued_frames)
+        self._set(self._sub, source.endpoint)
+        self._sub.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+        self._sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
+        self._sub.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        self._sub.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
+        self._monitor = self._sub.get_monitor_socket(int(_MONITORED))
+        if source.bind:
+            self._sub.bind(source.endpoint)
+        else:
+            self._sub.connect(source.endpoint)
+        if source.endpoint.startswith("inproc://"):  # has no handshake to wait for
+            stream.connected()
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Say what to wait for; live frames wait in their socket while a replay runs."""
+        poller.register(self._monitor, zmq.POLLIN)
+        poller.register(self._dealer or self._sub, zmq.POLLIN)
+
+    def turn(self, ready: set[object], now: float) -> None:
+        """Read what is there, a bounded number of frames, and look at the clock."""
+        if self._monitor in ready:
+            self._read_monitor(now)
+        if self._dealer is not None and self._dealer in ready:
+            self._read_replay(self._dealer, now)
+        elif self._sub in ready:
+            self._read_live(now)
+        request = self._stream.take_request()
+        if request is not None:
+            self._ask(request, now)
+        elif self._dealer is not None and now - self._heard_at > self._options.replay_timeout_s:
+            self._drop_dealer()
+            self._stream.replay_failed()
+        elif self._dealer is None and now - self._heard_at > self._options.probe_interval_s:
+            self._heard_at = now
+            self._stream.probe()
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._drop_dealer()
+        self._sub.disable_monitor()
+        self._monitor.close(linger=0)
+        self._sub.close(linger=0)
+
+    def _read_monitor(self, now: float) -> None:
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)["event"]
+            self._heard_at = now
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                logger.info("KV event stream %s: connected", self._source.name)
+                self._stream.connected()
+            elif event == zmq.Event.DISCONNECTED:
+                logger.warning("KV event stream %s: disconnected", self._source.name)
+                self._drop_dealer()
+                self._stream.disconnected()
+
+    def _read_live(self, now: float) -> None:
+        self._heard_at = now
+        for _ in range(_FRAMES_PER_TURN):
+            if self._stream.is_replaying or not self._sub.poll(0):
+                return
+            frame = _numbered(self._sub.recv_multipart())
+            if frame is not None:
+                self._stream.receive(*frame)
+            time.sleep(0)  # let the event loop's thread run between two batches
+
+    def _read_replay(self, dealer: "zmq.Socket[bytes]", now: float) -> None:
+        self._heard_at = now
+        for _ in range(_FRAMES_PER_TURN):
+            if not dealer.poll(0):
+                return
+            parts = dealer.recv_multipart()
+            if len(parts) >= 2 and parts[-2] == _END:
+                self._drop_dealer()
+                self._stream.replay_ended()
+                return
+            frame = _numbered(parts)
+            if frame is not None:
+                self._stream.replay(*frame)
+            if not self._stream.is_replaying or self._stream.has_request:
+                return
+            time.sleep(0)
+
+    def _ask(self, start: int, now: float) -> None:
+        self._drop_dealer()
+        self._heard_at = now
+        endpoint = self._source.replay_endpoint
+        if endpoint is None:
+            return
+        # A DEALER: one request is answered by many messages.
+        self._dealer = self._context.socket(zmq.DEALER)
+        self._dealer.set_hwm(20_000)  # the ROUTER drops what we do not take in time
+        self._set(self._dealer, endpoint)
+        self._dealer.connect(endpoint)
+        self._dealer.send_multipart([b"", start.to_bytes(8, "big")])
+
+    def _drop_dealer(self) -> None:
+        if self._dealer is not None:
+            self._dealer.close(linger=0)
+            self._dealer = None
+
+    @staticmethod
+    def _set(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+
+
+def _numbered(parts: list[bytes]) -> tuple[int, bytes] | None:
+    """Number and payload, the last two parts: with and without a topic before them."""
+    if len(parts) < 2 or len(parts[-2]) != 8:
+        logger.warning("a KV event message of %d parts has no sequence number", len(parts))
+        return None
+    return int.from_bytes(parts[-2], "big"), parts[-1]

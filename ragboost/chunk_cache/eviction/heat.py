@@ -1,0 +1,55 @@
+"""Heat: uses that fade, times what it costs to compute a byte again (FusionRAG section 4.2).
+
+The paper leaves heat undefined. Here a use at time t turns heat h of time t0 into
+h * 2^(-(t - t0) / tau) + 1, and the entry with the least heat * cost / size goes first.
+"""
+
+import math
+from collections.abc import Hashable
+
+from ragboost.chunk_cache.eviction.base import Replacement, Use
+from ragboost.errors import ChunkCacheError
+
+TAU_S = 600.0
+
+
+def warmed(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
+    """Return the heat after a use that comes `idle_s` seconds after the last one."""
+    return cooled(heat, idle_s, tau_s=tau_s) + 1
+
+
+def cooled(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
+    """Return the heat after `idle_s` seconds without use."""
+    return heat * math.exp2(-max(0.0, idle_s) / tau_s)
+
+
+class Heat(Replacement):
+    """Priority is log2(heat * cost / size) with all heats carried to one moment: they fade alike,
+    so that the order needs no clock.
+
+    Args:
+        tau_s: seconds in which heat halves.
+    """
+
+    def __init__(self, *, tau_s: float = TAU_S) -> None:
+        if not tau_s > 0:
+            raise ChunkCacheError(f"tau_s must be above 0, got {tau_s}")
+        self._tau_s = tau_s
+        self._entries: dict[Hashable, tuple[float, float, float]] = {}  # heat, time, priority
+
+    def used(self, key: Hashable, use: Use) -> None:
+        heat, since, _ = self._entries.get(key, (0.0, use.now, 0.0))
+        heat = warmed(heat, use.now - since, tau_s=self._tau_s)
+        worth = math.log2(heat) + math.log2(max(use.cost / use.size, 1e-300))
+        self._entries[key] = (heat, use.now, worth + use.now / self._tau_s)
+
+    def priority(self, key: Hashable) -> float:
+        return self._entries[key][2]
+
+    def evicted(self, key: Hashable) -> None:
+        self._entries.pop(key, None)
+
+    def heat(self, key: Hashable, now: float) -> float:
+        """Return an entry's heat at a time; 0 where it is not known."""
+        heat, since, _ = self._entries.get(key, (0.0, now, 0.0))
+        return cooled(heat, now - since, tau_s=self._tau_s)

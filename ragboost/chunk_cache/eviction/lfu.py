@@ -1,0 +1,21 @@
+"""LFU: the entry used least often while it was in the cache goes first."""
+
+from collections.abc import Hashable
+
+from ragboost.chunk_cache.eviction.base import Replacement, Use
+
+
+class LFU(Replacement):
+    """Priority is the number of uses since the entry was stored."""
+
+    def __init__(self) -> None:
+        self._count: dict[Hashable, int] = {}
+
+    def used(self, key: Hashable, use: Use) -> None:
+        self._count[key] = self._count.get(key, 0) + 1
+
+    def priority(self, key: Hashable) -> float:
+        return self._count[key]
+
+    def evicted(self, key: Hashable) -> None:
+        self._count.pop(key, None)

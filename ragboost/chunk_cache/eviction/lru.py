@@ -1,0 +1,21 @@
+"""LRU: the least recently used entry goes first."""
+
+from collections.abc import Hashable
+
+from ragboost.chunk_cache.eviction.base import Replacement, Use
+
+
+class LRU(Replacement):
+    """Priority is the time of the last use."""
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, float] = {}
+
+    def used(self, key: Hashable, use: Use) -> None:
+        self._last[key] = use.now
+
+    def priority(self, key: Hashable) -> float:
+        return self._last[key]
+
+    def evicted(self, key: Hashable) -> None:
+        self._last.pop(key, None)

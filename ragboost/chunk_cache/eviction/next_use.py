@@ -1,0 +1,51 @@
+"""Keep what waiting requests will use, the soonest longest; rank the rest by its history.
+
+Our own step beyond LACR: within the queue the next use is known, and Belady's rule needs nothing
+else. A weighted sum lets a popular entry outrank one that is needed next; here it never does. With
+a queue as long as the cache is deep this is Belady's MIN, and without a queue it is LRU.
+"""
+
+from collections.abc import Collection, Hashable, Sequence
+
+from ragboost.chunk_cache.eviction.base import Replacement, Use
+
+
+class NextUse(Replacement):
+    """Priority is (soonness, history) in one number: at most 0 for what no waiting request uses.
+
+    Args:
+        counts: rank what the queue does not use by the number of its uses, each counted from the
+            greatest history evicted so far (LFU that ages), and not by the time of the last use.
+    """
+
+    sees_queue = True
+
+    def __init__(self, *, counts: bool = False) -> None:
+        self._counts = counts
+        self._count: dict[Hashable, int] = {}
+        self._history: dict[Hashable, float] = {}
+        self._next: dict[Hashable, int] = {}
+        self._clock = 0.0
+
+    def used(self, key: Hashable, use: Use) -> None:
+        count = self._count[key] = self._count.get(key, 0) + 1
+        self._history[key] = self._clock + count if self._counts else use.now
+
+    def priority(self, key: Hashable) -> float:
+        position = self._next.get(key)
+        if position is not None:
+            return 1 / (1 + position)  # the next request: 1, the one after it: 1/2
+        # Rises from -1 towards 0 with the history, which is not negative.
+        return -1 / (1 + self._history[key])
+
+    def evicted(self, key: Hashable) -> None:
+        self._count.pop(key, None)
+        history = self._history.pop(key, None)
+        if history is not None:
+            self._clock = max(self._clock, history)
+
+    def look_ahead(self, waiting: Sequence[Collection[Hashable]]) -> None:
+        self._next = {}
+        for position, keys in enumerate(waiting):
+            for key in keys:
+                self._next.setdefault(key, position)

@@ -1,0 +1,61 @@
+"""One attention call over all rows and all keys with a dense mask; takes everything, saves
+nothing."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mask
+
+
+class DenseAttention:
+    """SDPA with a boolean mask, or plain matrix products where SDPA lacks a cap or sinks."""
+
+    def supports(self, inputs: AttentionInputs) -> bool:
+        return True
+
+    def attend(self, inputs: AttentionInputs) -> torch.Tensor:
+        mask = exact_mask(
+            inputs.positions, inputs.num_keys, window=inputs.window, visible=inputs.visible
+        )
+        return masked_attention(inputs, inputs.query, inputs.key, inputs.value, mask)
+
+
+def masked_attention(
+    inputs: AttentionInputs,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of some rows over some keys under a (rows, keys) mask; scaling, cap and sinks come
+    from `inputs`."""
+    if inputs.softcap is None and inputs.sinks is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, scale=inputs.scaling, enable_gqa=query.shape[1] != key.shape[1]
+        )
+    return weighted_values(attention_weights(inputs, query, key, mask), value)
+
+
+def attention_weights(
+    inputs: AttentionInputs, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Return softmax weights in float32, (1, heads, rows, keys); with sinks they add to less than
+    1."""
+    # Heads that share a KV head become rows of it, so that no key is copied.
+    heads, rows, dim = query.shape[1:]
+    shared = query.float().reshape(1, key.shape[1], -1, dim)
+    scores = (shared @ key.float().mT).view(1, heads, rows, -1) * inputs.scaling
+    if inputs.softcap is not None:
+        scores = inputs.softcap * torch.tanh(scores / inputs.softcap)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if inputs.sinks is None:
+        return scores.softmax(-1)
+    sinks = inputs.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+
+
+def weighted_values(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sums of the values, (1, heads, rows, head_dim)."""
+    heads, rows, keys = weights.shape[1:]
+    shared = weights.to(value.dtype).view(1, value.shape[1], -1, keys)
+    return (shared @ value).view(1, heads, rows, value.shape[-1])

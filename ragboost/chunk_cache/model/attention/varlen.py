@@ -1,0 +1,95 @@
+"""FlashAttention over runs: every run of adjacent rows is a request of its own that shares the
+keys.
+
+A run [a, b) is the last b - a tokens of a request with b keys, so an ordinary bottom-right causal
+mask is exact for it. Pays off for runs of 16 tokens and more: select in blocks. On a CPU the same
+decomposition runs through SDPA.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mask
+
+PAGE = 256
+"""Keys per page; FlashAttention asks for a multiple of 256."""
+
+
+class Runs(NamedTuple):
+    """Adjacent rows, in order: run i has rows [offsets[i], offsets[i + 1]) and sees keys [0,
+    ends[i])."""
+
+    offsets: torch.Tensor  # (runs + 1,) int32
+    ends: torch.Tensor  # (runs,) int32
+
+    @property
+    def longest(self) -> int:
+        return int((self.offsets[1:] - self.offsets[:-1]).max())
+
+
+def find_runs(positions: torch.Tensor) -> Runs:
+    """Split ascending positions, (rows,), into runs of adjacent ones."""
+    breaks = torch.nonzero(positions[1:] - positions[:-1] != 1).flatten() + 1
+    last = torch.tensor([len(positions)], device=positions.device)
+    offsets = torch.cat((torch.zeros_like(last), breaks, last))
+    ends = positions[offsets[1:] - 1] + 1
+    return Runs(offsets.int(), ends.int())
+
+
+class VarlenAttention:
+    """`torch.nn.attention.varlen` on an accelerator, one SDPA call per run elsewhere."""
+
+    def supports(self, inputs: AttentionInputs) -> bool:
+        if inputs.query.is_cuda and inputs.query.dtype not in (torch.float16, torch.bfloat16):
+            return False
+        return inputs.softcap is None and inputs.sinks is None and inputs.visible is None
+
+    def attend(self, inputs: AttentionInputs) -> torch.Tensor:
+        runs = find_runs(inputs.positions)
+        return self._flash(inputs, runs) if inputs.query.is_cuda else self._sdpa(inputs, runs)
+
+    def _flash(self, inputs: AttentionInputs, runs: Runs) -> torch.Tensor:
+        from torch.nn.attention.varlen import varlen_attn  # NOTE: torch >= 2.10, accelerators only
+
+        pages = -(-inputs.num_keys // PAGE)
+        room = (0, 0, 0, 0, 0, pages * PAGE - inputs.num_keys)
+        key, value = (
+            F.pad(tensor[0].transpose(0, 1), room).view(pages, PAGE, *tensor.shape[1::2])
+            for tensor in (inputs.key, inputs.value)
+        )
+        table = torch.arange(pages, dtype=torch.int32, device=key.device)
+        left = -1 if inputs.window is None else inputs.window - 1
+        out = varlen_attn(
+            inputs.query[0].transpose(0, 1).contiguous(),
+            key,
+            value,
+            runs.offsets,
+            None,
+            runs.longest,
+            pages * PAGE,
+            scale=inputs.scaling,
+            window_size=(left, 0),
+            enable_gqa=inputs.query.shape[1] != inputs.key.shape[1],
+            seqused_k=runs.ends,
+            block_table=table.expand(len(runs.ends), -1).contiguous(),
+        )
+        return out.transpose(0, 1)[None]
+
+    def _sdpa(self, inputs: AttentionInputs, runs: Runs) -> torch.Tensor:
+        parts = []
+        offsets, ends = runs.offsets.tolist(), runs.ends.tolist()
+        for begin, stop, end in zip(offsets, offsets[1:], ends, strict=False):
+            mask = exact_mask(inputs.positions[begin:stop], end, window=inputs.window)
+            parts.append(
+                F.scaled_dot_product_attention(
+                    inputs.query[:, :, begin:stop],
+                    inputs.key[:, :, :end],
+                    inputs.value[:, :, :end],
+                    mask,
+                    scale=inputs.scaling,
+                    enable_gqa=inputs.query.shape[1] != inputs.key.shape[1],
+                )
+            )
+        return torch.cat(parts, 2)

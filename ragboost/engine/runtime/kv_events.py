@@ -1,0 +1,195 @@
+"""Publish the prefix cache's events in vLLM 0.32's wire format, over ZeroMQ.
+
+Three frames per batch: topic, sequence number (8 bytes, big endian, from 0), msgpack array
+`[timestamp, events, data parallel rank]` with events as maps tagged by `type`. Unlike vLLM, an
+endpoint is always bound, never connected. Knows events and sockets, not the cache.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from ragboost.engine.runtime.prefix_cache import Cleared, Event, Removed, Stored
+from ragboost.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+_REPLAY_BATCHES = 10_000
+_MAX_UNSENT = 100_000  # batches per slow subscriber
+_POLL_MS = 20
+
+
+class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
+    """Blocks that can be reused from now on, consecutive below `parent_block_hash`."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[list[str] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    session_id: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
+    """Blocks that are gone."""
+
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True):
+    """All blocks are gone."""
+
+
+class Batch(msgspec.Struct, array_like=True):
+    """The payload of one message."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int = 0
+
+
+def wire_hash(key: bytes) -> int:
+    """The unsigned 64 bits of a block key that go on the wire."""
+    return int.from_bytes(key[-8:], "big")
+
+
+def to_wire(event: Event, *, block_size: int) -> BlockStored | BlockRemoved | AllBlocksCleared:
+    """Translate an event of the prefix cache. The medium is "GPU", which is what engines say on a
+    CPU too."""
+    match event:
+        case Stored():
+            # Only the first block of a prompt carries the salt; the rest inherit it by hash.
+            first = [event.salt] if event.parent is None and event.salt is not None else None
+            return BlockStored(
+                block_hashes=[wire_hash(key) for key in event.keys],
+                parent_block_hash=None if event.parent is None else wire_hash(event.parent),
+                token_ids=list(event.tokens),
+                block_size=block_size,
+                lora_id=None,
+                medium="GPU",
+                lora_name=None,
+                extra_keys=[first, *[None] * (len(event.keys) - 1)],
+                group_idx=0,
+                kv_cache_spec_kind="full_attention",
+                session_id=event.session_id,
+            )
+        case Removed(key):
+            return BlockRemoved(block_hashes=[wire_hash(key)], medium="GPU", group_idx=0)
+        case Cleared():
+            return AllBlocksCleared()
+
+
+class EventPublisher:
+    """Sends batches from a thread of its own, and replays the last 10,000 on request.
+
+    A batch that finds the queue full is dropped but keeps its number, so that subscribers see a
+    gap and do not trust a wrong mirror.
+
+    Attributes:
+        endpoint, replay_endpoint: as bound, with the real port where a wildcard was asked for.
+        topic: of every message.
+        num_dropped: batches dropped so far.
+
+    Raises:
+        ConfigError: an address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        block_size: int,
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        max_queued: int = 10_000,
+    ) -> None:
+        self.topic = topic
+        self.num_dropped = 0
+        self._block_size = block_size
+        self._queue: queue.Queue[tuple[int, Batch]] = queue.Queue(max_queued)
+        self._next_seq = 0
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=_REPLAY_BATCHES)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._pub, self.endpoint = self._bind(zmq.PUB, endpoint, "kv_events_endpoint")
+            self._router: zmq.Socket[bytes] | None = None
+            self.replay_endpoint: str | None = None
+            if replay_endpoint is not None:
+                self._router, self.replay_endpoint = self._bind(
+                    zmq.ROUTER, replay_endpoint, "kv_events_replay_endpoint"
+                )
+        except ConfigError:
+            self._context.destroy(linger=0)
+            raise
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ragboost-kv-events", daemon=True)
+        self._thread.start()
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Queue a batch; never blocks. Called from one thread only."""
+        wire = [to_wire(event, block_size=self._block_size) for event in events]
+        seq, self._next_seq = self._next_seq, self._next_seq + 1
+        try:
+            self._queue.put_nowait((seq, Batch(time.time(), wire)))
+        except queue.Full:
+            self.num_dropped += 1
+
+    def close(self) -> None:
+        """Send what is queued, and close the sockets. Twice does nothing."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._thread.join()
+            self._context.destroy(linger=200)
+
+    def _bind(self, kind: int, endpoint: str, name: str) -> "tuple[zmq.Socket[bytes], str]":
+        socket = self._context.socket(kind)
+        # ZeroMQ silently drops beyond the mark; a replay is bounded by the buffer anyway.
+        socket.setsockopt(zmq.SNDHWM, _MAX_UNSENT if kind == zmq.PUB else 0)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"engine.{name}: cannot bind {endpoint!r}: {error}; "
+                "give a free address of this machine, such as tcp://127.0.0.1:5557"
+            ) from None
+        return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def _run(self) -> None:
+        encoder = msgspec.msgpack.Encoder()
+        topic = self.topic.encode()
+        while not (self._stopping.is_set() and self._queue.empty()):
+            if self._router is not None and self._router.poll(0):
+                self._replay(self._router, topic)
+            try:
+                seq, batch = self._queue.get(timeout=_POLL_MS / 1000)
+            except queue.Empty:
+                continue
+            payload = encoder.encode(batch)
+            self._buffer.append((seq, payload))
+            self._pub.send_multipart([topic, seq.to_bytes(8, "big"), payload])
+
+    def _replay(self, router: "zmq.Socket[bytes]", topic: bytes) -> None:
+        """Answer `[identity, b"", first number]` with all later batches and an end mark."""
+        frames = router.recv_multipart()
+        if len(frames) != 3 or len(frames[2]) != 8:
+            logger.warning("unreadable replay request of %d frames", len(frames))
+            return
+        client, first = frames[0], int.from_bytes(frames[2], "big")
+        for seq, payload in self._buffer:
+            if seq >= first:
+                router.send_multipart([client, b"", topic, seq.to_bytes(8, "big"), payload])
+        router.send_multipart([client, b"", b"", _END_OF_REPLAY, b""])

@@ -1,0 +1,193 @@
+"""Run a Hugging Face causal LM over packed segments, through transformers' public API only.
+
+Knows the model, its KV layout and devices. Does not know requests, schedules or caches of blocks.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from ragboost.engine.runtime import attention
+from ragboost.engine.runtime.attention import PackedCache, Segment
+from ragboost.engine.runtime.kv import KVLayout, LayerShape, SequenceKV
+from ragboost.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest logit
+_TOLERANCE_HALF = 5e-2
+
+
+class ModelRunner:
+    """A model that computes any mix of prefill and decode rows in one forward.
+
+    Attributes:
+        layout: shapes of the model's KV cache.
+        max_length: longest sequence that the model takes, in tokens.
+        vocab_size: width of the logits.
+
+    Raises:
+        ConfigError: the model's attention cannot be driven over ragged segments.
+    """
+
+    def __init__(self, model: Any, *, max_length: int | None = None) -> None:
+        self.model = model.eval()
+        config = model.config.get_text_config()
+        self.vocab_size: int = config.vocab_size
+        self.max_length = _max_length(config, max_length)
+        _check_layer_types(model, config)
+        probe = torch.arange(24, device=model.device) % self.vocab_size
+        expected = self._plain_logits(probe)
+        self.layout = self._probe_layout(probe)
+        attention.register()
+        model.set_attn_implementation(attention.IMPLEMENTATION)
+        self._self_test(probe, expected)
+
+    @property
+    def device(self) -> Any:
+        """Where the model computes (a torch.device)."""
+        return self.model.device
+
+    def new_kv(self, capacity: int) -> SequenceKV:
+        """Allocate the KV cache of a sequence."""
+        return SequenceKV(self.layout, capacity)
+
+    def segment(
+        self,
+        token_ids: Sequence[int],
+        kv: SequenceKV,
+        *,
+        start: int = 0,
+        positions: Tensor | None = None,
+        wants_logits: bool = True,
+    ) -> Segment:
+        """Rows for tokens of a sequence whose other positions, up to the last one, are in `kv`.
+
+        Args:
+            token_ids: of the rows.
+            kv: of the sequence.
+            start: position of the first row, where they are consecutive.
+            positions: of the rows, (rows,), ascending; None: from `start` on.
+            wants_logits: of the last row.
+        """
+        if positions is None:
+            positions = torch.arange(start, start + len(token_ids), device=self.device)
+        end = int(positions[-1]) + 1
+        kv.reserve(end)
+        return Segment(
+            token_ids=token_ids,
+            positions=positions,
+            num_keys=end,
+            kv=kv,
+            wants_logits=wants_logits,
+        )
+
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        """Compute all rows, write their KV, and return logits.
+
+        Returns:
+            Logits of the last row of each segment that wants them, (segments, vocab) float32.
+        """
+        packed = PackedCache(segments, len(self.layout.layers))
+        rows, last = [], -1
+        for segment in segments:
+            last += len(segment.token_ids)
+            if segment.wants_logits:
+                rows.append(last)
+        ids = [token for segment in segments for token in segment.token_ids]
+        with torch.inference_mode():
+            output = self.model(
+                input_ids=torch.tensor([ids], device=self.device),
+                position_ids=torch.cat([segment.positions for segment in segments])[None],
+                past_key_values=packed,
+                use_cache=True,
+                # An empty index would ask for no rows; transformers reads the int 0 as all rows.
+                logits_to_keep=torch.tensor(rows, dtype=torch.long, device=self.device),
+                ragged=packed,
+            )
+        return output.logits[0].float()
+
+    def _plain_logits(self, ids: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self.model(input_ids=ids[None], use_cache=False).logits[0].float()
+
+    def _probe_layout(self, ids: Tensor) -> KVLayout:
+        """Shapes that the model really writes; no config knows them for every architecture."""
+        cache = DynamicCache()
+        try:
+            with torch.inference_mode():
+                self.model(input_ids=ids[None, :1], past_key_values=cache, use_cache=True)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _unsupported(self.model, f"it takes no KV cache ({error})") from error
+        layers = []
+        for layer in cache.layers:
+            if not isinstance(layer, DynamicLayer) or layer.keys is None:
+                raise _unsupported(self.model, f"a layer caches no keys and values ({layer!r})")
+            keys, values = layer.keys, layer.values
+            layers.append(
+                LayerShape(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3])
+            )
+        if not layers:
+            raise _unsupported(self.model, "it caches no keys and values")
+        return KVLayout(tuple(layers), cache.layers[0].keys.dtype, cache.layers[0].keys.device)
+
+    def _self_test(self, ids: Tensor, expected: Tensor) -> None:
+        """Two sequences in uneven steps must give the logits of the plain forward."""
+        tokens = ids.tolist()
+        first, second = self.new_kv(4), self.new_kv(4)
+        try:
+            self.forward([self.segment(tokens[:9], first, start=0)])
+            segments = [
+                self.segment(tokens[9:], first, start=9),
+                self.segment(tokens[:7], second, start=0),
+            ]
+            actual = self.forward(segments)
+        except (TypeError, KeyError, IndexError, RuntimeError) as error:
+            raise _unsupported(self.model, f"ragged attention failed ({error})") from error
+        difference = float((actual - expected[[len(tokens) - 1, 6]]).abs().max())
+        limit = _TOLERANCE.get(self.layout.dtype, _TOLERANCE_HALF) * float(expected.abs().max())
+        if not difference <= limit:
+            raise _unsupported(
+                self.model, f"logits differ from the plain forward by {difference:.3g}"
+            )
+        # The probe is shorter than any window: see that the layers ask for theirs at all.
+        if has_window(self.model.config.get_text_config()) and not segments[0].windows - {None}:
+            raise _unsupported(self.model, "its layers do not pass on their sliding window")
+        logger.info("self-test passed: logits differ by %.2g at most", difference)
+
+
+def _max_length(config: Any, wanted: int | None) -> int:
+    limit = int(getattr(config, "max_position_embeddings", None) or 0)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        # Beyond this length these change the rotation of all keys, cached ones too.
+        limit = int(rope.get("original_max_position_embeddings") or limit)
+    if wanted is not None and limit and wanted > limit:
+        raise ConfigError(f"engine.max_model_len must be at most {limit} (the model), got {wanted}")
+    return wanted or limit or 32_768
+
+
+def _check_layer_types(model: Any, config: Any) -> None:
+    unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if unknown:
+        raise _unsupported(model, f"it has layers of type {', '.join(sorted(unknown))}")
+
+
+def has_window(config: Any) -> bool:
+    """Whether layers see a window only."""
+    types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    return window is not None and (types is None or "sliding_attention" in types)
+
+
+def _unsupported(model: Any, reason: str) -> ConfigError:
+    return ConfigError(
+        f"engine.model: {type(model).__name__} cannot be served by the embedded engine: {reason}; "
+        "use a decoder with full or sliding-window attention, or vLLM or SGLang for this model"
+    )

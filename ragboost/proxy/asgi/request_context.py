@@ -1,0 +1,83 @@
+"""One request and its answer, as the endpoints see them."""
+
+import time
+from urllib.parse import quote
+
+from starlette.datastructures import QueryParams
+from starlette.types import Receive, Scope, Send
+
+from ragboost.proxy.asgi.errors import error_response
+from ragboost.rewriting.headers import decode_value, get_header, new_request_id
+
+REQUEST_ID = b"x-request-id"
+
+
+class RequestContext:
+    """A request being answered, and what is noted about it.
+
+    Attributes:
+        endpoint: name of the route in metrics.
+        headers: the request's, names in lower case.
+        target: path and query, encoded as the client sent them.
+        request_id: the client's, or a new one.
+        model: that the request asks for; empty if unknown.
+        outcome: how it ended; `ok` unless somebody says otherwise.
+        status: of the answer; 0: none was sent.
+        has_started: the answer's status has been sent.
+        notes: more about it, for the access log and the span: numbers and short names only.
+        trace_headers: headers for the backend that make our span its parent.
+        started: when the request's head was complete, in seconds of `time.perf_counter`.
+        first_byte: when the first byte of the answer's body was sent; None: not yet.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.endpoint = endpoint
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.request_id = get_header(self.headers, REQUEST_ID) or new_request_id()
+        self.model = ""
+        self.outcome = "ok"
+        self.status = 0
+        self.notes: dict[str, str | int | float | None] = {}
+        self.trace_headers: dict[str, str] = {}
+        self.has_started = False
+        self.started = time.perf_counter()
+        self.first_byte: float | None = None
+
+    @property
+    def method(self) -> str:
+        """The request's method, in upper case."""
+        return str(self.scope["method"])
+
+    @property
+    def target(self) -> str:
+        """Path and query, encoded as the client sent them."""
+        path: bytes = self.scope.get("raw_path") or quote(self.scope["path"]).encode()
+        query: bytes = self.scope["query_string"]
+        if not path.startswith(b"/"):  # anything else could become part of the backend's address
+            path = b"/" + path
+        return decode_value(path + b"?" + query if query else path)
+
+    @property
+    def query(self) -> QueryParams:
+        """The query's parameters, decoded."""
+        return QueryParams(self.scope["query_string"])
+
+    async def send_error(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        """Answer with an error of our own."""
+        self.has_started = True
+        self.status = status
+        headers = {"x-request-id": self.request_id}
+        if retry_after_s is not None:
+            headers["retry-after"] = str(retry_after_s)
+        response = error_response(status, message, param=param, headers=headers)
+        await response(self.scope, self.receive, self.send)

@@ -1,0 +1,79 @@
+"""OpenTelemetry spans of completions, with the names of the GenAI conventions where they exist.
+
+Uses the API only: the operator brings an SDK and its exporters, for example by starting the proxy
+with `opentelemetry-instrument`. Knows exchanges; sees no body.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ragboost.errors import import_extra
+from ragboost.proxy.asgi.request_context import RequestContext
+from ragboost.rewriting.headers import decode_value
+
+_OPERATIONS = {"chat": "chat", "completions": "text_completion"}
+_NAMES = {
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+}
+_CONTEXT_HEADERS = ("traceparent", "tracestate", "baggage")
+
+
+class Tracing:
+    """Starts a span per completion, as a child of the client's, and makes it the backend's parent.
+
+    Raises:
+        MissingExtraError: opentelemetry-api is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._trace = import_extra("opentelemetry.trace", extra="otel")
+        self._propagate = import_extra("opentelemetry.propagate", extra="otel")
+        self._tracer = self._trace.get_tracer("ragboost")
+
+    def start(self, exchange: RequestContext) -> Any:
+        """Begin the span of a request; None for what is no completion."""
+        operation = _OPERATIONS.get(exchange.endpoint)
+        if operation is None:
+            return None
+        carrier = {
+            name.decode("latin-1"): decode_value(value)
+            for name, value in exchange.headers
+            if name.decode("latin-1") in _CONTEXT_HEADERS
+        }
+        span = self._tracer.start_span(
+            operation,
+            context=self._propagate.extract(carrier),
+            kind=self._trace.SpanKind.CLIENT,
+            attributes={"gen_ai.operation.name": operation},
+        )
+        context = self._trace.set_span_in_context(span)
+        self._propagate.inject(exchange.trace_headers, context=context)
+        return span
+
+    def end(self, span: Any, exchange: RequestContext) -> None:
+        """Close a span with what was noted about its request."""
+        if span is None:
+            return
+        operation = _OPERATIONS[exchange.endpoint]
+        span.update_name(f"{operation} {exchange.model}".strip())
+        attributes: dict[str, Any] = {
+            "gen_ai.request.model": exchange.model,
+            "http.response.status_code": exchange.status,
+            **_attributes(exchange.notes),
+        }
+        if exchange.first_byte is not None:
+            attributes["ragboost.first_byte_s"] = exchange.first_byte - exchange.started
+        if exchange.outcome != "ok":
+            attributes["error.type"] = exchange.outcome
+            span.set_status(self._trace.StatusCode.ERROR)
+        span.set_attributes(attributes)
+        span.end()
+
+
+def _attributes(notes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        _NAMES.get(name, f"ragboost.{name}"): value
+        for name, value in notes.items()
+        if value is not None
+    }

@@ -1,0 +1,110 @@
+"""Counters of the last hour, sampled, so that the page can draw them.
+
+Knows the metrics' names. Does not know HTTP.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry
+
+_INTERVAL_S = 5.0
+_MAX_SAMPLES = 720
+RESULTS = ("boosted", "bypassed")
+
+
+def read_totals(registry: CollectorRegistry) -> dict[str, float]:
+    """The counters that the page shows, as `/metrics` has them at this moment."""
+    totals = {
+        "requests": 0.0,
+        "bypassed": 0.0,
+        "documents_sent": 0.0,
+        "documents_dropped": 0.0,
+        "prompt_tokens": 0.0,
+        "cached_tokens": 0.0,
+    }
+    keys = {
+        "ragboost_requests_total": "requests",
+        "ragboost_bypass_total": "bypassed",
+        "ragboost_prompt_tokens_total": "prompt_tokens",
+        "ragboost_cached_prompt_tokens_total": "cached_tokens",
+    }
+    for family in registry.collect():
+        for sample in family.samples:
+            if sample.name in keys:
+                totals[keys[sample.name]] += sample.value
+            elif sample.name == "ragboost_documents_total":
+                totals[f"documents_{sample.labels['result']}"] += sample.value
+    return totals
+
+
+def read_ttft(registry: CollectorRegistry) -> dict[str, dict[str, float | None]]:
+    """Count, median and 95th percentile of the time to first token, boosted and bypassed.
+
+    Percentiles are interpolated in the histogram's buckets, as Prometheus does.
+    """
+    counts: dict[str, dict[float, float]] = {result: {} for result in RESULTS}
+    for family in registry.collect():
+        for sample in family.samples:
+            if sample.name == "ragboost_time_to_first_token_seconds_bucket":
+                buckets = counts[sample.labels["result"]]
+                bound = float(sample.labels["le"])
+                buckets[bound] = buckets.get(bound, 0.0) + sample.value
+    return {
+        result: {
+            "count": max(buckets.values(), default=0.0),
+            "p50_ms": _quantile(buckets, 0.5),
+            "p95_ms": _quantile(buckets, 0.95),
+        }
+        for result, buckets in counts.items()
+    }
+
+
+def _quantile(buckets: Mapping[float, float], share: float) -> float | None:
+    """In milliseconds; `buckets` are cumulative counts by upper bound. None without a count."""
+    total = max(buckets.values(), default=0.0)
+    if not total:
+        return None
+    below, low = 0.0, 0.0
+    for bound, count in sorted(buckets.items()):
+        if count >= share * total:
+            if bound == float("inf"):
+                return low * 1000
+            return (low + (bound - low) * (share * total - below) / (count - below)) * 1000
+        below, low = count, bound
+    return low * 1000
+
+
+class TotalsHistory:
+    """Samples of the totals, one every five seconds, an hour of them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._samples: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_MAX_SAMPLES)
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Begin to sample."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop sampling."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def as_json(self, now: Mapping[str, float]) -> dict[str, list[float]]:
+        """Times in seconds since 1970, and the totals at each; `now` are those of this moment."""
+        samples = [*self._samples, (time.time(), now)]
+        columns = ("prompt_tokens", "cached_tokens", "requests")
+        return {
+            "time": [at for at, _ in samples],
+            **{name: [totals[name] for _, totals in samples] for name in columns},
+        }
+
+    async def _run(self) -> None:
+        while True:
+            self._samples.append((time.time(), read_totals(self._registry)))
+            await asyncio.sleep(_INTERVAL_S)

@@ -1,0 +1,137 @@
+"""`/dashboard` and the figures behind it."""
+
+import base64
+import hashlib
+import re
+import time
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from ragboost.cache_sync.sync import CacheSync
+from ragboost.config import Settings
+from ragboost.errors import RequestError
+from ragboost.proxy.asgi.errors import error_response
+from ragboost.proxy.asgi.keys import ApiKeys
+from ragboost.proxy.observability.metrics import Metrics
+from ragboost.proxy.pipeline import BoostPipeline
+from ragboost.proxy.routes.dashboard.history import TotalsHistory, read_totals, read_ttft
+from ragboost.proxy.routes.dashboard.tree import hot_prefixes
+from ragboost.proxy.routing.admission import Dispatcher
+from ragboost.version import __version__
+
+_MAX_INDEXES = 10
+
+
+class Dashboard:
+    """Serves the page and its data.
+
+    Attributes:
+        history: the samples that it draws; to be opened and closed with the app.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        boosting: BoostPipeline,
+        sync: CacheSync,
+    ) -> None:
+        self._keys = ApiKeys(settings.proxy.api_keys)
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._boosting = boosting
+        self._sync = sync
+        self._started = time.time()
+        self._recent = boosting.recent
+        self.history = TotalsHistory(metrics.registry)
+
+    async def page(self, _request: Request) -> Response:
+        """The page: live hit rate, index, backends, recent requests."""
+        text, policy = _page()
+        return HTMLResponse(text, headers={"content-security-policy": policy})
+
+    async def data(self, request: Request) -> Response:
+        """Its figures as JSON; asks for an API key where completions do."""
+        try:
+            self._keys.check(request.scope["headers"])
+        except RequestError as error:
+            return error_response(error.status, str(error))
+        registry = self._metrics.registry
+        totals = read_totals(registry)
+        return JSONResponse(
+            {
+                "version": __version__,
+                "now": time.time(),
+                "started": self._started,
+                "totals": {
+                    **totals,
+                    "index_nodes": self._boosting.tenants.num_nodes,
+                    "sessions": len(self._boosting.conversations),
+                    "waiting": self._dispatcher.num_waiting,
+                },
+                "ttft": read_ttft(registry),
+                "fidelity": self._fidelity(),
+                "history": self.history.as_json(totals),
+                "backends": self._backends(),
+                "indexes": self._indexes(),
+                "recent": list(self._recent),
+            },
+            headers={"cache-control": "no-store"},
+        )
+
+    def _fidelity(self) -> dict[str, float]:
+        figures = self._sync.fidelity.read()
+        return {"precision": figures.precision, "recall": figures.recall}
+
+    def _backends(self) -> list[dict[str, Any]]:
+        states: dict[str, list[str]] = {}
+        for view in self._sync.streams:
+            states.setdefault(view.backend, []).append(str(view.stream.state))
+        return [
+            {
+                "name": backend.name,
+                "is_healthy": backend.is_healthy,
+                "running": backend.load.running,
+                "prefill_tokens": backend.load.prefill_tokens,
+                "kv_events": states.get(backend.name, []),
+            }
+            for backend in self._dispatcher.backends.all
+        ]
+
+    def _indexes(self) -> list[dict[str, Any]]:
+        """The indexes used last, of at most so many tenants."""
+        tenants = self._boosting.tenants.all()[-_MAX_INDEXES:]
+        return [
+            {
+                "model": tenant.key.model,
+                "backend": name,
+                "num_nodes": booster.index.num_nodes,
+                "num_tokens": booster.index.num_tokens,
+                "children": hot_prefixes(booster.index, self._recent),
+            }
+            for tenant in reversed(tenants)
+            for name, booster in tenant.boosters.items()
+        ]
+
+
+@cache
+def _page() -> tuple[str, str]:
+    """The page, and the policy under which it runs: its own script and style, its own server."""
+    text = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    sources = {}
+    for tag in ("script", "style"):
+        found = re.search(f"<{tag}>(.*?)</{tag}>", text, flags=re.DOTALL)
+        assert found is not None, f"page.html has no {tag}"
+        digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
+        sources[tag] = f"{tag}-src 'sha256-{digest}'"
+    policy = (
+        f"default-src 'none'; {sources['script']}; {sources['style']}; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text, policy

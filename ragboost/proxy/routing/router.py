@@ -1,0 +1,128 @@
+"""Choose a backend for each request, and an order for those that are chosen for together.
+
+One score in tokens: what is to be computed before and for the request, so that a cached prefix and
+a queue weigh against each other. Knows jobs and loads. Does not know bodies, sockets or time.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from ragboost.config import RouterSettings
+from ragboost.errors import RagBoostError
+from ragboost.proxy.routing.affinity import PrefixAffinity
+from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
+from ragboost.proxy.upstream.backends import Backend, Backends
+from ragboost.rewriting.tenants import Tenant
+
+logger = logging.getLogger(__name__)
+
+
+class Router:
+    """Decides where jobs go. Of equally good backends the one that was sent the least is taken."""
+
+    def __init__(self, backends: Backends, settings: RouterSettings) -> None:
+        self.backends = backends
+        self.prefixes = PrefixAffinity(max_prefixes=settings.max_prefixes)
+        self._settings = settings
+        backends.on_down.append(lambda backend: self.prefixes.forget(backend.name))
+
+    @property
+    def looks_at_caches(self) -> bool:
+        """What prefix caches hold makes a difference here."""
+        return self._settings.policy == "cache_aware" and len(self.backends.all) > 1
+
+    def choose(
+        self,
+        prompt_tokens: int,
+        *,
+        cached_tokens: Mapping[str, int],
+        exclude: Sequence[Backend] = (),
+    ) -> Backend | None:
+        """The backend with the least to do for a request.
+
+        Args:
+            prompt_tokens: of the request.
+            cached_tokens: of these, by name of the backend that holds them.
+            exclude: backends that have been tried.
+
+        Returns:
+            None if all are excluded.
+        """
+
+        def cost(backend: Backend) -> tuple[int, int]:
+            load = backend.load
+            compute = max(0, prompt_tokens - cached_tokens.get(backend.name, 0))
+            waiting = load.prefill_tokens + self._settings.running_tokens * load.assigned
+            return compute + waiting, load.dispatched
+
+        return min(self.backends.candidates(exclude), key=cost, default=None)
+
+    async def assign(self, jobs: Sequence[RoutingRequest]) -> list[Assignment]:
+        """Choose a backend for each job and plan those together that share a prefix cache.
+
+        Returns:
+            Tickets in the order in which to send them. Those of a tenant on a backend stand
+            together, in the place of the first one.
+        """
+        groups: dict[tuple[Tenant | None, Backend], list[Assignment]] = {}
+        released: list[Assignment] = []
+        # If the client leaves meanwhile, or at a bug, nobody else is going to close the tickets.
+        with ExitStack() as on_failure:
+            for job in jobs:
+                cached = await self._cached_tokens(job, groups)
+                backend = self.choose(job.prompt_tokens, cached_tokens=cached)
+                assert backend is not None, "there are no backends"
+                ticket = Assignment(job, backend, cached_tokens=cached.get(backend.name, 0))
+                on_failure.callback(ticket.close)
+                groups.setdefault((job.tenant, backend), []).append(ticket)
+                self.prefixes.remember(backend.name, job.prefixes, num_tokens=job.prompt_tokens)
+            for (tenant, backend), tickets in groups.items():
+                released += await _plan(tenant, backend, tickets) if tenant else tickets
+            on_failure.pop_all()
+        return released
+
+    async def _cached_tokens(
+        self,
+        job: RoutingRequest,
+        groups: Mapping[tuple[Tenant | None, Backend], Sequence[Assignment]],
+    ) -> dict[str, int]:
+        """What each backend's prefix cache holds of a job, or will hold when the jobs before it
+        have been computed."""
+        cached: dict[str, int] = {}
+        if not self.looks_at_caches:
+            return cached
+        for backend in self.backends.candidates():
+            given, _ = self.prefixes.longest(backend.name, job.prefixes)
+            cached[backend.name] = max(given, self.prefixes.tokens(backend.name, job.history))
+            if job.front is None or job.tenant is None:
+                continue
+            async with job.tenant.lock:
+                booster = job.tenant.booster(backend.name)
+                front = job.front
+                held = booster.cached_tokens(front.documents, preamble=front.preamble)
+            lengths = booster.tokens.count_documents(front.documents)
+            for ticket in groups.get((job.tenant, backend), ()):
+                other = ticket.job.front
+                if other is not None and other.preamble == front.preamble:
+                    there = {document.key for document in other.documents}
+                    common = zip(front.documents, lengths, strict=True)
+                    held = max(held, sum(n for document, n in common if document.key in there))
+            cached[backend.name] = max(cached[backend.name], held)
+        return cached
+
+
+async def _plan(tenant: Tenant, backend: Backend, tickets: list[Assignment]) -> list[Assignment]:
+    fronts = [(t, t.job.front) for t in tickets if t.job.front is not None]
+    if not fronts:
+        return tickets
+    async with tenant.lock:
+        try:
+            window = tenant.booster(backend.name).plan_window([front for _, front in fronts])
+        except RagBoostError as error:  # unplanned, each will be boosted or bypassed by itself
+            logger.warning("could not plan %d requests: %s", len(fronts), error)
+            return tickets
+    for (ticket, _), planned in zip(fronts, window.planned, strict=True):
+        ticket.planned = planned
+    others = [ticket for ticket in tickets if ticket.job.front is None]
+    return [*others, *(fronts[at][0] for at in window.release_order)]

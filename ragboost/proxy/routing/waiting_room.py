@@ -1,0 +1,222 @@
+"""Where requests wait for others to be planned with, and for a backend with room.
+
+An idle backend is given work at once; a busy one lets a request wait for `window_ms` at the most.
+Batches keep the order in which they came, so that a request is overtaken by the others of its batch
+only, fewer than `max_batch`. Knows time and counts. Does not know documents or how to choose.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from ragboost.config import WaitingRoomSettings
+from ragboost.errors import RequestError
+from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
+from ragboost.proxy.upstream.backends import Backend, Backends
+
+Assign = Callable[[Sequence[RoutingRequest]], Awaitable[Sequence[Assignment]]]
+
+
+class TooManyWaitingError(RequestError):
+    """`waiting_room.max_waiting` requests wait already."""
+
+    status = 429
+
+    def __init__(self, num_waiting: int, *, retry_after_s: int) -> None:
+        super().__init__(f"{num_waiting} requests are waiting already; try again later")
+        self.retry_after_s = retry_after_s
+
+
+class _Waiting:
+    """A request in the room; `ticket` is set when it has been planned."""
+
+    __slots__ = ("held_until", "job", "released", "since", "ticket")
+
+    def __init__(
+        self, job: RoutingRequest, *, since: float, released: "asyncio.Future[Assignment]"
+    ) -> None:
+        self.job = job
+        self.since = since
+        self.released = released
+        self.ticket: Assignment | None = None
+        self.held_until: float | None = None
+
+
+class WaitingRoom:
+    """One queue before all backends. Belongs to one event loop.
+
+    Args:
+        assign: chooses backends for a batch and says in which order to send it.
+        backends: those to whose room and idleness the queue looks.
+        settings: the limits; if it is not enabled, requests wait for a backend with room only.
+    """
+
+    def __init__(self, assign: Assign, backends: Backends, settings: WaitingRoomSettings) -> None:
+        self._assign = assign
+        self._backends = backends
+        self._max_waiting = settings.max_waiting
+        self._max_batch = settings.max_batch if settings.enabled else 1
+        self._window_s = settings.window_ms / 1000 if settings.enabled else 0.0
+        self._hold_s = settings.hold_for_prefill_ms / 1000
+        self._arrived: dict[_Waiting, None] = {}  # in order of arrival
+        self._ready: dict[Backend, deque[_Waiting]] = {b: deque() for b in backends.all}
+        self._prefilling: dict[Assignment, None] = {}
+        self._planning: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._arrived) + sum(map(len, self._ready.values()))
+
+    async def enter(self, job: RoutingRequest) -> Assignment:
+        """Wait until a request may be sent; the ticket has been started then.
+
+        Whoever got a ticket reports to `update` when its backend begins to answer and when it is
+        done. A cancelled caller leaves the queue.
+
+        Raises:
+            TooManyWaitingError: the queue is full.
+        """
+        loop = asyncio.get_running_loop()
+        if len(self) >= self._max_waiting:
+            raise TooManyWaitingError(len(self), retry_after_s=self._retry_after_s(loop.time()))
+        waiting = _Waiting(job, since=loop.time(), released=loop.create_future())
+        self._arrived[waiting] = None
+        self.update()
+        try:
+            return await waiting.released
+        except asyncio.CancelledError:
+            self._leave(waiting)
+            raise
+
+    def update(self) -> None:
+        """Something has changed: release what can go, plan what is due."""
+        for backend, ready in self._ready.items():
+            self._release(backend, ready)
+        # What is still ready before a backend with room is held for a prefill.
+        if (
+            self._planning is None
+            and self._arrived
+            and any(b.is_healthy and b.has_room for b in self._ready)
+        ):
+            now = asyncio.get_running_loop().time()
+            due = self._due()
+            if due > now:
+                self._wake_at(due)
+            else:
+                batch = list(self._arrived)[: self._max_batch]
+                self._planning = asyncio.create_task(self._plan(batch))
+                self._planning.add_done_callback(self._planned)
+
+    def close(self) -> None:
+        """Forget timers and plans; the event loop ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._planning is not None:
+            self._planning.cancel()
+
+    def _due(self) -> float:
+        """When the next batch is planned: now if it is full or a backend has nothing to do."""
+        if len(self._arrived) >= self._max_batch:
+            return 0.0
+        if any(not backend.load.assigned for backend in self._backends.candidates()):
+            return 0.0
+        return next(iter(self._arrived)).since + self._window_s
+
+    async def _plan(self, batch: Sequence[_Waiting]) -> None:
+        tickets = await self._assign([waiting.job for waiting in batch])
+        by_job = {waiting.job: waiting for waiting in batch}
+        for ticket in tickets:
+            waiting = by_job[ticket.job]
+            if waiting not in self._arrived:  # it left meanwhile
+                ticket.close()
+                continue
+            del self._arrived[waiting]
+            waiting.ticket = ticket
+            self._ready[ticket.backend].append(waiting)
+
+    def _planned(self, task: "asyncio.Task[None]") -> None:
+        self._planning = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:  # a bug: everybody who waits shall see it
+            for waiting in self._arrived:
+                if not waiting.released.done():  # it may have left a moment ago
+                    waiting.released.set_exception(error)
+            self._arrived.clear()
+            return
+        self.update()
+
+    def _release(self, backend: Backend, ready: deque[_Waiting]) -> None:
+        if not ready:
+            return
+        now = asyncio.get_running_loop().time()
+        for waiting in list(ready):
+            if not backend.has_room:
+                return
+            assert waiting.ticket is not None, "a ready request has been planned"
+            if self._is_held(waiting, waiting.ticket, now):
+                continue
+            ready.remove(waiting)
+            waiting.ticket.start()
+            if self._hold_s:
+                self._prefilling[waiting.ticket] = None
+            if not waiting.released.done():
+                waiting.released.set_result(waiting.ticket)
+
+    def _is_held(self, waiting: _Waiting, ticket: Assignment, now: float) -> bool:
+        """Another request is computing a part of this one's prompt, and the wait has not been too
+        long."""
+        if not self._hold_s:
+            return False
+        self._prefilling = {t: None for t in self._prefilling if t.is_prefilling}
+        if not any(_computes_for(other, ticket) for other in self._prefilling):
+            return False
+        if waiting.held_until is None:
+            waiting.held_until = now + self._hold_s
+        if now >= waiting.held_until:
+            return False
+        self._wake_at(waiting.held_until)
+        return True
+
+    def _leave(self, waiting: _Waiting) -> None:
+        """A request does not wait any more, whatever state it is in."""
+        self._arrived.pop(waiting, None)
+        if waiting.ticket is not None:
+            ready = self._ready[waiting.ticket.backend]
+            if waiting in ready:
+                ready.remove(waiting)
+            waiting.ticket.close()
+        self.update()
+
+    def _retry_after_s(self, now: float) -> int:
+        """As long as the one that waits longest has waited."""
+        waiting = [*self._arrived, *(w for ready in self._ready.values() for w in ready)]
+        return max(1, math.ceil(now - min(each.since for each in waiting)))
+
+    def _wake_at(self, when: float) -> None:
+        if self._timer is not None and not self._timer.cancelled() and self._timer.when() <= when:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.update()
+
+
+def _computes_for(other: Assignment, ticket: Assignment) -> bool:
+    """Whether `other` computes documents now with which `ticket` begins, too."""
+    one, two = other.planned, ticket.planned
+    if one is None or two is None or other.backend is not ticket.backend:
+        return False
+    if other.job.tenant is not ticket.job.tenant:
+        return False
+    shared = 0
+    for left, right, length in zip(one.elements, two.elements, one.tokens, strict=False):
+        if left != right:
+            break
+        shared += length
+    return shared > one.cached_tokens

@@ -1,0 +1,101 @@
+"""Tell a hosted API which part of a prompt others share, where the caller has not said so himself.
+
+OpenAI's `prompt_cache_key` sends requests that begin alike to the same cache; Anthropic caches up
+to a block with `cache_control`. Knows request bodies. Does not know the context index.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Raw
+
+from ragboost.context import Context
+from ragboost.formats.content_blocks import has_cache_mark
+
+Style = Literal["none", "openai", "anthropic"]
+
+_KEY = "prompt_cache_key"
+_ABOVE = ("tools", "system")
+_MARK = {"type": "ephemeral"}
+
+
+def mark_shared(body: Mapping[str, Any], context: Context, *, style: Style) -> Mapping[str, Any]:
+    """The body with a mark at the end of the documents at its front that were sent before.
+
+    A body in which the caller has set a mark of this kind stays as it is, and so does one whose
+    documents stand in one text with the question: what is behind the mark could not be kept apart.
+
+    Args:
+        body: rewritten.
+        context: its documents; in a later turn there are none at the front, and nothing is marked.
+        style: whose marks.
+    """
+    recorded = context.recorded
+    if style == "none" or recorded is None or not recorded.documents:
+        return body
+    if style == "openai":
+        return body if body.get(_KEY) is not None else {**body, _KEY: _key(recorded.documents[0])}
+    count = recorded.num_cached or len(recorded.documents)
+    return _with_breakpoint(body, context.documents[count - 1].text, query=context.query)
+
+
+def _key(first: object) -> str:
+    """The same for all requests that begin with the same document behind the same text."""
+    return "ragboost-" + hashlib.sha256(repr(first).encode()).hexdigest()[:24]
+
+
+def _with_breakpoint(body: Mapping[str, Any], text: str, *, query: str) -> Mapping[str, Any]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or any(_has_mark(body.get(each)) for each in _ABOVE):
+        return body
+    decoded = [_decoded(message) for message in messages]
+    contents = [
+        message.get("content") if isinstance(message, dict) else None for message in decoded
+    ]
+    if any(_has_mark(content) for content in contents) or any(map(has_cache_mark, decoded)):
+        return body
+    system = _marked(body.get("system"), text, query=query)
+    if system is not None:
+        return {**body, "system": system}
+    for at, content in enumerate(contents):
+        marked = _marked(content, text, query=query)
+        if marked is not None:
+            message = {**decoded[at], "content": marked}
+            return {**body, "messages": [*messages[:at], message, *messages[at + 1 :]]}
+    return body
+
+
+def _decoded(message: Any) -> Any:
+    """A message; one that is sent as it was before is kept encoded."""
+    return json.loads(bytes(message)) if isinstance(message, Raw) else message
+
+
+def _has_mark(blocks: Any) -> bool:
+    return isinstance(blocks, list) and any(has_cache_mark(block) for block in blocks)
+
+
+def _marked(blocks: Any, text: str, *, query: str) -> list[Any] | None:
+    """The blocks with a mark on the last one that holds a document; None if none does."""
+    if not isinstance(blocks, list):
+        return None
+    for at in range(len(blocks) - 1, -1, -1):
+        block = blocks[at]
+        if (
+            isinstance(block, dict)
+            and _holds(block, text)
+            and not (query and query in _text(block))
+        ):
+            return [*blocks[:at], {**block, "cache_control": _MARK}, *blocks[at + 1 :]]
+    return None
+
+
+def _holds(block: Mapping[str, Any], text: str) -> bool:
+    """A block is a document itself, with all its fields, or has it in its text."""
+    return json.dumps(block) == text or text in _text(block)
+
+
+def _text(block: Mapping[str, Any]) -> str:
+    value = block.get("text")
+    return value if isinstance(value, str) else ""

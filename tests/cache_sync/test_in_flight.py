@@ -1,0 +1,104 @@
+"""Between dispatch and event, what is on its way counts against what is cached."""
+
+from ragboost.cache_sync.in_flight import InFlight
+
+
+def sent(flight: InFlight, name: str, prompt: int, cached: int = 0) -> None:
+    flight.sent(name, prompt_tokens=prompt, cached_tokens=cached, block_size=16)
+
+
+def test_whole_blocks_beyond_the_cached_ones_are_expected_until_events_confirm_them() -> None:
+    flight = InFlight()
+    sent(flight, "a", 100, cached=32)
+    sent(flight, "b", 50)
+    assert (len(flight), flight.num_tokens) == (2, 64 + 48)
+    flight.stored("a", 64)  # a first chunk
+    assert flight.num_tokens == 32 + 48
+    flight.stored("a", 16)  # evicted again, but not to be stored again
+    flight.stored("a", 96)
+    assert (len(flight), flight.num_tokens) == (1, 48)
+    flight.answered("b", prompt_tokens=70)
+    assert flight.num_tokens == 64
+    flight.done("b")
+    flight.done("b")
+    flight.stored("unknown", 10)
+    flight.answered("unknown", prompt_tokens=10)
+    assert (len(flight), flight.num_tokens) == (0, 0)
+
+
+def test_an_id_that_is_sent_again_names_the_latest_request() -> None:
+    flight = InFlight()
+    sent(flight, "a", 160)
+    sent(flight, "a", 32)
+    assert (len(flight), flight.num_tokens) == (1, 32)
+
+
+def kept_share(flight: InFlight, resident: int, *, is_batched: bool = False) -> float:
+    return flight.next_turn(resident_tokens=resident, is_batched=is_batched).kept_share
+
+
+def test_what_fits_stays_and_what_does_not_is_shared_out() -> None:
+    flight = InFlight()
+    sent(flight, "a", 1600)
+    assert kept_share(flight, 10**9) == 1.0
+    flight.capacity_tokens = 2000
+    assert kept_share(flight, 400) == 1.0
+    assert kept_share(flight, 2400) == 0.5
+    flight.clear()
+    assert kept_share(flight, 2000) == 1.0
+
+
+def batch(flight: InFlight) -> int:
+    return flight.next_turn(resident_tokens=0, is_batched=True).batch
+
+
+def test_one_batch_runs_and_what_is_sent_meanwhile_waits_for_the_next() -> None:
+    flight = InFlight()
+    first = batch(flight)
+    assert batch(flight) == first, "only a request that is sent begins a batch"
+    sent(flight, "a", 160)
+    assert batch(flight) == first + 1
+    sent(flight, "b", 160)
+    sent(flight, "c", 160)
+    assert batch(flight) == first + 1
+    flight.answered("a", prompt_tokens=None)  # the next batch has begun with both
+    assert batch(flight) == first + 2
+    sent(flight, "d", 160)
+    flight.stored("a", 160)  # the event of a batch that is known to be over
+    assert batch(flight) == first + 2
+    flight.stored("c", 160)
+    flight.stored("b", 160)
+    assert batch(flight) == first + 3
+    flight.answered("d", prompt_tokens=None)
+    assert batch(flight) > first + 3, "an idle engine begins with the next request at once"
+
+
+def test_a_batch_holds_no_more_than_fits_into_the_cache() -> None:
+    flight = InFlight()
+    flight.capacity_tokens = 1000
+    sent(flight, "running", 160)
+    sent(flight, "a", 640)
+    number, room = batch(flight), flight.next_turn(resident_tokens=0, is_batched=True).room_tokens
+    assert 200 < room < 360
+    sent(flight, "b", 400)
+    assert batch(flight) == number + 1
+    sent(flight, "c", 400)
+    assert batch(flight) == number + 1
+    flight.stored("c", 400)  # the engine took them otherwise: all before it are over, too
+    assert batch(flight) > number + 1
+
+
+def test_what_a_batch_computes_itself_evicts_nothing_that_it_finds() -> None:
+    flight = InFlight()
+    flight.capacity_tokens = 2000
+    sent(flight, "running", 160)
+    sent(flight, "waiting", 800)
+    assert kept_share(flight, 2000) < kept_share(flight, 2000, is_batched=True) < 1.0
+    assert kept_share(flight, 1800, is_batched=True) == 1.0
+
+
+def test_requests_are_bounded() -> None:
+    flight = InFlight()
+    for number in range(10_050):
+        sent(flight, str(number), 16)
+    assert (len(flight), flight.num_tokens) == (10_000, 160_000)

@@ -1,0 +1,238 @@
+"""The mirror against golden frames and against a cache that evicts at random."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
+from ragboost.engine_hooks.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+    decode_batch,
+)
+from tests.cache_sync.toy import ToyCache
+from tests.engine_hooks.test_events import frames
+
+
+def stored(
+    hashes: list[int], tokens: Iterable[int], *, parent: int | None = None, **fields: object
+) -> BlockStored:
+    ids = list(tokens)
+    size = len(ids) // len(hashes)
+    return BlockStored(
+        block_hashes=hashes, parent_block_hash=parent, token_ids=ids, block_size=size, **fields
+    )
+
+
+def removed(*hashes: int, medium: str | None = "GPU") -> BlockRemoved:
+    return BlockRemoved(block_hashes=list(hashes), medium=medium)
+
+
+def apply(mirror: PrefixMirror, *events: Event) -> Changes:
+    changes = mirror.apply(EventBatch(ts=1.0, events=events))
+    mirror.check_integrity()
+    return changes
+
+
+def empty(**limits: int) -> PrefixMirror:
+    mirror = PrefixMirror(**limits)
+    mirror.clear(is_partial=False)
+    return mirror
+
+
+@pytest.mark.parametrize("name", ["vllm-0.32.0", "sglang-0.5.23"])
+def test_golden_frames_leave_what_the_engine_held(name: str) -> None:
+    mirror = empty()
+    resident = []
+    for payload in frames(name):
+        apply_batch = mirror.apply(decode_batch(payload))
+        mirror.check_integrity()
+        resident.append(mirror.num_resident_tokens)
+        assert not mirror.is_partial, apply_batch
+    if name == "vllm-0.32.0":
+        assert resident[:2] == [128, 160]
+        assert resident[-1] == 128  # cleared, then one prompt of four blocks
+        assert mirror.match_tokens(list(range(1300, 1428))) == 128
+    else:
+        assert resident[:2] == [144, 192]
+        assert resident[-2:] == [0, 144]
+        assert mirror.match_tokens(list(range(1300, 1400))) == 96
+    assert mirror.match_tokens([1, *range(1300, 1428)]) == 0
+
+
+def test_a_salted_prompt_is_found_only_with_its_salt() -> None:
+    mirror = empty()
+    for payload in frames("vllm-0.32.0")[:3]:
+        mirror.apply(decode_batch(payload))
+    tokens = list(range(700, 828))
+    assert mirror.match_tokens(tokens, cache_salt="tenant-a") == 128
+    assert mirror.match_tokens(tokens) == 0
+    assert mirror.match_tokens(tokens, lora_name="tenant-a") == 0
+
+
+def test_sglang_salt_and_lora_name_are_namespaces() -> None:
+    mirror = empty()
+    apply(mirror, stored([1], [5, 6], cache_salt="s", lora_name="a"))
+    assert mirror.match_tokens([5, 6], lora_name="a", cache_salt="s") == 2
+    assert mirror.match_tokens([5, 6], lora_name="a") == 0
+    assert mirror.match_tokens([5, 6]) == 0
+
+
+def test_multimodal_ids_keep_equal_placeholder_tokens_apart() -> None:
+    mirror = empty()
+    apply(mirror, stored([1], [5, 6], extra_keys=[[["image-hash", 0]]]))
+    assert mirror.match_tokens([5, 6]) == 0
+    assert len(mirror) == 1
+
+
+def test_a_block_stored_twice_stays_until_it_is_removed_twice() -> None:
+    mirror = empty()
+    apply(mirror, stored([1], [5, 6]), stored([1], [5, 6]))
+    apply(mirror, removed(1))
+    assert mirror.match_tokens([5, 6]) == 2
+    apply(mirror, removed(1))
+    assert (mirror.match_tokens([5, 6]), len(mirror)) == (0, 0)
+
+
+def test_a_chain_of_an_unknown_parent_is_left_out_and_makes_the_mirror_partial() -> None:
+    mirror = empty()
+    apply(mirror, stored([2], [7, 8], parent=1, session_id="r"))
+    assert mirror.match_tokens([7, 8]) == 0
+    assert mirror.resident_tokens("r") is None
+    assert (mirror.is_partial, len(mirror)) == (True, 0)
+    apply(mirror, AllBlocksCleared(), stored([2], [7, 8]))
+    assert (mirror.is_partial, mirror.match_tokens([7, 8])) == (False, 2)
+
+
+def test_blocks_behind_a_removed_one_count_again_when_it_returns() -> None:
+    mirror = empty()
+    apply(mirror, stored([1, 2, 3], range(6), session_id="a"))
+    changes = apply(mirror, removed(2))
+    assert changes.resident_tokens == {"a": 2}
+    assert mirror.match_tokens(range(6)) == 2
+    apply(mirror, stored([2], [2, 3], parent=1, session_id="b"))
+    assert mirror.match_tokens(range(6)) == 6
+    assert mirror.resident_tokens("b") == 4
+
+
+def test_a_request_is_followed_through_chunks_and_shared_prefixes() -> None:
+    mirror = empty()
+    apply(mirror, stored([1, 2], range(4), session_id="a"))
+    changes = apply(mirror, stored([3], [4, 5], parent=2, session_id="a"))
+    assert changes == Changes({"a": 6})
+    apply(mirror, stored([4], [9, 9], parent=2, session_id="b"))
+    assert (mirror.resident_tokens("a"), mirror.resident_tokens("b")) == (6, 6)
+    changes = apply(mirror, removed(2))
+    assert changes.resident_tokens == {"a": 2, "b": 2}
+    changes = apply(mirror, removed(1))
+    assert changes.resident_tokens == {"a": 0, "b": 0}
+    assert mirror.resident_tokens("a") is None
+
+
+def test_clearing_forgets_every_request_and_says_so() -> None:
+    mirror = empty()
+    apply(mirror, stored([1], [5, 6], session_id="a"))
+    changes = apply(mirror, AllBlocksCleared(), stored([2], [7, 8], session_id="b"))
+    assert changes == Changes({"b": 2}, is_cleared=True)
+    assert mirror.resident_tokens("a") is None
+
+
+def test_media_are_separate_and_a_tier_may_name_known_blocks_without_tokens() -> None:
+    mirror, both = empty(), PrefixMirror(media=("GPU", "CPU"))
+    for each in (mirror, both):
+        apply(each, stored([1, 2], range(4)))
+        apply(each, BlockStored(block_hashes=[1, 2], block_size=2, medium="CPU"))
+        apply(each, removed(1, 2))
+    assert (mirror.match_tokens(range(4)), both.match_tokens(range(4))) == (0, 4)
+    for each in (mirror, both):
+        apply(each, removed(1, 2, medium="CPU"))
+        assert len(each) == 0
+
+
+def test_only_the_first_full_attention_group_counts() -> None:
+    mirror = empty()
+    window = stored([1], [5, 6], group_idx=0, kv_cache_spec_kind="sliding_window")
+    full = stored([1], [5, 6], group_idx=1, kv_cache_spec_kind="full_attention")
+    other = stored([1], [5, 6], group_idx=2, kv_cache_spec_kind="full_attention")
+    apply(mirror, window, full, other)
+    apply(mirror, BlockRemoved(block_hashes=[1], medium="GPU", group_idx=0))
+    assert mirror.match_tokens([5, 6]) == 2
+    apply(mirror, BlockRemoved(block_hashes=[1], medium="GPU", group_idx=1))
+    assert (mirror.match_tokens([5, 6]), mirror.is_partial) == (0, False)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        removed(9),
+        removed(1, medium="CPU"),
+        stored([7], [1, 2, 3]).__class__(block_hashes=[7], token_ids=[1, 2, 3], block_size=2),
+        stored([1], [5, 6], parent=2),
+        BlockStored(block_hashes=[8], block_size=2, medium="CPU"),
+    ],
+    ids=["never stored", "wrong medium", "token count", "second place", "tier of unknown block"],
+)
+def test_an_event_that_cannot_be_true_makes_the_mirror_partial(event: Event) -> None:
+    mirror = empty()
+    apply(mirror, stored([1, 2], range(4)))
+    assert not mirror.is_partial
+    apply(mirror, event)
+    assert (mirror.is_partial, mirror.num_unknown) == (True, 1)
+
+
+def test_limits_bound_blocks_requests_and_namespaces() -> None:
+    mirror = empty(max_blocks=3, max_requests=2)
+    apply(mirror, stored([1, 2, 3, 4], range(8), session_id="a"))
+    assert (len(mirror), mirror.is_partial, mirror.match_tokens(range(8))) == (3, True, 6)
+    mirror = empty(max_requests=2)
+    for i in range(5):
+        apply(mirror, stored([i], [i, i], cache_salt=f"tenant-{i}", session_id=str(i)))
+    assert mirror.num_requests == 2
+    assert mirror.resident_tokens("4") == 2
+    apply(mirror, removed(*range(5)))
+    assert (len(mirror), len(mirror._by_key)) == (0, 0)
+
+
+DOCUMENTS = [[100 * i + j for j in range(4 + 3 * (i % 3))] for i in range(6)]
+STEP = st.one_of(
+    st.tuples(
+        st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
+        st.sampled_from(["", "", "tenant"]),
+        st.integers(0, 2),
+    ),
+    st.none(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEP, max_size=40), st.booleans(), st.integers(6, 24))
+def test_the_mirror_equals_the_cache_after_any_events(
+    steps: list[tuple[list[int], str, int] | None], is_shared: bool, num_blocks: int
+) -> None:
+    cache, mirror = ToyCache(num_blocks=num_blocks, is_shared=is_shared), empty()
+    prompts: dict[str, tuple[list[int], str]] = {}
+    known: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        if step is None:
+            cache.clear()
+        else:
+            tokens = [token for i in step[0] for token in DOCUMENTS[i]]
+            prompts[str(number)] = (tokens, step[1])
+            cache.run(tokens, str(number), salt=step[1], again=step[2])
+        changes = mirror.apply(cache.take())
+        mirror.check_integrity()
+        if changes.is_cleared:
+            known.clear()
+        known |= changes.resident_tokens
+        for request, (tokens, salt) in prompts.items():
+            truth = cache.cached_tokens(tokens, salt=salt)
+            assert mirror.match_tokens(tokens, cache_salt=salt or None) == truth
+            told = mirror.resident_tokens(request)
+            assert (told or 0) <= truth  # a request that hits all of another's blocks has no event
+            assert known.get(request, 0) == (told or 0)
+        assert not mirror.is_partial

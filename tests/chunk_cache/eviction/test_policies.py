@@ -1,0 +1,213 @@
+"""Every formula worked out by hand, and what all policies have in common."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from ragboost.chunk_cache.eviction import REPLACEMENTS, Replacement, Use, make_replacement
+from ragboost.chunk_cache.eviction.belady import Belady
+from ragboost.chunk_cache.eviction.gdsf import GDSF, PGDSF
+from ragboost.chunk_cache.eviction.heat import Heat, cooled, warmed
+from ragboost.chunk_cache.eviction.lacr import LACR, future_sums
+from ragboost.chunk_cache.eviction.next_use import NextUse
+from ragboost.chunk_cache.eviction.reuse_frequency import ReuseFrequency
+from ragboost.errors import ChunkCacheError
+
+
+def use(
+    now: float = 0.0,
+    *,
+    size: float = 1.0,
+    cost: float = 1.0,
+    is_hit: bool = True,
+    cfo: float = 0.0,
+) -> Use:
+    return Use(now, size, cost, is_hit, cfo)
+
+
+def order(policy: Replacement, keys: str) -> str:
+    """Keys from the first to go to the last."""
+    return "".join(sorted(keys, key=policy.priority))
+
+
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_a_policy_forgets_what_was_evicted(name: str) -> None:
+    policy = make_replacement(name)
+    for now in range(5):
+        policy.used("often", use(now, is_hit=now > 0))
+    policy.used("once", use(5, is_hit=False))
+    policy.evicted("often")
+    policy.evicted("never seen")
+
+    policy.used("often", use(6, is_hit=False))
+    policy.used("once", use(7))
+
+    assert policy.priority("often") <= policy.priority("once")
+
+
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_an_entry_that_was_used_again_outranks_one_that_was_not(name: str) -> None:
+    policy = make_replacement(name)
+    policy.used("a", use(0, is_hit=False))
+    policy.used("b", use(1, is_hit=False))
+    policy.used("a", use(2))
+
+    assert policy.priority("b") < policy.priority("a")
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ChunkCacheError, match=r"must be one of lru, lfu, .* got 'mru'"):
+        make_replacement("mru")
+
+
+def test_lru_goes_by_the_last_use_and_lfu_by_the_number_of_uses() -> None:
+    lru, lfu = make_replacement("lru"), make_replacement("lfu")
+    for policy in (lru, lfu):
+        for now, key in enumerate("aabccb"):
+            policy.used(key, use(now))
+        policy.used("b", use(6))
+    assert order(lru, "abc") == "acb"
+    assert [lfu.priority(key) for key in "abc"] == [2, 3, 2]
+
+
+def test_gdsf_is_clock_plus_frequency_times_cost_over_size() -> None:
+    policy = GDSF()
+    policy.used("a", use(size=4, cost=2))  # 0 + 1 * 2/4
+    policy.used("b", use(size=1, cost=3))  # 0 + 1 * 3/1
+    policy.used("a", use(size=4, cost=6))  # 0 + 2 * 6/4: the newest cost
+    assert (policy.priority("a"), policy.priority("b")) == (3.0, 3.0)
+
+    policy.evicted("a")
+    policy.used("c", use(size=2, cost=1))  # the clock is at 3 now: 3 + 1/2
+
+    assert policy.clock == 3.0
+    assert policy.priority("c") == 3.5
+    assert policy.priority("b") == 3.0, "what is not used again stays where it was"
+
+
+def test_pgdsf_averages_the_cost_over_the_uses_that_computed_the_entry() -> None:
+    policy = PGDSF()
+    policy.used("a", use(size=2, cost=2, is_hit=False))  # mean 1
+    assert policy.priority("a") == 1.0
+    policy.used("a", use(size=2, cost=100))  # a hit costs nothing: 2 * 1
+    assert policy.priority("a") == 2.0
+    policy.used("a", use(size=2, cost=6, is_hit=False))  # mean (1 + 3) / 2, frequency 3
+    assert policy.priority("a") == 6.0
+
+
+def test_reuse_frequency_adds_the_inverse_cfo_of_each_hit() -> None:
+    policy = ReuseFrequency()
+    policy.used("a", use(cfo=0.5, is_hit=False))
+    assert policy.priority("a") == 0.0, "storing is no reuse"
+    policy.used("a", use(cfo=0.5))
+    policy.used("a", use(cfo=0.25))
+    assert policy.priority("a") == 2 + 4
+    policy.used("b", use(cfo=0.0))
+    assert policy.priority("b") == pytest.approx(20), "an exact hit counts as CFO 0.05"
+
+
+def test_reuse_frequency_halves_in_a_half_life() -> None:
+    policy = ReuseFrequency(half_life_s=10)
+    policy.used("old", use(0, cfo=0.1))  # 10 at 0 s, 5 at 10 s
+    policy.used("new", use(10, cfo=0.25))  # 4 at 10 s
+    policy.used("never", use(10, is_hit=False))
+    assert order(policy, ("never", "new", "old")) == "nevernewold"  # type: ignore[arg-type]
+    policy.used("new", use(10, cfo=0.5))  # 6
+    assert policy.priority("old") < policy.priority("new")
+
+
+@pytest.mark.parametrize(
+    ("heat", "idle_s", "expected"),
+    [(0, 0, 1), (1, 0, 2), (1, 600, 1.5), (4, 1200, 2), (3, 300, 3 / math.sqrt(2) + 1), (1, -5, 2)],
+)
+def test_a_use_halves_old_heat_every_tau_and_adds_one(
+    heat: float, idle_s: float, expected: float
+) -> None:
+    assert warmed(heat, idle_s, tau_s=600) == pytest.approx(expected)
+    assert cooled(heat, idle_s, tau_s=600) == pytest.approx(expected - 1)
+
+
+def test_the_least_heat_times_cost_per_byte_goes_first() -> None:
+    policy = Heat(tau_s=600)
+    policy.used("a", use(0, size=8, cost=8))
+    policy.used("a", use(0, size=8, cost=8))  # heat 2
+    policy.used("b", use(600, size=8, cost=8))  # heat 1; a has cooled to 1
+    assert policy.heat("a", 600) == policy.heat("b", 600) == 1
+    assert policy.priority("a") == pytest.approx(policy.priority("b"))
+
+    policy.used("cheap", use(600, size=8, cost=4))
+    policy.used("large", use(600, size=32, cost=8))
+
+    assert policy.priority("large") < policy.priority("cheap") < policy.priority("b")
+
+
+def test_lacr_weighs_normalised_history_and_future() -> None:
+    waiting = ["ab", "b", "c", "b"]  # W = 4: weights 1, 3/4, 1/2, 1/4
+    assert future_sums(waiting) == {"a": 1, "b": 1 + 3 / 4 + 1 / 4, "c": 1 / 2}
+    policy = LACR(alpha=0.2)
+    for key in "aaaabbd":  # counts 4, 2, 1: H = 1, 1/2, 1/4
+        policy.used(key, use())
+    policy.look_ahead(waiting)  # F = 1/2, 1, 0
+
+    assert policy.priority("a") == pytest.approx(0.2 * 1 + 0.8 * 0.5)
+    assert policy.priority("b") == pytest.approx(0.2 * 0.5 + 0.8 * 1)
+    assert policy.priority("d") == pytest.approx(0.2 * 0.25)
+    assert order(policy, "abd") == "dab"
+
+    policy.evicted("a")
+    assert policy.priority("d") == pytest.approx(0.2 * 0.5), "the greatest count has gone"
+    policy.look_ahead([])
+    assert order(policy, "bd") == "db", "without a queue it is LFU"
+
+
+def test_lacr_keeps_what_the_queue_will_use_where_history_alone_evicts_it() -> None:
+    """DepCache figure 9: nodes 8 and 9 are least used so far, and job 6 in the queue needs them."""
+    policy = LACR()
+    for key, count in {7: 2, 8: 1, 9: 1, 16: 2, 17: 2}.items():
+        for _ in range(count):
+            policy.used(key, use())
+    assert {8, 9} == set(sorted((7, 8, 9, 16, 17), key=policy.priority)[:2])
+    policy.look_ahead([(1, 2, 3, 5, 6), (7, 8, 9)])
+    assert {16, 17} == set(sorted((7, 8, 9, 16, 17), key=policy.priority)[:2])
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, math.nan])
+def test_lacr_refuses_an_alpha_out_of_range(alpha: float) -> None:
+    with pytest.raises(ChunkCacheError, match="alpha must be from 0 to 1"):
+        LACR(alpha=alpha)
+
+
+@pytest.mark.parametrize("make", [lambda: Heat(tau_s=0), lambda: ReuseFrequency(half_life_s=0)])
+def test_a_half_life_of_zero_is_refused(make: Callable[[], Replacement]) -> None:
+    with pytest.raises(ChunkCacheError, match="must be above 0, got 0"):
+        make()
+
+
+def test_next_use_ranks_the_queue_above_all_history() -> None:
+    policy = NextUse()
+    for now, key in enumerate("ssssabc"):
+        policy.used(key, use(now))
+    policy.look_ahead(["c", "a", "c"])
+    assert order(policy, "abcs") == "sbac"
+    policy.look_ahead([])
+    assert order(policy, "abcs") == "sabc", "without a queue it is LRU"
+
+
+def test_next_use_that_counts_is_lfu_with_ageing_behind_the_queue() -> None:
+    policy = NextUse(counts=True)
+    for key in "aaabb":
+        policy.used(key, use())
+    assert order(policy, "ab") == "ba"
+    policy.evicted("a")  # the clock is at 3
+    policy.used("c", use())
+    assert order(policy, "bc") == "bc", "new entries start above what was evicted"
+
+
+def test_belady_evicts_what_is_needed_last() -> None:
+    policy = Belady(["ab", "c", "b", "a"])
+    for key in "ab":
+        policy.used(key, use(1))
+    assert order(policy, "ab") == "ab"
+    policy.used("c", use(2))
+    assert order(policy, "abc") == "cab", "never again"

@@ -1,0 +1,137 @@
+"""Reuse computes the same as plain forwards, for every family of models."""
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicCache
+
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.hook import ForwardPlan
+from ragboost.chunk_cache.recompute import rows_to_compute
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.selection.baseline import Random
+from ragboost.chunk_cache.selftest import self_test
+from tests.chunk_cache.families import FAMILIES, build_adapter, build_model, flat, make_prompt
+from tests.chunk_cache.reference import full_reuse, ordinary, token_by_token
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ordinary_calls_are_bit_identical_with_our_attention_installed(family: str) -> None:
+    model = build_model(family)
+    system, chunks, question = make_prompt()
+    tokens = [*system, *flat(chunks), *question]
+    before = ordinary(model, tokens)
+
+    ModelAdapter(model)
+
+    assert torch.equal(ordinary(model, tokens), before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_computing_every_token_is_bit_identical_to_the_ordinary_forward(family: str) -> None:
+    adapter = build_adapter(family)
+    system, chunks, question = make_prompt()
+    tokens = [*system, *flat(chunks), *question]
+    want = ordinary(adapter.model, tokens)
+    reuse = ChunkReuse(adapter, ChunkStore(), backend=None)
+
+    cache = adapter.empty_cache(len(tokens))
+    rows = torch.arange(len(tokens))
+    assert torch.equal(_logits(adapter, tokens, cache, rows), want)
+
+    result = reuse.prefill(system, chunks, question, ratio=1.0)  # nothing is stored yet
+    assert torch.equal(result.logits, want)
+    assert result.num_computed == len(tokens) == result.num_publishable
+
+
+@pytest.mark.parametrize("backend", [None, "tiled"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ratio_1_over_a_stored_system_prompt_equals_the_ordinary_forward(
+    family: str, backend: str | None
+) -> None:
+    adapter = build_adapter(family)
+    system, chunks, question = make_prompt()
+    reuse = ChunkReuse(adapter, ChunkStore(), backend=backend)
+    reuse.precompute(system, chunks)
+
+    result = reuse.prefill(system, chunks, question, ratio=1.0)
+
+    want = ordinary(adapter.model, [*system, *flat(chunks), *question])
+    assert (result.logits - want).abs().max() <= 1e-6 * max(1.0, float(want.abs().max()))
+    assert result.num_exact == len(system) + len(chunks[0])
+    assert result.num_recomputed == sum(map(len, chunks[1:]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ratio_0_equals_a_block_mask_forward(family: str) -> None:
+    adapter = build_adapter(family)
+    system, chunks, question = make_prompt()
+    reuse = ChunkReuse(adapter, ChunkStore(), backend=None)
+    reuse.precompute(system, chunks)
+
+    result = reuse.prefill(system, chunks, question, ratio=0.0)
+
+    want = full_reuse(adapter.model, system, chunks, question)
+    exact = ordinary(adapter.model, [*system, *flat(chunks), *question])
+    assert (result.logits - want).abs().max() <= 1e-6 * max(1.0, float(want.abs().max()))
+    assert (want - exact).abs().max() > 1e-4, "the model does not look across chunks"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_partial_recompute_equals_decoding_token_by_token(family: str) -> None:
+    adapter = build_adapter(family)
+    system, chunks, question = make_prompt(chunks=3, length=14)
+    reuse = ChunkReuse(adapter, ChunkStore())
+    reuse.precompute(system, chunks[:-1])  # the last chunk is missing
+    assembly = reuse.assemble(system, chunks, question)
+    selected = reuse.select(assembly, policy=Random(), ratio=0.4)
+    rows = rows_to_compute(assembly, selected)
+    layers = [(layer.keys.clone(), layer.values.clone()) for layer in assembly.cache.layers]
+
+    result = reuse.prefill(system, chunks, question, policy="random", ratio=0.4)
+
+    want, logits = token_by_token(adapter.model, layers, assembly.tokens, rows.tolist())
+    assert (result.logits - logits).abs().max() <= 2e-6 * max(1.0, float(logits.abs().max()))
+    for layer, (keys, values) in zip(result.cache.layers, want, strict=True):
+        torch.testing.assert_close(layer.keys, keys, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(layer.values, values, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_from_an_injected_cache_equals_generate_from_text(family: str) -> None:
+    adapter = build_adapter(family)
+    system, chunks, question = make_prompt()
+    ids = torch.tensor([[*system, *flat(chunks), *question]])
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    mask = torch.ones_like(ids)
+    want = adapter.model.generate(
+        ids, attention_mask=mask, past_key_values=DynamicCache(), **options
+    )
+    reuse = ChunkReuse(adapter, ChunkStore())
+    reuse.precompute(system, chunks)
+
+    result = reuse.prefill(system, chunks, question, ratio=1.0)
+    first = torch.cat((ids, result.logits.argmax().view(1, 1)), 1)
+    options |= {"max_new_tokens": 7, "min_new_tokens": 7}
+    got = adapter.model.generate(
+        first, attention_mask=torch.ones_like(first), past_key_values=result.cache, **options
+    )
+
+    assert got.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_self_test_passes(family: str) -> None:
+    result = self_test(build_adapter(family))
+
+    assert result.full_error < 1e-6
+
+
+def _logits(
+    adapter: ModelAdapter, tokens: list[int], cache: object, rows: torch.Tensor
+) -> torch.Tensor:
+    logits = adapter.forward(tokens, cache, plan=ForwardPlan(rows))  # type: ignore[arg-type]
+    assert logits is not None
+    return logits

@@ -1,0 +1,276 @@
+"""The `ragboost` object of a request: what it asks for, what usage says, what is refused."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from ragboost.config import EngineSettings
+from ragboost.engine import create_engine_app
+from ragboost.engine.builtin import build_tokenizer
+from ragboost.engine.loading import load_model, make_engine
+from ragboost.errors import ConfigError
+from ragboost.serving import serve_in_thread
+from tests.engine.conftest import MODEL, SETTINGS, Served
+
+APPROX = {"reuse": {"policy": "gradual", "ratio": 0.2}}
+TEXTS = [f"Document {i}: " + f"fact {i * 7} holds for part {i}. " * 8 for i in range(4)]
+
+
+@pytest.fixture
+def empty(fresh: Served) -> Served:
+    """The shared server with nothing cached at all."""
+    assert fresh.engine.reuser is not None
+    fresh.engine.reuser.reuse.store.clear()
+    return fresh
+
+
+def wait_until_stored(served: Served) -> None:
+    reuser = served.engine.reuser
+    assert reuser is not None
+    for _ in range(1000):
+        if not reuser.has_work:
+            return
+        time.sleep(0.01)
+    raise AssertionError("chunks are still being stored")
+
+
+def ask(
+    served: Served, order: list[int], *, ragboost: dict[str, Any] | None, question: str = "Which?"
+) -> Any:
+    content = "".join(TEXTS[i] + "\n\n" for i in order) + question
+    chunks, at = [], 0
+    for i in order:
+        chunks.append([1, at, at + len(TEXTS[i])])
+        at += len(TEXTS[i]) + 2
+    extra = {} if ragboost is None else {"ragboost": {**ragboost, "chunks": chunks}}
+    return served.client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": content},
+        ],
+        max_tokens=4,
+        temperature=0,
+        extra_body=extra,
+    )
+
+
+def sources(usage: Any) -> tuple[int, int, int, int]:
+    found = usage.model_extra["ragboost"]
+    names = ("exact_cached_tokens", "approx_cached_tokens", "recomputed_tokens", "computed_tokens")
+    counts = tuple(found[name] for name in names)
+    assert sum(counts) == usage.prompt_tokens
+    assert found["exact_cached_tokens"] == usage.prompt_tokens_details.cached_tokens
+    return counts
+
+
+def test_usage_says_where_every_prompt_token_came_from(empty: Served) -> None:
+    cold = sources(ask(empty, [0, 1, 2], ragboost=APPROX).usage)
+    wait_until_stored(empty)
+    warm = sources(ask(empty, [2, 0, 1], ragboost=APPROX, question="And why?").usage)
+    assert cold[:3] == (0, 0, 0)
+    exact, approximate, recomputed, computed = warm
+    assert exact > 60
+    assert recomputed == round(0.2 * (approximate + recomputed))
+    assert approximate > 80
+    assert computed < 20, "the question and what the template puts behind it"
+
+
+def test_a_request_that_does_not_ask_is_exact_and_says_nothing(empty: Served) -> None:
+    plain = ask(empty, [2, 0, 1], ragboost=None)
+    empty.engine.reset_prefix_cache().result(10)
+    ask(empty, [0, 1, 2], ragboost=APPROX)
+    wait_until_stored(empty)
+    for ragboost in (None, {"reuse": "exact"}, {}):
+        empty.engine.reset_prefix_cache().result(10)
+        again = ask(empty, [2, 0, 1], ragboost=ragboost)
+        assert again.choices[0].message.content == plain.choices[0].message.content
+        assert "ragboost" not in again.usage.model_extra
+
+
+def test_a_stream_carries_the_same_usage(empty: Served) -> None:
+    assert empty.engine.reuser is not None
+    ask(empty, [0, 1, 2], ragboost=APPROX)
+    wait_until_stored(empty)
+    prompt = "S. " + TEXTS[2] + TEXTS[0]
+    spans = [[3, 3 + len(TEXTS[2])], [3 + len(TEXTS[2]), len(prompt)]]
+    stream = empty.client.completions.create(
+        model=MODEL,
+        prompt=prompt + " Which?",
+        max_tokens=3,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ragboost": {"reuse": "approx", "chunks": spans}},
+    )
+    usage = [event.usage for event in stream][-1]
+    assert sum(sources(usage)) == usage.prompt_tokens
+
+
+def test_documents_of_the_chat_template_are_chunks(empty: Served) -> None:
+    def ask_about(order: list[int]) -> Any:
+        return empty.client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Which?"}],
+            max_tokens=2,
+            extra_body={
+                "documents": [{"title": f"Doc {i}", "text": TEXTS[i]} for i in order],
+                "ragboost": {"reuse": "approx"},
+            },
+        ).usage
+
+    assert sources(ask_about([0, 1, 2]))[:3] == (0, 0, 0)
+    wait_until_stored(empty)
+    exact, approximate, recomputed, computed = sources(ask_about([2, 1, 0]))
+    assert exact > 60
+    assert approximate + recomputed > 100
+    assert computed < 20
+
+
+def test_a_later_turn_finds_chunks_that_the_first_turns_system_prompt_precedes(
+    empty: Served,
+) -> None:
+    ask(empty, [0, 1, 2], ragboost=APPROX)
+    wait_until_stored(empty)
+    usage = empty.client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello!"},
+            {"role": "assistant", "content": "Hello."},
+            {"role": "user", "content": TEXTS[1] + "\n\nWhich?"},
+        ],
+        max_tokens=2,
+        extra_body={"ragboost": {"reuse": "approx", "chunks": [[3, 0, len(TEXTS[1])]]}},
+    ).usage
+    # The template's own head of the first user message is text between system prompt and chunk.
+    assert sum(sources(usage)) == usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("ragboost", "param"),
+    [
+        (3, "ragboost"),
+        ({"documents": []}, "ragboost.documents"),
+        ({"reuse": "some"}, "ragboost.reuse"),
+        ({"reuse": {"part": 1}}, "ragboost.reuse.part"),
+        ({"reuse": {"policy": "best"}}, "ragboost.reuse.policy"),
+        ({"reuse": {"policy": ["a3"]}}, "ragboost.reuse.policy"),
+        ({"reuse": {"ratio": 2}}, "ragboost.reuse.ratio"),
+        ({"reuse": {"ratio": True}}, "ragboost.reuse.ratio"),
+        ({"chunks": 3}, "ragboost.chunks"),
+        ({"chunks": [[1, 2]]}, "ragboost.chunks[0]"),
+        ({"chunks": [[0, 2, 1]]}, "ragboost.chunks"),
+        ({"chunks": [[0, 0, 2], [0, 1, 3]]}, "ragboost.chunks"),
+        ({"chunks": [[0, 0, 99]]}, "ragboost.chunks"),
+        ({"chunks": [[5, 0, 2]]}, "ragboost.chunks"),
+        ({"chunks": [[0, -1, 2]]}, "ragboost.chunks[0]"),
+    ],
+)
+def test_a_bad_object_is_refused_and_the_field_named(
+    served: Served, ragboost: Any, param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Hi there"}],
+            extra_body={"ragboost": ragboost},
+        )
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs", "echo"])
+def test_log_probabilities_of_the_prompt_are_refused(served: Served, field: str) -> None:
+    """Tokens whose KV was reused have none."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.client.completions.create(
+            model=MODEL,
+            prompt="Hi",
+            extra_body={field: True if field == "echo" else 1, "ragboost": APPROX},
+        )
+    assert caught.value.param == field
+
+
+def test_a_route_and_metrics_tell_of_reuse(empty: Served) -> None:
+    told = httpx.get(f"{empty.url}/chunk_reuse").json()
+    assert told["is_possible"] is True
+    assert (told["default"], told["policy"], told["ratio"]) == ("exact", "gradual", 0.15)
+    ask(empty, [0, 1], ragboost=APPROX)
+    wait_until_stored(empty)
+    text = httpx.get(f"{empty.url}/metrics").text
+    assert 'ragboost_engine_reuse_prompt_tokens_total{source="computed"}' in text
+    assert "ragboost_engine_chunks_stored_total" in text
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_leaves_frees_the_engine(empty: Served, is_stream: bool) -> None:
+    body = {
+        "prompt": [*range(10, 900)],
+        "max_tokens": 1000,
+        "ignore_eos": True,
+        "stream": is_stream,
+        "ragboost": {"reuse": "approx", "chunks": [[10, 400], [400, 800]]},
+    }
+    url = f"{empty.url}/v1/completions"
+    with httpx.Client(timeout=30 if is_stream else 0.3) as client:
+        if is_stream:
+            with client.stream("POST", url, json=body) as response:
+                next(response.iter_bytes())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(url, json=body)
+    for _ in range(500):
+        if empty.engine.num_running == 0:
+            break
+        time.sleep(0.01)
+    assert empty.engine.num_running == 0
+    wait_until_stored(empty)
+
+
+def test_a_model_without_reuse_serves_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = GPT2Config(vocab_size=4096, n_embd=32, n_layer=2, n_head=2, n_positions=256)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    app = create_engine_app(EngineSettings(model=tmp_path, num_threads=1, reuse="approx"))
+    assert "chunks cannot be reused with this model: GPT2LMHeadModel" in caplog.text
+    with serve_in_thread(app) as url:
+        body: dict[str, Any] = {"prompt": "Hello you", "max_tokens": 2}
+        plain = httpx.post(f"{url}/v1/completions", json=body)
+        assert plain.status_code == 200, "the default cannot be kept, and is not asked for"
+        assert "ragboost" not in plain.json()["usage"]
+        answer = httpx.post(f"{url}/v1/completions", json={**body, "ragboost": APPROX})
+        assert answer.status_code == 400
+        assert "GPT2LMHeadModel has 0 rotary embeddings" in answer.json()["error"]["message"]
+        told = httpx.get(f"{url}/chunk_reuse").json()
+        assert told["is_possible"] is False
+        assert told["refusal"] in answer.json()["error"]["message"]
+
+
+def test_a_failed_self_test_turns_reuse_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ragboost.chunk_cache.model.attention.tiled import TiledAttention
+
+    exact = TiledAttention.attend
+    monkeypatch.setattr(
+        TiledAttention, "attend", lambda self, inputs: exact(self, inputs) + torch.ones(1)
+    )
+    loaded = load_model(SETTINGS)
+    assert loaded.adapter is None
+    assert "chunk reuse stays off for this model" in (loaded.reuse_refusal or "")
+    assert "full_error" in caplog.text
+
+
+def test_settings_of_reuse() -> None:
+    off = load_model(SETTINGS.model_copy(update={"reuse": "off"}))
+    assert off.reuse_refusal == "engine.reuse is off"
+    assert make_engine(off, SETTINGS).reuser is None
+    with pytest.raises(ConfigError, match=r"engine\.reuse_policy must be one of full, reuse"):
+        make_engine(off, SETTINGS.model_copy(update={"reuse_policy": "best"}))

@@ -1,0 +1,254 @@
+"""Graph requests over HTTP, with the official SDK against real engines on loopback."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ragboost.chunk_cache.dependency.depkv import DepCache
+from ragboost.chunk_cache.dependency.prompt import LinearNode
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.engine import builtin, create_engine_app
+from ragboost.engine.http.graph_request import PromptWriter, parse_graph, with_facts
+from ragboost.engine.tokenizer import ChatTokenizer
+from ragboost.errors import RequestError
+from ragboost.graph import path_text
+from ragboost.serving import serve_in_thread
+from tests.engine.conftest import MODEL, SETTINGS, Served
+
+PATHS = [
+    ["Elon Musk", "founded", "SpaceX", "located in", "Texas"],
+    ["Elon Musk", "founded", "SpaceX", "launched", "Falcon 9"],
+    ["Elon Musk", "born in", "Pretoria"],
+    ["Ada Lovelace", "wrote", "notes", "about", "the analytical engine"],
+]
+QUESTION = "Where is the company of Elon Musk located?"
+
+
+@pytest.fixture(scope="module")
+def dependency() -> Iterator[Served]:
+    """An engine that is told to use dependency attention on its untuned model."""
+    settings = SETTINGS.model_copy(
+        update={
+            "graph_attention": "dependency",
+            "kv_events_endpoint": None,
+            "kv_events_replay_endpoint": None,
+        }
+    )
+    app = create_engine_app(settings)
+    with (
+        serve_in_thread(app) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Served(url, app, client)
+
+
+def ask(served: Served, graph: dict[str, Any], text: str = QUESTION, **fields: Any) -> Any:
+    return served.client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}],
+        temperature=0,
+        max_tokens=6,
+        extra_body={"ragboost": {"graph": graph}, **fields.pop("extra", {})},
+        **fields,
+    )
+
+
+def reused(answer: Any) -> int:
+    count: int = answer.usage.model_extra["ragboost"]["approx_cached_tokens"]
+    return count
+
+
+def test_an_untuned_model_reads_the_paths_written_out(fresh: Served) -> None:
+    answer = ask(fresh, {"paths": PATHS})
+
+    lines = [
+        "Elon Musk -founded-> SpaceX -located in-> Texas",
+        "Elon Musk -founded-> SpaceX -launched-> Falcon 9",
+        "Elon Musk -born in-> Pretoria",
+        "Ada Lovelace -wrote-> notes -about-> the analytical engine",
+    ]
+    plain = fresh.client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Facts:\n" + "\n".join(lines) + f"\n\n{QUESTION}"},
+        ],
+        temperature=0,
+        max_tokens=6,
+    )
+    assert answer.choices[0].message.content == plain.choices[0].message.content
+    assert answer.usage.prompt_tokens == plain.usage.prompt_tokens
+    assert plain.usage.prompt_tokens_details.cached_tokens > 0
+    assert "ragboost" not in (answer.usage.model_extra or {})
+
+
+def test_dependency_attention_on_an_untuned_model_has_to_be_allowed(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match="not tuned"):
+        ask(served, {"paths": PATHS, "attention": "dependency"})
+
+
+def test_the_answer_is_that_of_the_library(dependency: Served) -> None:
+    answer = ask(dependency, {"paths": PATHS})
+
+    tokenizer = ChatTokenizer(builtin.build_tokenizer())
+    prompt = PromptWriter(tokenizer).prompt(
+        parse_graph({"paths": PATHS}).paths,
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}],
+    )
+    depcache = DepCache(ModelAdapter(builtin.build_model("tiny", seed=0)))
+    kv = depcache.compute_depkv(prompt)
+    tokens = depcache.generate_with_depkv(kv, max_tokens=6)
+    assert answer.choices[0].message.content == tokenizer.decode(tokens)
+    assert answer.usage.prompt_tokens == kv.num_tokens
+
+
+def test_another_question_reuses_the_subgraph(dependency: Served) -> None:
+    ask(dependency, {"paths": PATHS}, extra={"cache_salt": "one"})
+    other = {"paths": [*PATHS[2:], ["Elon Musk", "founded", "SpaceX", "located in", "Texas"]]}
+
+    again = ask(dependency, other, "Who wrote notes about engines?", extra={"cache_salt": "one"})
+    apart = ask(dependency, other, "Who wrote notes about engines?", extra={"cache_salt": "two"})
+
+    assert reused(apart) == 0
+    used = again.usage.model_extra["ragboost"]
+    assert used["approx_cached_tokens"] > 30
+    assert used["computed_tokens"] == again.usage.prompt_tokens - used["approx_cached_tokens"]
+    assert again.choices[0].message.content == apart.choices[0].message.content
+
+
+def test_triplets_chain_up_to_paths(dependency: Served) -> None:
+    triplets = [
+        ["Elon Musk", "founded", "SpaceX"],
+        ["SpaceX", "located in", "Texas"],
+        ["SpaceX", "launched", "Falcon 9"],
+        ["Elon Musk", "born in", "Pretoria"],
+    ]
+    chained = ask(dependency, {"triplets": triplets, "entities": ["elon musk"]})
+
+    assert chained.choices[0].message.content == (
+        ask(dependency, {"paths": PATHS[:3]}).choices[0].message.content
+    )
+
+
+def test_nothing_of_a_graph_enters_the_prefix_cache(dependency: Served) -> None:
+    messages = [{"role": "user", "content": QUESTION}] * 2
+    body = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 4}
+    url = f"{dependency.url}/v1/chat/completions"
+    before = httpx.post(url, json=body).json()
+    dependency.engine.reset_prefix_cache().result(10)
+    for _ in range(2):
+        answer = httpx.post(url, json={**body, "ragboost": {"graph": {"paths": PATHS}}}).json()
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+    after = httpx.post(url, json=body).json()
+
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert after["choices"][0]["message"] == before["choices"][0]["message"]
+
+
+def test_graphs_stream_beside_other_requests(dependency: Served) -> None:
+    alone = ask(dependency, {"paths": PATHS}).choices[0].message.content
+
+    def stream(number: int) -> str:
+        if number % 2:
+            text = f"Tell me about {number}. " * 30
+            done = dependency.client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": text}], max_tokens=12
+            )
+            return str(done.usage.completion_tokens)  # type: ignore[union-attr]
+        parts = ask(dependency, {"paths": PATHS}, stream=True)
+        return "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(stream, range(6)))
+    assert answers[::2] == [alone] * 3
+
+
+def test_recompute_is_asked_for_per_request(dependency: Served) -> None:
+    answer = ask(dependency, {"paths": PATHS, "recompute_ratio": 1.0})
+
+    assert answer.usage.completion_tokens == 6
+    plain = ask(dependency, {"paths": PATHS})
+    assert reused(plain) > 0
+
+
+def test_written_out_subgraphs_are_reused_without_tuning() -> None:
+    settings = SETTINGS.model_copy(
+        update={
+            "graph_attention": "subgraphs",
+            "kv_events_endpoint": None,
+            "kv_events_replay_endpoint": None,
+        }
+    )
+    with (
+        serve_in_thread(create_engine_app(settings)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        served = Served(url, None, client)  # type: ignore[arg-type]
+        first = ask(served, {"paths": PATHS[:3]})
+        turned = ask(served, {"paths": [PATHS[3], *PATHS[:3]]})
+        apart = ask(served, {"paths": [PATHS[3], *PATHS[:3]]}, extra={"cache_salt": "new"})
+        repaired = ask(served, {"paths": PATHS, "recompute_ratio": 0.5})
+        with pytest.raises(openai.BadRequestError, match="subgraphs"):
+            ask(served, {"paths": PATHS, "attention": "dependency"})
+    assert reused(turned) > reused(first) == reused(apart) == 0
+    assert repaired.usage.completion_tokens == 6
+
+
+def test_written_out_subgraphs_are_the_text_of_ordinary_attention() -> None:
+    tokenizer = ChatTokenizer(builtin.build_tokenizer())
+    messages = [{"role": "user", "content": QUESTION}]
+    request = parse_graph({"paths": [PATHS[0], PATHS[3], PATHS[1]]})
+    writer = PromptWriter(tokenizer)
+
+    nodes = writer.subgraphs(request.paths, messages).nodes
+
+    tokens = [token for node in nodes if isinstance(node, LinearNode) for token in node.tokens]
+    ordered = [request.paths[0], request.paths[2], request.paths[1]]
+    written = tokenizer.render_chat(with_facts(messages, path_text(ordered)))
+    assert len(nodes) == 4
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == written
+
+
+@pytest.mark.parametrize(
+    ("graph", "param"),
+    [
+        ([], "ragboost.graph"),
+        ({}, "ragboost.graph"),
+        ({"paths": []}, "ragboost.graph"),
+        ({"paths": "x"}, "ragboost.graph.paths"),
+        ({"paths": [["a", "b"]]}, "ragboost.graph.paths[0]"),
+        ({"paths": [["a"], ["a", "", "c"]]}, "ragboost.graph.paths[1]"),
+        ({"triplets": [["a", "b"]]}, "ragboost.graph.triplets[0]"),
+        ({"triplets": [["a", "b", "c"]], "entities": ["x"]}, "ragboost.graph"),
+        ({"triplets": [["a", "b", "c"]], "entities": [1]}, "ragboost.graph.entities"),
+        ({"paths": PATHS, "hops": 0}, "ragboost.graph.hops"),
+        ({"paths": PATHS, "attention": "full"}, "ragboost.graph.attention"),
+        ({"paths": PATHS, "recompute_ratio": 2}, "ragboost.graph.recompute_ratio"),
+        ({"paths": PATHS, "nodes": 2}, "ragboost.graph.nodes"),
+    ],
+)
+def test_what_is_wrong_in_a_graph_is_named(graph: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_graph(json.loads(json.dumps(graph)))
+    assert caught.value.param == param
+
+
+def test_a_graph_needs_a_user_message_and_no_documents(dependency: Served) -> None:
+    url = f"{dependency.url}/v1"
+    graph = {"ragboost": {"graph": {"paths": PATHS}}}
+    for path, body in (
+        ("chat/completions", {"messages": [{"role": "system", "content": "x"}]}),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "documents": [{"text": "y"}]},
+        ),
+        ("completions", {"prompt": "x"}),
+    ):
+        answer = httpx.post(f"{url}/{path}", json={**body, **graph})
+        assert answer.status_code == 400, answer.text

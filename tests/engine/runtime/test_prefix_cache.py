@@ -1,0 +1,205 @@
+"""The book-keeping of the prefix cache: matching, eviction of leaves, reference counts, events."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from ragboost.chunk_cache.eviction import make_replacement
+from ragboost.engine.runtime.prefix_cache import (
+    BlockCache,
+    CacheBlock,
+    Cleared,
+    Removed,
+    Stored,
+    block_key,
+)
+
+BLOCK_SIZE = 2
+
+
+def keys_of(tokens: list[int], *, salt: str | None = None) -> list[bytes]:
+    keys: list[bytes] = []
+    for i in range(0, len(tokens) - len(tokens) % BLOCK_SIZE, BLOCK_SIZE):
+        parent = keys[-1] if keys else None
+        keys.append(block_key(parent, tokens[i : i + BLOCK_SIZE], salt=salt))
+    return keys
+
+
+def put(cache: BlockCache, tokens: list[int], *, salt: str | None = None) -> list[CacheBlock]:
+    """Insert and keep hold of the blocks of `tokens`, as a running request does."""
+    keys = keys_of(tokens, salt=salt)
+    return [item.block for item in cache.insert(keys, tokens, parent=None, salt=salt)]
+
+
+def test_match_returns_the_longest_cached_prefix_of_full_blocks() -> None:
+    cache = BlockCache(8, BLOCK_SIZE)
+    put(cache, [1, 2, 3, 4])
+    assert len(cache.match(keys_of([1, 2, 3, 4, 5, 6]))) == 2
+    assert len(cache.match(keys_of([1, 2, 9, 9]))) == 1
+    assert cache.match(keys_of([3, 4])) == []
+
+
+def test_salts_are_namespaces() -> None:
+    cache = BlockCache(8, BLOCK_SIZE)
+    put(cache, [1, 2, 3, 4], salt="tenant-a")
+    assert cache.match(keys_of([1, 2, 3, 4])) == []
+    assert cache.match(keys_of([1, 2, 3, 4], salt="tenant-b")) == []
+    assert len(cache.match(keys_of([1, 2, 3, 4], salt="tenant-a"))) == 2
+
+
+def test_least_recently_used_leaf_goes_first() -> None:
+    cache = BlockCache(4, BLOCK_SIZE)
+    old, new = put(cache, [1, 2, 3, 4]), put(cache, [5, 6, 7, 8])
+    cache.release(old)
+    cache.release(new)
+    cache.acquire(cache.match(keys_of([1, 2])))  # the root of `old` is used again
+    put(cache, [9, 9])
+    assert len(cache.match(keys_of([1, 2, 3, 4]))) == 1, "the leaf goes, its parent stays"
+    put(cache, [8, 8])
+    assert len(cache.match(keys_of([5, 6, 7, 8]))) == 1
+
+
+def test_held_blocks_are_never_evicted() -> None:
+    cache = BlockCache(2, BLOCK_SIZE)
+    held = put(cache, [1, 2, 3, 4])
+    assert put(cache, [5, 6]) == []
+    cache.release(held)
+    assert len(put(cache, [5, 6])) == 1
+    cache.check_integrity()
+
+
+def test_insert_stores_what_fits() -> None:
+    cache = BlockCache(2, BLOCK_SIZE)
+    assert len(put(cache, [1, 2, 3, 4, 5, 6])) == 2
+    assert cache.take_events() == [
+        Stored(tuple(keys_of([1, 2, 3, 4])), None, (1, 2, 3, 4), None, None)
+    ]
+
+
+def test_evicting_0_does_nothing() -> None:
+    cache = BlockCache(2, BLOCK_SIZE)
+    cache.release(put(cache, [1, 2]))
+    assert cache.evict(0) == 0
+    assert cache.evict(5) == 1
+
+
+def test_blocks_dropped_by_clear_may_still_be_released_and_are_no_parents() -> None:
+    cache = BlockCache(4, BLOCK_SIZE)
+    held = put(cache, [1, 2])
+    cache.clear()
+    keys = keys_of([1, 2, 3, 4])
+    assert cache.insert(keys[1:], [3, 4], parent=held[0]) == []
+    cache.release(held)
+    assert len(put(cache, [1, 2, 3, 4])) == 2
+    assert isinstance(cache.take_events()[1], Cleared)
+    cache.check_integrity()
+
+
+def test_blocks_that_waiting_requests_will_use_stay() -> None:
+    cache = BlockCache(4, BLOCK_SIZE, policy=make_replacement("next-use"))
+    for tokens in ([1, 1, 2, 2], [3, 3], [4, 4]):
+        cache.release(put(cache, tokens))
+    cache.look_ahead([keys_of([1, 1, 2, 2]), keys_of([9, 9, 3, 3])])
+
+    cache.release(put(cache, [5, 5, 6, 6]))
+
+    assert len(cache.match(keys_of([1, 1, 2, 2]))) == 2, "oldest of all, and needed next"
+    assert not cache.match(keys_of([3, 3])), "behind [9, 9] it is another block"
+    cache.look_ahead([])
+    put(cache, [7, 7])
+    assert len(cache.match(keys_of([1, 1, 2, 2]))) == 1, "without a queue: the oldest leaf"
+    cache.check_integrity()
+
+
+def test_the_least_used_leaf_goes_first_where_uses_count() -> None:
+    cache = BlockCache(2, BLOCK_SIZE, policy=make_replacement("lfu"))
+    for tokens in ([1, 2], [1, 2], [3, 4]):
+        cache.release(put(cache, tokens))
+    put(cache, [5, 6])
+    assert len(cache.match(keys_of([1, 2]))) == 1
+
+
+class PrefixCacheMachine(RuleBasedStateMachine):
+    """Random requests on a small cache, with a mirror that only sees the events."""
+
+    requests = Bundle("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = BlockCache(6, BLOCK_SIZE)
+        self.running: list[list[CacheBlock]] = []
+        self.mirror: set[bytes] = set()
+
+    @initialize(name=st.sampled_from(["default", "lfu", "lacr", "next-use", "next-use-lfu"]))
+    def choose_policy(self, name: str) -> None:
+        if name != "default":
+            self.cache = BlockCache(6, BLOCK_SIZE, policy=make_replacement(name))
+
+    @rule(prompts=st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=3))
+    def look_ahead(self, prompts: list[list[int]]) -> None:
+        self.cache.look_ahead(keys_of(tokens) for tokens in prompts)
+
+    @rule(
+        target=requests,
+        tokens=st.lists(st.integers(0, 2), max_size=14),
+        salt=st.sampled_from([None, "a"]),
+    )
+    def start(self, tokens: list[int], salt: str | None) -> list[CacheBlock]:
+        """Match, hold, then store the rest, as the engine does."""
+        keys = keys_of(tokens, salt=salt)
+        held = self.cache.match(keys)
+        self.cache.acquire(held)
+        num_matched = len(held)
+        inserted = self.cache.insert(
+            keys[num_matched:],
+            tokens[num_matched * BLOCK_SIZE : len(keys) * BLOCK_SIZE],
+            parent=held[-1] if held else None,
+            salt=salt,
+        )
+        held = [*held, *(item.block for item in inserted)]
+        self.running.append(held)
+        return held
+
+    @rule(held=requests)
+    def finish(self, held: list[CacheBlock]) -> None:
+        if any(held is other for other in self.running):
+            self.running = [other for other in self.running if other is not held]
+            self.cache.release(held)
+
+    @rule(num_blocks=st.integers(0, 4))
+    def evict(self, num_blocks: int) -> None:
+        before = len(self.cache)
+        assert before - self.cache.evict(num_blocks) == len(self.cache)
+
+    @rule()
+    def clear(self) -> None:
+        for held in self.running:
+            self.cache.release(held)
+        self.running.clear()
+        self.cache.clear()
+
+    @invariant()
+    def everything_holds(self) -> None:
+        self.cache.check_integrity()
+        assert len(self.cache) <= 6
+        for held in self.running:
+            assert all(self.cache.holds(block) for block in held), "a held block was evicted"
+
+    @invariant()
+    def events_tell_exactly_what_is_cached(self) -> None:
+        for event in self.cache.take_events():
+            match event:
+                case Stored(keys, parent):
+                    assert parent is None or parent in self.mirror
+                    assert self.mirror.isdisjoint(keys)
+                    self.mirror.update(keys)
+                case Removed(key):
+                    self.mirror.remove(key)
+                case Cleared():
+                    self.mirror.clear()
+        assert len(self.mirror) == len(self.cache)
+        assert all(self.cache.match([key]) for key in self.mirror)
+
+
+TestPrefixCacheMachine = PrefixCacheMachine.TestCase
+TestPrefixCacheMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,349 @@
+"""Chunks are reused between requests of one engine; nothing approximate reaches exact requests."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.selection import POLICIES
+from ragboost.config import EngineSettings
+from ragboost.engine.http.extension import Approx
+from ragboost.engine.loading import LoadedModel, load_model, make_engine
+from ragboost.engine.parts import Parts, PromptPart, TextSpan, cut_tokens
+from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
+from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.request import EngineRequest
+from ragboost.engine.runtime.sampling import SamplingParams
+from tests.engine.submitting import Request
+
+STEP = 64
+SETTINGS = EngineSettings(
+    builtin_size="tiny",
+    num_threads=1,
+    capacity_tokens=2048,
+    max_step_tokens=STEP,
+    max_running=4,
+    max_model_len=2048,
+)
+SYSTEM = [7] * 3 + list(range(20, 37))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(SETTINGS)
+
+
+@pytest.fixture
+def engine(loaded: LoadedModel) -> Iterator[Engine]:
+    engine = make_engine(loaded, SETTINGS)
+    engine.start()
+    yield engine
+    engine.stop()
+    engine.store.cache.check_integrity()
+    assert not engine.scheduler.has_work
+    assert all(block.num_users == 0 for block in blocks(engine))
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name in ("ragboost-choosing", "ragboost-storing")]
+
+
+def blocks(engine: Engine) -> list:  # type: ignore[type-arg]
+    return list(engine.store.cache._blocks.values())
+
+
+def chunk(number: int, length: int = 40) -> tuple[int, ...]:
+    return tuple(40 + (number * 131 + i * i * 7) % 4000 for i in range(length))
+
+
+def parts_of(numbers: list[int], *, question: int = 1, system: list[int] = SYSTEM) -> Parts:
+    pieces = tuple(PromptPart(chunk(number), True) for number in numbers)
+    return Parts(tuple(system), pieces, tuple(range(100 + question, 112 + question)))
+
+
+def wait_for_chunks(engine: Engine, count: int) -> None:
+    assert engine.reuser is not None
+    done = threading.Event()
+    for _ in range(2000):
+        if engine.reuser.totals.chunks_stored >= count and not engine.reuser.has_work:
+            return
+        done.wait(0.01)
+    raise AssertionError(f"{engine.reuser.totals.chunks_stored} of {count} chunks were stored")
+
+
+def approx(policy: str = "gradual", ratio: float = 0.25) -> Approx:
+    return Approx(policy, ratio)
+
+
+def test_missing_chunks_are_computed_stored_and_reused_in_another_place(engine: Engine) -> None:
+    cold = Request(engine, parts_of([1, 2, 3]), approx=approx()).sources()
+    wait_for_chunks(engine, 3)
+    warm = Request(engine, parts_of([3, 1, 2], question=2), approx=approx()).sources()
+
+    assert cold == (0, 0, 0, 20 + 120 + 12)
+    # 16 of the system prompt are in the prefix cache, all of it and chunk 3 behind it in the store.
+    assert warm == (20 + 40, 60, 20, 12)
+
+
+def test_the_exact_prefix_comes_before_stored_chunks(engine: Engine) -> None:
+    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    wait_for_chunks(engine, 3)
+    again = Request(engine, parts_of([1, 2, 4, 3], question=2), approx=approx()).sources()
+
+    # 6 blocks of the first 100 tokens are exact. The end of chunk 2 and chunk 3 are stored.
+    assert again == (96, 33, 11, 40 + 12)
+
+
+def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> None:
+    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    wait_for_chunks(engine, 3)
+    assert engine.reuser is not None
+    reuse = engine.reuser.reuse
+    for policy in ("gradual", "mean-layers", "epic", "two-stage", "cacheblend"):
+        engine.reset_prefix_cache().result(10)
+        parts = parts_of([2, 3, 1])
+        got = Request(engine, parts, approx=approx(policy, 0.3)).tokens()[0]
+        alone = reuse.prefill(parts.system, parts.chunks, parts.question, policy=policy, ratio=0.3)
+        assert got == int(alone.logits.argmax()), policy
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_runs_in_the_engine_and_its_tokens_add_up(engine: Engine, policy: str) -> None:
+    assert engine.reuser is not None
+    engine.reuser.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
+    request = Request(engine, parts_of([3, 2, 4, 1]), approx=approx(policy, 0.25))
+    recomputed = {"full": 80, "reuse": 0}.get(policy, 20)
+    assert request.sources() == (60, 80 - recomputed, recomputed, 40 + 12)
+
+
+def test_recomputing_everything_is_exact_and_may_be_shared(engine: Engine) -> None:
+    want = Request(engine, parts_of([3, 1, 2]), approx=None).tokens()
+    engine.reset_prefix_cache().result(10)
+    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    wait_for_chunks(engine, 3)
+    engine.reset_prefix_cache().result(10)
+
+    whole = Request(engine, parts_of([3, 1, 2]), approx=approx(ratio=1.0))
+    assert whole.tokens() == want
+    assert whole.sequence.exact_until is None
+    again = Request(engine, parts_of([3, 1, 2]), approx=None).finish()
+    assert [output.token_id for output in again] == want
+    assert again[-1].cached_tokens == 144
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.25])
+def test_approximate_kv_is_invisible_to_exact_requests(engine: Engine, ratio: float) -> None:
+    """Neither its prompt nor what was generated over it enters the prefix cache."""
+    exact = Request(engine, parts_of([3, 1, 2]), approx=None, max_tokens=40).tokens()
+    assert engine.reuser is not None
+    engine.reuser.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
+    engine.reset_prefix_cache().result(10)
+
+    request = Request(engine, parts_of([3, 1, 2]), approx=approx(ratio=ratio), max_tokens=40)
+    request.finish()
+    after = Request(engine, parts_of([3, 1, 2]), approx=None, max_tokens=40).finish()
+
+    assert request.sequence.exact_until == 60
+    assert after[0].cached_tokens == 48, "system prompt and first chunk, in whole blocks"
+    assert [output.token_id for output in after] == exact
+
+
+def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(engine: Engine) -> None:
+    assert engine.reuser is not None
+    engine.reuser.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 5)])
+    orders = [[1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3], [3, 3, 1], [2, 5, 1, 4], [4, 1]]
+    policies = ["gradual", "two-stage", "epic", "a3", "hybrid", "mean-layers"]
+
+    def start(number: int) -> Request:
+        how = approx(policies[number], 0.3) if number != 3 else None
+        return Request(engine, parts_of(orders[number]), approx=how, max_tokens=12)
+
+    alone = []
+    for number in range(len(orders)):
+        engine.reset_prefix_cache().result(10)
+        alone.append(start(number).tokens())
+    engine.reset_prefix_cache().result(10)
+    together = [start(number) for number in range(len(orders))]
+    assert [request.tokens() for request in together] == alone
+
+
+def test_decoding_goes_on_while_another_request_chooses_and_computes(engine: Engine) -> None:
+    """A step has at most the budget in rows, whatever it does; so have pieces between steps."""
+    assert engine.reuser is not None
+    numbers = list(range(1, 21))
+    engine.reuser.reuse.precompute(SYSTEM, [chunk(number) for number in numbers])
+    steps, pieces = watch(engine)
+    decoding = Request(engine, parts_of([30]), approx=None, max_tokens=1500)
+    decoding.next()
+    assert Request(engine, parts_of(numbers[::-1]), approx=approx()).sources()[1] > 500
+    engine.abort(decoding.sequence)
+
+    layers = engine.reuser.reuse.adapter.num_layers
+    mixed = [rows for rows in steps if len(rows) == 2 and rows[0] == 1]
+    assert len(mixed) >= 200 // STEP, "selected rows came in steps, each beside a decode row"
+    assert max(sum(rows) for rows in steps) <= STEP
+    assert len(pieces) >= 800 / STEP, "and so did the choice of them"
+    assert max(pieces) <= STEP * layers, "pieces that go through one layer of two are longer"
+    # Between two pieces of work of the other request there was a step of this one.
+    assert len([rows for rows in steps if rows[0] == 1]) >= len(pieces)
+
+
+def watch(engine: Engine) -> tuple[list[list[int]], list[int]]:
+    """Note the rows of each step, and of each piece between steps."""
+    steps: list[list[int]] = []
+    pieces: list[int] = []
+    forward = engine.runner.forward
+
+    class Spy:
+        """The real runner."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(engine.runner, name)
+
+        def forward(self, segments: list) -> torch.Tensor:  # type: ignore[type-arg]
+            steps.append([len(segment.token_ids) for segment in segments])
+            return forward(segments)
+
+    assert engine.reuser is not None
+    adapter = engine.reuser.reuse.adapter
+
+    class Watched(ModelAdapter):
+        """The real adapter."""
+
+        def __init__(self) -> None:
+            self.__dict__.update(adapter.__dict__)
+
+        def forward(self, tokens, *args, **kwargs):  # type: ignore[no-untyped-def]
+            pieces.append(len(tokens))
+            return adapter.forward(tokens, *args, **kwargs)
+
+    engine.scheduler._runner = Spy()  # type: ignore[assignment]
+    engine.reuser.reuse.adapter = Watched()
+    return steps, pieces
+
+
+def test_storing_chunks_takes_an_eighth_of_a_busy_step(engine: Engine) -> None:
+    decoding = Request(engine, parts_of([30]), approx=None, max_tokens=1500)
+    decoding.next()
+    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    wait_for_chunks(engine, 3)
+    assert decoding.sequence.finish_reason is None, "it was not held up"
+    engine.abort(decoding.sequence)
+
+
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_abort_frees_everything_at_any_stage(loaded: LoadedModel, is_cold: bool) -> None:
+    """Stepped by hand: abort after each possible number of steps."""
+    for num_steps in range(12):
+        engine = make_engine(loaded, SETTINGS)
+        scheduler, reuser = engine.scheduler, engine.reuser
+        assert reuser is not None
+        if not is_cold:
+            reuser.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 9)])
+        parts = parts_of(list(range(1, 9)))
+        sequence = EngineRequest(
+            parts.token_ids,
+            SamplingParams(max_tokens=2, temperature=0),
+            emit=lambda _output: None,
+            parts=parts,
+            approx=approx(),
+        )
+        scheduler.add(sequence)
+        for _ in range(num_steps):
+            scheduler.step()
+        scheduler.abort(sequence)
+        assert sequence.kv is None
+        assert not scheduler.running
+        assert all(block.num_users == 0 for block in blocks(engine))
+        names = [thread.name for thread in threading.enumerate()]
+        assert "ragboost-choosing" not in names
+        scheduler.close()
+        assert not scheduler.has_work
+        assert "ragboost-storing" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel) -> None:
+    bytes_per_token = loaded.runner.layout.bytes_per_token
+    settings = SETTINGS.model_copy(update={"reuse_capacity_bytes": 110 * bytes_per_token})
+    engine = make_engine(loaded, settings)
+    engine.start()
+    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    wait_for_chunks(engine, 3)
+    assert engine.reuser is not None
+    store = engine.reuser.reuse.store
+    assert isinstance(store, ChunkStore)
+    store.check_integrity()
+    assert store.size_bytes <= 110 * bytes_per_token
+    sources = Request(engine, parts_of([3, 2, 1], question=3), approx=approx()).sources()
+    assert sum(sources) == 152
+    assert sources[3] >= 40 + 12
+    engine.stop()
+
+
+def test_where_few_tokens_are_stored_everything_is_computed_and_exact(engine: Engine) -> None:
+    """40 reused tokens do not pay for looking at 92 missing ones; for a policy that looks at the
+    question alone they do."""
+    assert engine.reuser is not None
+    engine.reuser.reuse.precompute(SYSTEM, [chunk(1)])
+    for policy, recomputed, others in (("gradual", 40, (7, 8)), ("mean-layers", 10, (9, 10))):
+        parts = parts_of([others[0], 1, others[1]], question=3)
+        request = Request(engine, parts, approx=approx(policy))
+        assert request.sources()[1:] == (40 - recomputed, recomputed, 80 + 12)
+        assert (request.sequence.exact_until is None) == (policy == "gradual")
+
+
+def test_salts_do_not_share_chunks(engine: Engine) -> None:
+    def sources(order: list[int], salt: str | None) -> tuple[int, int, int, int]:
+        return Request(engine, parts_of(order), approx=approx(), salt=salt).sources()
+
+    for number, salt in enumerate((None, "a", "b"), 1):
+        assert sources([1, 2], salt) == (0, 0, 0, 112)
+        wait_for_chunks(engine, 2 * number)
+        assert sources([2, 1], salt)[:3] == (60, 30, 10)
+
+
+def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
+    assert engine.reuser is not None
+    reuse = engine.reuser.reuse
+    chunks = [chunk(number) for number in (1, 2, 3)]
+    reuse.precompute(SYSTEM, chunks)
+    stored = [reuse.chunks.find(SYSTEM, each) for each in chunks] + [reuse.chunks.find((), SYSTEM)]
+    tensors = [t for kv in stored if kv is not None for layer in kv.layers for t in layer]
+    before = [tensor.clone() for tensor in tensors]
+    for policy in ("gradual", "two-stage", "reuse", "full"):
+        engine.reset_prefix_cache().result(10)
+        Request(engine, parts_of([3, 1, 2]), approx=approx(policy), max_tokens=20).finish()
+    assert len(tensors) == 4 * 2 * 2
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+
+
+def test_a_policy_that_the_model_is_too_small_for_computes_everything(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert engine.reuser is not None
+    engine.reuser.reuse.precompute(SYSTEM, [chunk(1), chunk(2)])
+    engine.reuser.reuse.adapter.num_layers = 1
+    try:
+        request = Request(engine, parts_of([2, 1]), approx=approx("a3"))
+        exact, approximate, recomputed, computed = request.sources()
+    finally:
+        engine.reuser.reuse.adapter.num_layers = 2
+    assert (exact, approximate, recomputed, computed) == (0, 0, 0, 112)
+    assert "this policy looks at layer 1" in caplog.text
+
+
+def test_token_prompts_with_text_between_chunks_add_up(engine: Engine) -> None:
+    tokens = [*SYSTEM, *chunk(1), 5, 6, *chunk(2), 5, 8, *range(100, 112)]
+    spans = [TextSpan(20, 60), TextSpan(62, 102)]
+    Request(engine, cut_tokens(tokens, spans), approx=approx()).finish()
+    wait_for_chunks(engine, 2)
+    moved = [*SYSTEM, *chunk(2), 5, 6, *chunk(1), 5, 9, *range(100, 112)]
+    request = Request(engine, cut_tokens(moved, spans), approx=approx(ratio=0.5))
+    assert request.sources() == (20 + 40, 20, 20, 2 + 14)
+
+
+def test_a_reuser_without_work_stores_nothing(engine: Engine) -> None:
+    assert isinstance(engine.reuser, ChunkScheduler)
+    assert not engine.reuser.has_work
+    engine.reuser.close()

@@ -1,0 +1,124 @@
+"""The figures behind the page, over HTTP."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from ragboost.index import ContextIndex
+from ragboost.proxy.observability.metrics import Metrics
+from ragboost.proxy.observability.recent_requests import RecentRequests
+from ragboost.proxy.routes.dashboard.history import TotalsHistory, read_totals, read_ttft
+from ragboost.proxy.routes.dashboard.tree import hot_prefixes
+from tests.fakes import FakeEngine
+from tests.proxy.conftest import ProxyServer, proxy_settings
+
+TEXTS = {name: f"The {name} document speaks of {name} at some length. " * 8 for name in "abcd"}
+
+
+def ask(url: str, names: str, **fields: object) -> httpx.Response:
+    documents = [{"id": name, "text": TEXTS[name]} for name in names]
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "A secret question?"}],
+        "ragboost": {"documents": documents},
+        **fields,
+    }
+    return httpx.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
+
+
+def test_the_data_shows_orders_indexes_and_backends_but_no_text(
+    engine: FakeEngine, proxy: ProxyServer
+) -> None:
+    ask(proxy.url, "abc")
+    ask(proxy.url, "cab")
+    httpx.post(f"{proxy.url}/v1/chat/completions", json={"model": "m", "messages": []})
+
+    answer = httpx.get(f"{proxy.url}/dashboard/data")
+
+    data = answer.json()
+    assert "secret" not in answer.text
+    assert "speaks of" not in answer.text
+    plain, second, first = data["recent"]
+    assert plain["bypass"] == "no_documents"
+    assert first["before"] == first["after"] == ["[Doc_a]", "[Doc_b]", "[Doc_c]"]
+    assert second["before"] == ["[Doc_c]", "[Doc_a]", "[Doc_b]"]
+    assert second["after"] == first["after"]
+    assert second["cached_tokens"] > 0
+    assert data["totals"]["requests"] == 3
+    assert data["totals"]["documents_sent"] == 6
+    assert data["ttft"]["boosted"]["count"] == 2
+    assert data["ttft"]["bypassed"]["count"] == 1
+    (backend,) = data["backends"]
+    assert backend["name"] == engine.url.removeprefix("http://")
+    (index,) = data["indexes"]
+    assert index["children"][0]["documents"] == ["[Doc_a]", "[Doc_b]", "[Doc_c]"]
+    assert data["history"]["prompt_tokens"][-1] == data["totals"]["prompt_tokens"] > 0
+
+
+def test_with_api_keys_the_data_wants_one_and_the_page_does_not() -> None:
+    with (
+        FakeEngine() as engine,
+        ProxyServer(proxy_settings(engine.url, proxy={"api_keys": ["right"]})) as proxy,
+    ):
+        assert httpx.get(f"{proxy.url}/dashboard").status_code == 200
+        assert httpx.get(f"{proxy.url}/dashboard/data").status_code == 401
+        headers = {"authorization": "Bearer right"}
+        assert httpx.get(f"{proxy.url}/dashboard/data", headers=headers).status_code == 200
+
+
+def test_the_page_names_no_other_server(proxy: ProxyServer) -> None:
+    answer = httpx.get(f"{proxy.url}/dashboard")
+
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    addresses = answer.text.replace("http://www.w3.org/2000/svg", "")  # a name, never fetched
+    assert "http" not in addresses
+    assert "//" not in addresses.replace("// ", "")
+
+
+def test_the_tree_is_cut_in_width_depth_and_documents() -> None:
+    index = ContextIndex()
+    for first in range(30):
+        index.insert([f"{first}-{i}" for i in range(40)], [10] * 40)
+    chain = [f"x{i}" for i in range(9)]
+    for end in range(1, 10):
+        index.insert([*chain[:end], f"y{end}"], [10] * (end + 1))
+
+    children = hot_prefixes(index, RecentRequests())
+
+    assert len(children) == 8
+    assert all(len(child["documents"]) <= 12 for child in children)
+    assert children[0]["age"] <= children[-1]["age"]
+    depth, level = 0, children
+    while level:
+        depth, level = depth + 1, level[0]["children"]
+    assert depth == 4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "median_ms"),
+    [([], None), ([0.02] * 4, 17.5), ([0.005] * 2 + [0.2] * 2, 10.0), ([10_000.0], 600_000.0)],
+)
+def test_percentiles_are_interpolated_in_the_buckets(
+    seconds: list[float], median_ms: float | None
+) -> None:
+    metrics = Metrics()
+    for value in seconds:
+        metrics.observe_first_byte("chat", "boosted", seconds=value)
+
+    ttft = read_ttft(metrics.registry)
+
+    assert ttft["boosted"]["p50_ms"] == pytest.approx(median_ms)
+    assert ttft["bypassed"] == {"count": 0.0, "p50_ms": None, "p95_ms": None}
+
+
+async def test_the_history_samples_while_it_is_open() -> None:
+    registry = Metrics().registry
+    history = TotalsHistory(registry)
+
+    await history.open()
+    await asyncio.sleep(0)  # the sampler's first step
+    await history.close()
+
+    assert len(history.as_json(read_totals(registry))["time"]) == 2

@@ -1,0 +1,153 @@
+"""The page in a real headless Chromium."""
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.fakes import FakeEngine
+from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.proxy.routes.dashboard.test_data import ask
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs the extra test")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs Debian's chromium and chromium-driver"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["webdriver.Chrome"]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def open_live(browser: "webdriver.Chrome", url: str, *, requests: int) -> None:
+    """Open the page and wait until it shows this many requests."""
+    browser.get(f"{url}/dashboard")
+    WebDriverWait(browser, 20).until(lambda b: text(b, "requests") == str(requests))
+
+
+def text(browser: "webdriver.Chrome", name: str) -> str:
+    return str(browser.find_element(By.ID, name).text)
+
+
+def metric(page: str, name: str) -> int:
+    """Sum of a counter over its labels."""
+    values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", page, flags=re.MULTILINE)
+    return round(sum(map(float, values)))
+
+
+def test_the_figures_on_the_page_equal_the_metrics(
+    browser: "webdriver.Chrome", proxy: ProxyServer
+) -> None:
+    for names in ("abc", "bca", "cda", "abd"):
+        ask(proxy.url, names)
+
+    open_live(browser, proxy.url, requests=4)
+
+    page = httpx.get(f"{proxy.url}/metrics").text
+    prompt = metric(page, "ragboost_prompt_tokens_total")
+    cached = metric(page, "ragboost_cached_prompt_tokens_total")
+    assert prompt > cached > 0
+    assert text(browser, "prompt_tokens") == f"{prompt:,}"
+    assert text(browser, "cached_tokens") == f"{cached:,}"
+    assert text(browser, "hit_rate") == f"{100 * cached / prompt:.1f} %"
+    assert text(browser, "requests") == f"{metric(page, 'ragboost_requests_total')}"
+    assert text(browser, "documents_sent") == f"{metric(page, 'ragboost_documents_total')}"
+    assert text(browser, "index_nodes") == f"{metric(page, 'ragboost_index_nodes')}"
+    assert text(browser, "state") == "live"
+    orders = [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, "#recent td.order")]
+    assert "[Doc_b] [Doc_c] [Doc_a]" in orders
+    errors = [e for e in browser.get_log("browser") if "favicon" not in e["message"]]
+    assert errors == []
+
+
+def test_the_index_opens_by_keyboard_and_stays_open(
+    browser: "webdriver.Chrome", proxy: ProxyServer
+) -> None:
+    for names in ("abc", "abd"):
+        ask(proxy.url, names)
+    open_live(browser, proxy.url, requests=2)
+    summary = browser.find_element(By.CSS_SELECTOR, "#indexes summary")
+    browser.execute_script("arguments[0].focus()", summary)
+
+    summary.send_keys(Keys.ENTER)
+
+    inner = browser.find_element(By.CSS_SELECTOR, "#indexes details details summary")
+    assert inner.is_displayed()
+    assert "[Doc_" in inner.text
+    ask(proxy.url, "abc")
+    WebDriverWait(browser, 20).until(lambda b: text(b, "requests") == "3")
+    assert browser.find_element(By.CSS_SELECTOR, "#indexes details details").is_displayed()
+
+
+@pytest.mark.parametrize("width", [360, 768, 1400])
+def test_nothing_sticks_out_of_a_window(
+    browser: "webdriver.Chrome", proxy: ProxyServer, width: int
+) -> None:
+    ask(proxy.url, "abcd")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    open_live(browser, proxy.url, requests=1)
+
+    scroll = browser.execute_script("return document.documentElement.scrollWidth")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert scroll <= width
+
+
+def test_light_and_dark_follow_the_reader(browser: "webdriver.Chrome", proxy: ProxyServer) -> None:
+    backgrounds = set()
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        open_live(browser, proxy.url, requests=0)
+        script = "return getComputedStyle(document.body).backgroundColor"
+        backgrounds.add(browser.execute_script(script))
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+    assert len(backgrounds) == 2
+
+
+def test_a_name_that_looks_like_html_is_text(
+    browser: "webdriver.Chrome", proxy: ProxyServer
+) -> None:
+    name = "<img src=x onerror=document.title=1>"
+    ask(proxy.url, "ab", model=name)
+
+    open_live(browser, proxy.url, requests=1)
+
+    assert browser.title == "RAGBoost"
+    assert browser.find_elements(By.CSS_SELECTOR, "main img") == []
+    assert name in text(browser, "indexes")
+
+
+def test_the_page_asks_for_the_api_key(browser: "webdriver.Chrome") -> None:
+    with (
+        FakeEngine() as engine,
+        ProxyServer(proxy_settings(engine.url, proxy={"api_keys": ["right"]})) as proxy,
+    ):
+        browser.get(f"{proxy.url}/dashboard")
+        key = browser.find_element(By.ID, "key")
+        WebDriverWait(browser, 20).until(lambda _: key.is_displayed())
+        assert text(browser, "state") == "an API key is needed"
+
+        key.send_keys("right", Keys.ENTER)
+
+        WebDriverWait(browser, 20).until(lambda b: text(b, "state") == "live")
+        assert not key.is_displayed()

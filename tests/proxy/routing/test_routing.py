@@ -1,0 +1,332 @@
+"""Several backends: where requests go, and what happens when one is down."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from ragboost.config import Settings
+from ragboost.errors import ConfigError
+from ragboost.proxy.app import create_app
+from ragboost.proxy.routing.affinity import PrefixAffinity, prefixes_of
+from ragboost.proxy.routing.assignment import RoutingRequest
+from ragboost.proxy.routing.router import Router
+from ragboost.proxy.upstream.backends import Backends
+from ragboost.rewriting.tenants import TenantKey, Tenants
+from ragboost.types import Document, Request
+from tests.fakes import FakeEngine
+from tests.proxy.conftest import ProxyServer, proxy_settings
+
+
+@pytest.fixture
+def engines() -> Iterator[list[FakeEngine]]:
+    with FakeEngine() as one, FakeEngine() as two, FakeEngine() as three:
+        yield [one, two, three]
+
+
+def proxy_for(*urls: str, **sections: Any) -> ProxyServer:
+    # Small: a client has its answer a moment before its request counts as over.
+    sections["router"] = {"running_tokens": 10, **sections.get("router", {})}
+    extra = sections.pop("extra", [{}] * len(urls))
+    replicas = [{"url": url, "name": f"e{i}", **extra[i]} for i, url in enumerate(urls)]
+    return ProxyServer(proxy_settings("http://unused", backends=replicas, **sections))
+
+
+def documents(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": i, "text": f"Document {i} tells of {i}. " * 40} for i in ids]
+
+
+def ask(url: str, *ids: int, question: str = "why?", **fields: Any) -> httpx.Response:
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": question}],
+        "ragboost": {"documents": documents(*ids)},
+        **fields,
+    }
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def counts(engines: list[FakeEngine]) -> list[int]:
+    return [len(engine.completions) for engine in engines]
+
+
+def test_requests_go_where_their_prefix_is_cached(engines: list[FakeEngine]) -> None:
+    with proxy_for(*(engine.url for engine in engines)) as proxy:
+        homes = {}
+        for topic in (10, 20, 30):
+            answer = ask(proxy.url, topic, topic + 1, topic + 2)
+            homes[topic] = answer.headers["x-ragboost-backend"]
+            assert answer.headers["x-ragboost-cached-tokens-predicted"] == "0"
+        assert sorted(homes.values()) == ["e0", "e1", "e2"]
+        for topic, home in homes.items():
+            answer = ask(proxy.url, topic + 2, topic, topic + 1, question="how?")
+            assert answer.headers["x-ragboost-backend"] == home
+            assert int(answer.headers["x-ragboost-cached-tokens-predicted"]) > 500
+            usage = answer.json()["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] > 0.8 * usage["prompt_tokens"]
+
+
+def test_equal_backends_share_the_requests_evenly(engines: list[FakeEngine]) -> None:
+    with proxy_for(*(engine.url for engine in engines)) as proxy:
+        for i in range(9):
+            ask(proxy.url, 100 + 2 * i, 101 + 2 * i)
+    assert counts(engines) == [3, 3, 3]
+
+
+def test_a_hot_prefix_starves_no_replica(engines: list[FakeEngine]) -> None:
+    with proxy_for(*(engine.url for engine in engines), router={"running_tokens": 600}) as proxy:
+        ask(proxy.url, 1, 2, 3)
+        for engine in engines:
+            engine.misbehave(delay_s=0.5)
+        with ThreadPoolExecutor(12) as pool:
+            list(pool.map(lambda i: ask(proxy.url, 1, 2, 3, question=f"{i}?"), range(12)))
+    assert all(count >= 2 for count in counts(engines))
+
+
+def test_load_counts_until_the_end_of_a_stream(engines: list[FakeEngine]) -> None:
+    urls = [engine.url for engine in engines[:2]]
+    with proxy_for(*urls, router={"running_tokens": 100_000}) as proxy:
+        home = ask(proxy.url, 1, 2).headers["x-ragboost-backend"]
+        at_home = engines[int(home[1:])]
+        at_home.misbehave(chunk_delay_s=0.3)
+        body = {
+            "model": "m",
+            "stream": True,
+            "messages": [{"role": "user", "content": "tell"}],
+            "ragboost": {"documents": documents(1, 2)},
+        }
+        url = f"{proxy.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=30) as answer:
+            assert answer.headers["x-ragboost-backend"] == home
+            chunks = answer.iter_raw()
+            next(chunks)
+            assert ask(proxy.url, 1, 2, question="b").headers["x-ragboost-backend"] != home
+            assert _metric(proxy, f'ragboost_backend_running{{backend="{home}"}}') == "1.0"
+            list(chunks)
+        at_home.wait_until(
+            lambda: _metric(proxy, f'ragboost_backend_running{{backend="{home}"}}') == "0.0"
+        )
+
+
+def test_a_conversation_stays_where_its_history_lives(engines: list[FakeEngine]) -> None:
+    with proxy_for(*(engine.url for engine in engines)) as proxy:
+        for named in ({}, {"session_id": "s"}):
+            history: list[dict[str, str]] = [{"role": "system", "content": f"You are {named}."}]
+            homes = []
+            for turn in range(4):
+                history.append({"role": "user", "content": f"question {turn} " * 50})
+                answer = (
+                    ask(proxy.url, 60 + turn, messages=history, ragboost=named)
+                    if named
+                    else (ask(proxy.url, messages=history, ragboost={"documents": []}))
+                )
+                homes.append(answer.headers["x-ragboost-backend"])
+                history.append(answer.json()["choices"][0]["message"])
+                ask(proxy.url, 500 + turn)  # another user in between
+            assert len(set(homes)) == 1
+
+
+def test_a_conversation_without_a_name_stays_where_its_documents_were_sent(
+    engines: list[FakeEngine],
+) -> None:
+    with proxy_for(*(engine.url for engine in engines)) as proxy:
+        for user in range(3):
+            history: list[dict[str, str]] = []
+            homes = []
+            for turn in range(3):
+                history.append({"role": "user", "content": f"{user} asks {turn}?"})
+                ours = {"documents": documents(700 + 10 * user + turn)}
+                answer = ask(proxy.url, messages=history, ragboost=ours)
+                homes.append(answer.headers["x-ragboost-backend"])
+                history.append(answer.json()["choices"][0]["message"])
+                ask(proxy.url, 800 + 10 * user + turn)  # another user in between
+            assert len(set(homes)) == 1
+
+
+def test_a_chat_session_stays_where_its_history_lives(engines: list[FakeEngine]) -> None:
+    with proxy_for(*(engine.url for engine in engines)) as proxy:
+        for name in range(2):
+            made = httpx.post(f"{proxy.url}/v1/sessions", json={"model": "m"}).json()
+            path = f"{proxy.url}/v1/sessions/{made['id']}/chat/completions"
+            homes = []
+            for turn in range(3):
+                body = {"query": f"{turn}?", "documents": documents(900 + 10 * name + turn)}
+                answer = httpx.post(path, json=body, timeout=30)
+                homes.append(answer.headers["x-ragboost-backend"])
+                ask(proxy.url, 950 + 10 * name + turn)  # another user in between
+            assert len(set(homes)) == 1
+
+
+def test_a_session_may_move_and_keeps_what_it_was_sent(engines: list[FakeEngine]) -> None:
+    with proxy_for(engines[0].url, engines[1].url) as proxy:
+        history = [{"role": "user", "content": "one?"}]
+        first = ask(
+            proxy.url,
+            messages=history,
+            ragboost={"documents": documents(1, 2), "session_id": "s"},
+        )
+        home = int(first.headers["x-ragboost-backend"][1:])
+        engines[home].stop()
+        history += [first.json()["choices"][0]["message"], {"role": "user", "content": "two?"}]
+        second = ask(
+            proxy.url,
+            messages=history,
+            ragboost={"documents": documents(2, 3), "session_id": "s"},
+        )
+        assert second.headers["x-ragboost-backend"] == f"e{1 - home}"
+        before = engines[home].completions[-1].json["messages"]
+        after = engines[1 - home].completions[-1].json["messages"]
+        assert after[0] == before[0]
+        assert "Document 2 tells" not in after[-1]["content"]
+
+
+def test_a_refused_connection_goes_to_another_backend(
+    engines: list[FakeEngine], unused_port: int
+) -> None:
+    with proxy_for(f"http://127.0.0.1:{unused_port}", engines[0].url) as proxy:
+        answers = [ask(proxy.url, i, i + 50) for i in range(4)]
+        assert {answer.headers["x-ragboost-backend"] for answer in answers} == {"e1"}
+        assert httpx.get(f"{proxy.url}/v1/models").status_code == 200
+        assert _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "0.0"
+        assert _metric(proxy, 'ragboost_backend_up{backend="e1"}') == "1.0"
+
+
+def test_an_error_status_is_not_sent_to_another_backend(engines: list[FakeEngine]) -> None:
+    for engine in engines:
+        engine.misbehave(status=503)
+    with proxy_for(*(engine.url for engine in engines)) as proxy:
+        answer = httpx.post(f"{proxy.url}/v1/chat/completions", json={"messages": []})
+    assert answer.status_code == 503
+    assert sum(counts(engines)) == 1
+
+
+def test_a_broken_connection_is_not_sent_to_another_backend(engines: list[FakeEngine]) -> None:
+    for engine in engines:
+        engine.misbehave(drop=True)
+    with proxy_for(*(engine.url for engine in engines)) as proxy:
+        answer = httpx.post(f"{proxy.url}/v1/chat/completions", json={"messages": []})
+    assert answer.status_code == 502
+    assert sum(counts(engines)) == 1
+
+
+def test_all_backends_down_is_a_502_and_not_ready(unused_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_port}"
+    with proxy_for(url, f"{url}/x") as proxy:
+        answer = httpx.post(f"{proxy.url}/v1/chat/completions", json={"messages": []})
+        assert (answer.status_code, httpx.get(f"{proxy.url}/ready").status_code) == (502, 503)
+
+
+def test_a_backend_that_comes_back_gets_requests_again(
+    engines: list[FakeEngine], unused_port: int
+) -> None:
+    url = f"http://127.0.0.1:{unused_port}"
+    with proxy_for(url, engines[0].url, router={"health_interval_s": 0.05}) as proxy:
+        ask(proxy.url, 1)
+        assert _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "0.0"
+        with FakeEngine(port=unused_port) as late:
+            late.wait_until(lambda: _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "1.0")
+            homes = {ask(proxy.url, 7 + i).headers["x-ragboost-backend"] for i in range(4)}
+            assert "e0" in homes
+
+
+def test_a_sick_backend_is_left_out(engines: list[FakeEngine]) -> None:
+    with proxy_for(
+        engines[0].url, engines[1].url, router={"health_interval_s": 0.05, "max_failures": 2}
+    ) as proxy:
+        engines[0].misbehave(status=500)
+        engines[0].wait_until(lambda: _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "0.0")
+        homes = {ask(proxy.url, i).headers["x-ragboost-backend"] for i in range(4)}
+        assert homes == {"e1"}
+
+
+def test_a_backend_that_was_down_is_not_expected_to_hold_anything(
+    engines: list[FakeEngine], unused_port: int
+) -> None:
+    first = FakeEngine(port=unused_port)
+    first.start()
+    with proxy_for(first.url, engines[0].url, router={"health_interval_s": 0.05}) as proxy:
+        assert ask(proxy.url, 1, 2).headers["x-ragboost-backend"] == "e0"
+        first.stop()
+        for _ in range(2):
+            assert ask(proxy.url, 1, 2).headers["x-ragboost-backend"] == "e1"
+        with FakeEngine(port=unused_port) as again:
+            again.wait_until(lambda: _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "1.0")
+            answer = ask(proxy.url, 2, 1)
+            assert answer.headers["x-ragboost-backend"] == "e1"
+            assert int(answer.headers["x-ragboost-cached-tokens-predicted"]) > 0
+
+
+def test_each_backend_gets_its_own_key(engines: list[FakeEngine]) -> None:
+    extra = [{"api_key": "key-0"}, {"api_key": "key-1"}]
+    with proxy_for(engines[0].url, engines[1].url, extra=extra) as proxy:
+        for i in range(2):
+            ask(proxy.url, i)
+    seen = [engine.completions[-1].header("authorization") for engine in engines[:2]]
+    assert seen == ["Bearer key-0", "Bearer key-1"]
+
+
+def test_tenants_have_an_index_per_backend_and_do_not_meet(engines: list[FakeEngine]) -> None:
+    with proxy_for(engines[0].url, engines[1].url) as proxy:
+        ask(proxy.url, 1, 2, cache_salt="a")
+        answer = ask(proxy.url, 2, 1, cache_salt="b")
+        assert answer.headers["x-ragboost-cached-tokens-predicted"] == "0"
+        prompt = json.dumps(
+            engines[int(answer.headers["x-ragboost-backend"][1:])].requests[-1].json
+        )
+        assert prompt.index("Document 2 tells") < prompt.index("Document 1 tells")
+
+
+def test_least_loaded_does_not_look_at_caches(engines: list[FakeEngine]) -> None:
+    with proxy_for(engines[0].url, engines[1].url, router={"policy": "least_loaded"}) as proxy:
+        homes = [ask(proxy.url, 1, 2).headers["x-ragboost-backend"] for _ in range(4)]
+    assert homes == ["e0", "e1", "e0", "e1"]
+
+
+def test_two_backends_of_one_name_are_refused() -> None:
+    backends = [{"url": "http://a:1"}, {"url": "http://a:1/v1"}]
+    with pytest.raises(ConfigError, match="'a:1' is there twice"):
+        create_app(Settings(backends=backends))  # type: ignore[arg-type]
+
+
+def _metric(proxy: ProxyServer, name: str) -> str:
+    lines = httpx.get(f"{proxy.url}/metrics").text.splitlines()
+    return next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(name))
+
+
+async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> None:
+    settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
+    tenants = Tenants(settings)
+    tenant = tenants.get(TenantKey("m", ""))
+    router = Router(Backends.of(settings), settings.router)
+    front = Request("why?", (Document("a text"),))
+    async with tenant.lock:
+        plain = RoutingRequest(prompt_tokens=10)
+        task = asyncio.create_task(
+            router.assign([plain, RoutingRequest(tenant=tenant, front=front)])
+        )
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    loads = [backend.load for backend in router.backends.all]
+    assert [(load.assigned, load.prefill_tokens) for load in loads] == [(0, 0)] * 2
+
+
+def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
+    prefixes = PrefixAffinity(max_prefixes=2)
+    seen = prefixes_of([msgspec.Raw(b"x" * 40), msgspec.Raw(b"y" * 40)], seed=b"")
+    prefixes.remember("a", seen, num_tokens=500)
+    assert prefixes.longest("a", seen) == (500, 20)
+    assert prefixes.longest("a", seen[:1]) == (10, 10)
+    assert prefixes.longest("b", seen) == (0, 0)
+    other = prefixes_of([msgspec.Raw(b"z" * 40)], seed=b"")
+    prefixes.remember("a", other, num_tokens=7)
+    assert prefixes.longest("a", seen[:1]) == (0, 0)
+    prefixes.forget("a")
+    assert prefixes.longest("a", seen) == (0, 0)

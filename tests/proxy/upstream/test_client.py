@@ -1,0 +1,226 @@
+"""Answers as servers frame them, and connections that are used again only when that is safe."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ragboost.config import BackendSettings
+from ragboost.errors import BackendConnectionError, BackendTimeoutError
+from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.client import Response
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@asynccontextmanager
+async def backend(serve: Serve, **settings: float) -> AsyncIterator[Backend]:
+    """A backend whose server runs `serve` for each connection."""
+
+    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(run, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    one = Backend(BackendSettings(url=f"http://127.0.0.1:{port}/base/v1", **settings))
+    try:
+        yield one
+    finally:
+        one.close()
+        server.close()
+
+
+def answers(*pieces: bytes, num: int = 1) -> Serve:
+    """Answer so many requests of a connection with these pieces, each sent on its own."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(num):
+            await reader.readuntil(b"\r\n\r\n")
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.005)
+
+    return serve
+
+
+async def body_of(response: Response) -> bytes:
+    body = b""
+    while chunk := await response.read():
+        body += chunk
+    return body
+
+
+async def get(one: Backend, method: str = "GET") -> bytes:
+    return await body_of(await one.request(method, "/x", headers=[]))
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (OK + b"content-length: 5\r\n\r\n", b"he", b"llo"),
+        (OK + b"transfer-encoding: chunked\r\n\r\n", b"3\r\nhel\r\n2\r", b"\nlo\r\n0\r\n\r\n"),
+        (OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nx-later: 1\r\n\r\n",),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", OK + b"content-length: 5\r\n\r\nhello"),
+        (OK + b"\r\n", b"hello"),
+        (b"HTTP/1.0 200 OK\r\n\r\nhello",),
+        (b"HTT", b"P/1.1 200 OK\r\nConte", b"nt-Length: 5\r\nconnection: close\r\n\r\nhello"),
+    ],
+)
+async def test_bodies_arrive_however_they_are_framed(pieces: tuple[bytes, ...]) -> None:
+    async with backend(answers(*pieces)) as one:
+        assert await get(one) == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        ("HEAD", OK + b"content-length: 5\r\n\r\n"),
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n"),
+        ("GET", b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n"),
+        ("GET", OK + b"content-length: 0\r\n\r\n"),
+    ],
+)
+async def test_answers_without_a_body_are_over_with_their_head(method: str, answer: bytes) -> None:
+    async with backend(answers(answer, num=9)) as one:
+        assert await get(one, method) == b""
+        assert await get(one, method) == b""
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"not http\r\n\r\n",),
+        (OK + b"x: " + b"y" * 300_000,),
+        (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",),
+        (b"",),
+    ],
+)
+async def test_what_is_no_answer_is_an_error_before_one_begins(pieces: tuple[bytes, ...]) -> None:
+    async with backend(answers(*pieces)) as one:
+        with pytest.raises(BackendConnectionError):
+            await one.request("GET", "/x", headers=[])
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (OK + b"content-length: 9\r\n\r\nhello",),
+        (OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",),
+        (OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", b"no size\r\n"),
+    ],
+)
+async def test_a_body_that_ends_early_is_an_error_behind_what_came(
+    pieces: tuple[bytes, ...],
+) -> None:
+    async with backend(answers(*pieces)) as one:
+        response = await one.request("GET", "/x", headers=[])
+        assert await response.read() == b"hello"
+        with pytest.raises(BackendConnectionError):
+            await response.read()
+
+
+async def test_a_silent_server_is_a_timeout_before_and_inside_an_answer() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if b"/begin" in await reader.readuntil(b"\r\n\r\n"):
+            writer.write(OK + b"content-length: 9\r\n\r\nhello")
+        await reader.read()
+
+    async with backend(serve, read_timeout_s=0.05) as one:
+        with pytest.raises(BackendTimeoutError):
+            await one.request("GET", "/x", headers=[])
+        response = await one.request("GET", "/begin", headers=[])
+        assert await response.read() == b"hello"
+        with pytest.raises(BackendTimeoutError):
+            await response.read()
+
+
+async def test_connections_are_used_again_until_something_unasked_comes() -> None:
+    ports: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            ports.append(writer.get_extra_info("peername")[1])
+            writer.write(OK + b"content-length: 2\r\n\r\nok")
+            if b"/more" in head:
+                writer.write(OK + b"content-length: 7\r\n\r\nunasked")
+
+    async with backend(serve) as one:
+        for target in ("/a", "/b", "/more", "/c", "/d"):
+            assert await body_of(await one.request("GET", target, headers=[])) == b"ok"
+            await asyncio.sleep(0.02)
+    assert len(set(ports)) == 2
+    assert ports[0] == ports[1] == ports[2] != ports[3] == ports[4]
+
+
+async def test_an_answer_that_nobody_reads_is_not_read_from_the_server_either() -> None:
+    sent = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK + b"content-length: 67108864\r\n\r\n")
+        for _ in range(1024):
+            writer.write(b"x" * 65536)
+            await writer.drain()
+            sent += 65536
+
+    async with backend(serve) as one:
+        response = await one.request("GET", "/x", headers=[])
+        await asyncio.sleep(0.2)
+        held_back = sent
+        received = 0
+        while chunk := await response.read():
+            received += len(chunk)
+    assert held_back < 16 * 1024 * 1024
+    assert received == 67108864
+
+
+async def test_giving_up_a_request_closes_its_connection() -> None:
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.read() == b""
+        gone.set()
+
+    async with backend(serve) as one:
+        task = asyncio.create_task(one.request("GET", "/x", headers=[]))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        async with asyncio.timeout(2):
+            await gone.wait()
+
+
+@pytest.mark.parametrize("value", [b"a\r\nx-evil: 1", b"a\nb", b"a\rb"])
+async def test_a_line_break_in_a_header_makes_no_request(value: bytes) -> None:
+    async with backend(answers(OK + b"content-length: 0\r\n\r\n")) as one:
+        with pytest.raises(BackendConnectionError, match="line break"):
+            await one.request("GET", "/x", headers=[(b"x-name", value)])
+
+
+async def test_a_head_has_the_urls_path_and_user() -> None:
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(OK + b"content-length: 0\r\n\r\n")
+
+    async with backend(serve) as one:
+        url = one.url.replace("//", "//me:s%20ecret@")
+        two = Backend(BackendSettings(url=url))
+        response = await two.request("POST", "/y?z=1", headers=[(b"accept", b"*/*")])
+        assert await response.read() == b""
+        two.close()
+    host = one.url.split("/")[2].encode()
+    assert heads == [
+        b"POST /base/y?z=1 HTTP/1.1\r\nhost: " + host + b"\r\naccept: */*\r\n"
+        b"authorization: Basic bWU6cyBlY3JldA==\r\ncontent-length: 0\r\n\r\n"
+    ]

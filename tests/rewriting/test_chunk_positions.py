@@ -1,0 +1,198 @@
+"""Backends that reuse chunks are told where documents stand; no other ever sees the field."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from ragboost.config import EngineSettings
+from ragboost.context import Context, render_document
+from ragboost.engine import create_engine_app
+from ragboost.rewriting.chunk_positions import find_chunks
+from ragboost.serving import serve_in_thread
+from ragboost.types import Document
+from tests.fakes import FakeEngine
+from tests.proxy.conftest import ProxyServer, proxy_settings
+
+TEXTS = [f"Passage {i}. " + f"Part {i} has {i * 13} pieces. " * 8 for i in range(4)]
+APPROX = {"policy": "gradual", "ratio": 0.2}
+
+
+@pytest.fixture(scope="module")
+def engine_url() -> Iterator[str]:
+    settings = EngineSettings(builtin_size="tiny", num_threads=1, max_model_len=4096)
+    with serve_in_thread(create_engine_app(settings)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def in_front(engine_url: str) -> Iterator[ProxyServer]:
+    settings = proxy_settings(engine_url, ordering={"min_saved_tokens": 1})
+    with ProxyServer(settings) as proxy:
+        wait_until_told(proxy)
+        yield proxy
+
+
+def wait_until_told(proxy: ProxyServer) -> None:
+    chunks = proxy.app.state.chunk_spans
+    for _ in range(500):
+        if chunks.is_told:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the backend was not found to reuse chunks")
+
+
+def body_of(order: list[int], **ragboost: Any) -> dict[str, Any]:
+    documents = [{"text": TEXTS[i], "id": f"doc{i}"} for i in order]
+    return {
+        "model": "ragboost-tiny",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Which part has most pieces?"},
+        ],
+        "max_tokens": 2,
+        "ragboost": {"documents": documents, **ragboost},
+    }
+
+
+def post(proxy: ProxyServer, body: dict[str, Any]) -> dict[str, Any]:
+    answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    usage: dict[str, Any] = answer.json()["usage"]
+    return usage
+
+
+def wait_until_stored(engine_url: str) -> None:
+    for _ in range(300):
+        if "chunks_stored_total 0.0" not in httpx.get(f"{engine_url}/metrics").text:
+            time.sleep(0.3)
+            return
+        time.sleep(0.02)
+    raise AssertionError("no chunk was stored")
+
+
+def test_documents_that_ordering_leaves_over_are_reused_as_chunks(
+    in_front: ProxyServer, engine_url: str
+) -> None:
+    cold = post(in_front, body_of([0, 1, 2], reuse=APPROX))["ragboost"]
+    wait_until_stored(engine_url)
+    usage = post(in_front, body_of([3, 1, 0], reuse=APPROX))
+    warm = usage["ragboost"]
+
+    assert sum(cold.values()) == cold["computed_tokens"]
+    assert sum(warm.values()) == usage["prompt_tokens"]
+    # Ordering puts 0 and 1 first, where they are an exact prefix; 3 is new.
+    assert warm["exact_cached_tokens"] > 150
+    httpx.post(f"{engine_url}/reset_prefix_cache")
+    moved = post(in_front, body_of([2, 1, 0], reuse=APPROX))["ragboost"]
+    assert moved["approx_cached_tokens"] + moved["recomputed_tokens"] > 150
+
+
+def test_without_being_asked_the_engines_own_setting_decides(in_front: ProxyServer) -> None:
+    assert "ragboost" not in post(in_front, body_of([0, 2, 1]))
+    assert "ragboost" not in post(in_front, body_of([0, 2, 1], reuse="exact"))
+
+
+def test_what_is_wrong_with_reuse_is_said_by_the_engine(in_front: ProxyServer) -> None:
+    body = body_of([0, 1], reuse={"ratio": 7})
+    answer = httpx.post(f"{in_front.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "ragboost.reuse.ratio"
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "ragboost_object": body_of([0, 1, 2], reuse=APPROX),
+    "xml": {
+        "messages": [
+            {
+                "role": "user",
+                "content": "".join(f"<document>{text}</document>\n" for text in TEXTS) + "Which?",
+            }
+        ],
+        "ragboost": {"reuse": APPROX},
+    },
+    "field": {
+        "messages": [{"role": "user", "content": "Which?"}],
+        "documents": [{"title": "", "text": text} for text in TEXTS],
+        "ragboost": {"reuse": "approx"},
+    },
+    "no documents": {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "ragboost": {"reuse": "approx"},
+    },
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_backend_that_is_not_ours_never_sees_the_field(
+    engine: FakeEngine, start_proxy: Callable[..., ProxyServer], shape: str
+) -> None:
+    proxy = start_proxy()
+    for _ in range(2):
+        httpx.post(f"{proxy.url}/v1/chat/completions", json=SHAPES[shape])
+    assert not proxy.app.state.chunk_spans.is_told
+    assert len(engine.completions) == 2
+    assert not [sent for sent in engine.completions if "ragboost" in sent.json]
+
+
+@pytest.mark.parametrize("shape", ["ragboost_object", "xml"])
+def test_where_it_is_configured_any_backend_is_told(
+    engine: FakeEngine, start_proxy: Callable[..., ProxyServer], shape: str
+) -> None:
+    proxy = start_proxy(backend={"reuse_chunks": True})
+    httpx.post(f"{proxy.url}/v1/chat/completions", json=SHAPES[shape])
+    sent = engine.completions[0].json
+    assert sent["ragboost"]["reuse"] == APPROX
+    chunks = sent["ragboost"]["chunks"]
+    assert len(chunks) in (3, 4)
+    for message, start, stop in chunks:
+        text = sent["messages"][message]["content"][start:stop]
+        assert any(passage in text for passage in TEXTS)
+
+
+def test_it_can_be_switched_off(engine_url: str) -> None:
+    settings = proxy_settings(engine_url, backend={"reuse_chunks": False})
+    with ProxyServer(settings) as proxy:
+        assert "ragboost" not in post(proxy, body_of([0, 1], reuse=APPROX))
+
+
+def test_nobody_is_told_while_one_of_several_backends_is_not_ours(
+    engine: FakeEngine, engine_url: str
+) -> None:
+    settings = proxy_settings(engine.url, backends=[{"url": engine.url}, {"url": engine_url}])  # type: ignore[arg-type]
+    with ProxyServer(settings) as proxy:
+        time.sleep(0.5)
+        assert not proxy.app.state.chunk_spans.is_told
+
+
+def test_a_proxy_in_front_of_a_proxy_leaves_the_field_to_it(in_front: ProxyServer) -> None:
+    with ProxyServer(proxy_settings(in_front.url)) as outer:
+        assert httpx.get(f"{in_front.url}/chunk_reuse").status_code == 404
+
+        answer = httpx.post(f"{outer.url}/v1/chat/completions", json=body_of([0, 1]), timeout=30)
+
+        assert not outer.app.state.chunk_spans.is_told
+    assert answer.status_code == 200
+
+
+def test_documents_are_found_in_prompts_parts_and_raw_messages() -> None:
+    documents = (Document("one two"), Document("three"), Document("gone"))
+    context = Context(
+        "q", documents, documents, positions=(0, 1, 2), labels=("[Doc_1]", "[Doc_2]", "[Doc_3]")
+    )
+    block = render_document(documents[1], label="[Doc_2]")
+    text = f"x one two y {block}?"
+    want = [[2, 9], [12, 12 + len(block)]]
+    assert find_chunks({"prompt": text}, context, message=None) == want
+    assert find_chunks({"prompt": [1, 2]}, context, message=None) == []
+    raw = msgspec.Raw(msgspec.json.encode({"role": "user", "content": text}))
+    assert find_chunks({"messages": [raw]}, context, message=0) == [[0, *span] for span in want]
+    parts = [{"type": "text", "text": "x one two"}, {"type": "text", "text": "three"}]
+    body = {"messages": [{}, {"role": "user", "content": parts}]}
+    assert find_chunks(body, context, message=1) == [[1, 2, 9], [1, 10, 15]]
+    image = [*parts, {"type": "image_url", "image_url": {}}]
+    body = {"messages": [{"role": "user", "content": image}]}
+    assert find_chunks(body, context, message=0) == []

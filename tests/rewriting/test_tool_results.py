@@ -1,0 +1,125 @@
+"""Repeated tool results through the proxy: sent once, and the same bytes in every later turn."""
+
+import itertools
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragboost.config import DedupSettings
+from ragboost.rewriting.tool_results import share_tool_results
+from tests.fakes import FakeEngine
+from tests.proxy.conftest import ProxyServer
+from tests.proxy.conversations.chats import check_extends, contents, document
+
+URL = "/v1/chat/completions"
+SETTINGS = DedupSettings(passages=True, passage_min_bytes=200, passage_avg_bytes=400)
+WHOLE = re.compile(r"\[Same as tool result (\d+) above\.\]")
+PART = re.compile(r'\[Same text as in tool result (\d+) above, from "(.*?)" to "(.*?)", (\d+) char')
+
+
+def source_file(seed: int, lines: int = 80) -> str:
+    choose = random.Random(seed)
+    return "".join(f"def f{i}(): return {choose.getrandbits(64)}\n" for i in range(lines))
+
+
+def tool(at: int, content: Any) -> list[dict[str, Any]]:
+    call = {"id": f"c{at}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"c{at}", "content": content},
+    ]
+
+
+@pytest.fixture
+def client(start_proxy: Callable[..., ProxyServer]) -> httpx.Client:
+    return httpx.Client(base_url=start_proxy(dedup=SETTINGS.model_dump()).url)
+
+
+def test_a_file_read_twice_is_sent_once(client: httpx.Client, engine: FakeEngine) -> None:
+    file = source_file(1)
+    messages = [{"role": "user", "content": "do it"}, *tool(1, file), *tool(2, file)]
+    with client:
+        client.post(URL, json={"messages": messages})
+        counters = client.get("/metrics").text
+    sent = contents(engine.completions[0])
+    assert sent[2] == file
+    assert sent[4] == "[Same as tool result 1 above.]"
+    assert re.search(r"^ragboost_passage_bytes_total [1-9]", counters, flags=re.MULTILINE)
+
+
+def test_each_step_extends_the_last_one(client: httpx.Client, engine: FakeEngine) -> None:
+    file = source_file(2)
+    edited = file.replace("def f40()", "def edited()")
+    parts = [{"type": "text", "text": edited}, {"type": "text", "text": "unchanged"}]
+    messages: list[Any] = [{"role": "user", "content": "do it"}]
+    with client:
+        for at, content in enumerate(["small", file, parts, file, edited + file]):
+            messages.extend(tool(at, content))
+            documents = {"ragboost": {"documents": [document(1)]}} if at == 0 else {}
+            client.post(URL, json={"messages": messages, **documents})
+    sent = engine.completions
+    for old, new in itertools.pairwise(sent):
+        assert new.json["messages"][1 : len(old.json["messages"])] == old.json["messages"][1:]
+        if old is not sent[0]:
+            check_extends(new, old)
+    part = contents(sent[-1])[6][0]["text"]
+    assert "def edited()" in part
+    assert len(part) < len(edited) / 2
+    for number, first, last, size in PART.findall(part):
+        assert number == "2"
+        start, end = _squeeze(file).index(first), _squeeze(file).index(last)
+        assert start < end
+        assert int(size) < len(file)
+    assert contents(sent[-1])[8] == "[Same as tool result 2 above.]"
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_it_is_off_by_default(proxy: ProxyServer, engine: FakeEngine) -> None:
+    file = source_file(1)
+    body = {"messages": [{"role": "user", "content": "x"}, *tool(1, file), *tool(2, file)]}
+    sent = httpx.Request("POST", "http://x", json=body).content
+    httpx.post(proxy.url + URL, content=sent)
+    assert engine.completions[0].body == sent
+
+
+def test_a_chat_without_repetitions_passes_byte_for_byte(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    body = b'{ "messages": [{"role":"user", "content":"x"},{"role": "tool","content" : "r"}] }'
+    odd = b'{"messages": [{"role": "tool", "content": 7}, {"role": "tool", "content": [{"a":9}]}]}'
+    with client:
+        for raw in (body, odd, b'{"messages": "x"}', b'{"prompt": "x"}'):
+            client.post(URL, content=raw)
+            assert engine.requests[-1].body == raw
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=7))
+def test_every_reference_names_a_result_that_is_kept(seeds: list[tuple[int, int]]) -> None:
+    messages: list[Any] = []
+    for at, (seed, start) in enumerate(seeds):
+        lines = source_file(seed).splitlines(keepends=True)
+        messages.extend(tool(at, "".join(lines[start:])))
+    shared = share_tool_results(messages, settings=SETTINGS)
+    results = [m["content"] for m in shared.messages if m["role"] == "tool"]
+    for at, text in enumerate(results):
+        for number in WHOLE.findall(text):
+            assert int(number) <= at
+            assert "[Same" not in results[int(number) - 1]
+        for number, first, last, _ in PART.findall(text):
+            assert int(number) <= at
+            kept = _squeeze(results[int(number) - 1])
+            assert first in kept
+            assert last in kept
+    for end in range(len(messages)):
+        again = share_tool_results(messages[:end], settings=SETTINGS)
+        assert again.messages == shared.messages[:end]

@@ -1,0 +1,156 @@
+"""Rooms import downwards only, type-checking and lazy imports included (docs/architecture.md)."""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# From the foundation up: a room may import those above it in this list, and itself.
+ROOMS = [
+    "version",
+    "errors",
+    "types",
+    "context",
+    "config",
+    "plots",
+    "index",
+    "ordering",
+    "dedup",
+    "hints",
+    "formats",
+    "tokens",
+    "booster",
+    "sessions",
+    "rewriting",
+    "engine_hooks",
+    "cache_sync",
+    "serving",
+    "proxy",
+    "graph",
+    "retrieval",
+    "chunk_cache",
+    "engine",
+    "simulate",
+    "batch",
+    "integrations",
+    "demo",
+    "cli",
+    "__main__",
+]
+# Rooms within a package, in the same way; files beside them may import all of them.
+INNER_ROOMS = {
+    "proxy": ["asgi", "observability", "upstream", "routing", "routes"],
+    "engine": ["runtime", "http"],
+    "chunk_cache": [
+        "kv",
+        "model",
+        "eviction",
+        "selection",
+        "craft",
+        "dependency",
+        "precompute",
+        "eval",
+    ],
+}
+MAX_FILES = 15
+
+
+def _modules() -> Mapping[str, Path]:
+    files = sorted((ROOT / "ragboost").rglob("*.py"))
+    names = [".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files]
+    return {n.removesuffix(".__init__"): f for n, f in zip(names, files, strict=True)}
+
+
+MODULES = _modules()
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in inner)
+
+
+IMPORTS = {name: {n for n in _imported(path) if n != name} for name, path in MODULES.items()}
+
+
+def _rank(rooms: list[str], module: str, depth: int) -> int | None:
+    parts = module.split(".")
+    return rooms.index(parts[depth]) if len(parts) > depth and parts[depth] in rooms else None
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_below_it(room: str) -> None:
+    names = [n for n in MODULES if n.startswith(f"ragboost.{room}.") or n == f"ragboost.{room}"]
+    upwards = [
+        f"{name} imports {other}"
+        for name in names
+        for other in IMPORTS[name]
+        if (rank := _rank(ROOMS, other, 1)) is not None and rank > ROOMS.index(room)
+    ]
+
+    assert names, f"ragboost.{room} is gone: take it out of ROOMS"
+    assert not upwards
+
+
+@pytest.mark.parametrize("package", INNER_ROOMS)
+def test_an_inner_room_imports_only_rooms_below_it(package: str) -> None:
+    rooms, upwards = INNER_ROOMS[package], []
+    for name in MODULES:
+        own = _rank(rooms, name, 2) if name.startswith(f"ragboost.{package}.") else None
+        for other in IMPORTS[name]:
+            rank = _rank(rooms, other, 2) if other.startswith(f"ragboost.{package}.") else None
+            if own is not None and rank is not None and rank > own:
+                upwards.append(f"{name} imports {other}")
+
+    assert not upwards
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    # The package itself imports its public names on first use.
+    left = {name: others - {"ragboost"} for name, others in IMPORTS.items() if name != "ragboost"}
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+
+    assert not left, "a circle, and what imports it"
+
+
+def test_every_module_belongs_to_a_room() -> None:
+    assert {name.split(".")[1] for name in MODULES if "." in name} == set(ROOMS)
+
+
+def test_a_folder_holds_about_a_dozen_files() -> None:
+    files = Counter(path.parent for path in MODULES.values())
+
+    assert not {str(folder): n for folder, n in files.items() if n > MAX_FILES}
+
+
+def test_no_public_class_name_occurs_twice() -> None:
+    homes: defaultdict[str, list[str]] = defaultdict(list)
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(name)
+
+    assert not {name: places for name, places in homes.items() if len(places) > 1}
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    """At most one in a hundred opens with a bare What, Which, Whether, Where or Who."""
+    first = [
+        (text.split(maxsplit=1) or [""])[0]
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node)) is not None
+    ]
+    odd = [word for word in first if word in {"What", "Which", "Whether", "Where", "Who", "Whose"}]
+
+    assert len(odd) <= len(first) / 100
