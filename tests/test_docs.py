@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.test_examples import running
 
 SESSIONS = Path(__file__).parent.parent / "docs" / "sessions.md"
@@ -136,7 +136,13 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
         )
 
     assert done.returncode == 0, done.stderr
-    for said in ('"object":"chat.completion"', "928 cached", "1 sent", "Usage(", "planned as a"):
+    for said in (
+        '"object":"chat.completion"',
+        "928 cached",
+        "1 sent",
+        "UsageTotals(",
+        "planned as a",
+    ):
         assert said in done.stdout
     assert (tmp_path / "ordered.jsonl").is_file()
 

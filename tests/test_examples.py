@@ -30,7 +30,7 @@ ALONE = {  # what it says; these need no server, or start their own
     "graph_rag.py": "prompt tokens, 67 of them reused",
 }
 THROUGH_PROXY = {  # the packages it needs, and what it says
-    "hosted_usage.py": (["openai"], "Usage(requests=3"),
+    "hosted_usage.py": (["openai"], "UsageTotals(requests=3"),
     "langchain_rag.py": (["langchain_openai"], "928 cached"),
     "llama_index_chat.py": (["llama_index.llms.openai_like"], "sent []"),
     "session_api.py": (["openai"], "3 retrieved, 1 sent"),

@@ -23,7 +23,7 @@ from ragboost.types import Document
 from tests.fakes import FakeEngine, Received
 from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import tokenize
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 
 Frames = list[tuple[int, bytes]]
 Deliver = Callable[[int, bytes], Frames]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.proxy.conftest import engine, proxy
+from tests.fakes.proxy import engine, proxy
 
 __all__ = ["engine", "proxy"]
 

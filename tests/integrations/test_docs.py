@@ -8,7 +8,7 @@ import pytest
 
 from tests.environments import needs, own_environment
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer
+from tests.fakes.proxy import ProxyServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 NEEDS = {"LangChain": "langchain_openai", "LlamaIndex": "llama_index.llms.openai_like"}

@@ -19,8 +19,8 @@ from langchain_openai import ChatOpenAI
 from ragboost.config import Settings
 from ragboost.integrations.langchain import BoostMiddleware
 from tests.fakes import FakeEngine
+from tests.fakes.proxy import ProxyServer
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies
-from tests.proxy.conftest import ProxyServer
 
 FINDS = {"one": FIRST, "two": SECOND}
 REFERENCE = 'Please refer to the document that begins with "Lease is described here.'

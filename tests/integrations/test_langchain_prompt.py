@@ -22,8 +22,8 @@ from langchain_openai import ChatOpenAI
 from ragboost import Booster
 from ragboost.integrations.langchain import BoostPrompt, extra_body
 from tests.fakes import FakeEngine
+from tests.fakes.proxy import ProxyServer
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies, words
-from tests.proxy.conftest import ProxyServer
 
 TURNS = (("Who?", FIRST), ("When?", SECOND), ("Where?", ("rent", "parking")))
 

@@ -18,8 +18,8 @@ from llama_index.llms.openai_like import OpenAILike
 
 from ragboost.integrations.llama_index import BoostChatEngine, BoostPostprocessor, extra_body
 from tests.fakes import FakeEngine
+from tests.fakes.proxy import ProxyServer
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies, words
-from tests.proxy.conftest import ProxyServer
 
 pytestmark = own_environment
 FINDS = {"first": FIRST, "second": SECOND, "again": ("rent", "parking")}

@@ -7,7 +7,7 @@ import anthropic
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer
+from tests.fakes.proxy import ProxyServer
 
 MESSAGES: Any = [{"role": "user", "content": "why?"}]
 TEXTS = ["Ada signed the lease in May. " * 20, "Rent is due on the first. " * 20]

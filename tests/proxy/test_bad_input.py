@@ -9,7 +9,7 @@ import pytest
 
 from ragboost.errors import ContextIndexError
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer
+from tests.fakes.proxy import ProxyServer
 
 URL = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "why?"}]

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 
 CHAT = "/v1/chat/completions"
 TEXTS = [f"Document number {i} says: " + f"fact {i} and more of it. " * 20 for i in range(8)]

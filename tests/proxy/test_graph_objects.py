@@ -9,7 +9,7 @@ import pytest
 from ragboost.batch.lines import LineParser
 from ragboost.config import Settings
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 
 GRAPH = {"paths": [["Ada", "wrote", "notes", "é", "x"]], "attention": "auto"}
 DOCUMENTS = [{"id": "a", "text": "The lease runs. " * 8}, {"id": "b", "text": "The rent. " * 8}]

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer
+from tests.fakes.proxy import ProxyServer
 
 pytest.importorskip("langchain_openai", reason="needs the extra dev")
 

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer
+from tests.fakes.proxy import ProxyServer
 
 MESSAGES = [{"role": "user", "content": "why?"}]
 BODY = {"ragboost": {"documents": ["one text", "another text"]}}

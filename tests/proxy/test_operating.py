@@ -15,7 +15,7 @@ from opentelemetry import trace
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer
+from tests.fakes.proxy import ProxyServer
 from tests.proxy.routing.test_routing import ask, documents
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer
+from tests.fakes.proxy import ProxyServer
 
 URL = "/v1/chat/completions"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 
 DOCUMENTS = {
     name: {"id": name, "text": f"{name} says nothing of the kind. " * 20} for name in "ABCD"

@@ -15,7 +15,7 @@ from ragboost.rewriting.chunk_positions import find_chunks
 from ragboost.serving import serve_in_thread
 from ragboost.types import Document
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 
 TEXTS = [f"Passage {i}. " + f"Part {i} has {i * 13} pieces. " * 8 for i in range(4)]
 APPROX = {"policy": "gradual", "ratio": 0.2}

@@ -12,7 +12,7 @@ from ragboost.config import Settings
 from ragboost.rewriting.body import JsonBody
 from ragboost.rewriting.rewriter import Rewriter
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 
 TEXTS = [f"Document {i} tells of {i}. " * 40 for i in range(6)]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ragboost.config import DedupSettings
 from ragboost.rewriting.tool_results import share_tool_results
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer
+from tests.fakes.proxy import ProxyServer
 from tests.proxy.conversations.chats import check_extends, contents, document
 
 URL = "/v1/chat/completions"

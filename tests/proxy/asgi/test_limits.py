@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer
+from tests.fakes.proxy import ProxyServer
 
 
 def answer_to(port: int, *pieces: bytes) -> bytes:

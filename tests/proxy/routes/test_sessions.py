@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.proxy.conversations.chats import (
     check_extends,
     check_hints_point_into_the_payload,

@@ -20,7 +20,7 @@ from ragboost.proxy.upstream.backends import Backends
 from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 
 
 @pytest.fixture

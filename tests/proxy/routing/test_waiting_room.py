@@ -14,7 +14,7 @@ from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError, WaitingRoom
 from ragboost.proxy.upstream.backends import Backends
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.proxy.routing.test_routing import ask
 
 LONG_MS = 3_600_000.0

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer
+from tests.fakes.proxy import ProxyServer
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
 BOOSTED = {**CHAT, "ragboost": {"documents": ["one text", "another text"]}}

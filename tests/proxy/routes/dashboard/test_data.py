@@ -11,7 +11,7 @@ from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.routes.dashboard.history import TotalsHistory, read_totals, read_ttft
 from ragboost.proxy.routes.dashboard.tree import hot_prefixes
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 
 TEXTS = {name: f"The {name} document speaks of {name} at some length. " * 8 for name in "abcd"}
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.proxy.conftest import ProxyServer, proxy_settings
+from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.proxy.routes.dashboard.test_data import ask
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs the extra test")

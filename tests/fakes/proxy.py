@@ -1,17 +1,12 @@
 """The proxy as a real server in front of a FakeEngine."""
 
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any, Self
-
-import pytest
 
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.proxy.server import listen, make_server
-from tests.fakes import FakeEngine
 
 
 class ProxyServer:
@@ -46,38 +41,3 @@ def proxy_settings(backend_url: str, **sections: dict[str, Any]) -> Settings:
     # Lengths stay estimates, and nothing is asked of the engine beside the test.
     sections.setdefault("tokens", {"ask_backend": False})
     return Settings(proxy=proxy, backend=backend, **sections)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture
-def proxy(engine: FakeEngine) -> Iterator[ProxyServer]:
-    with ProxyServer(proxy_settings(engine.url)) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def unused_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-@pytest.fixture
-def start_proxy(engine: FakeEngine) -> Iterator[Callable[..., ProxyServer]]:
-    """Start a proxy with other settings; it is stopped after the test."""
-    started: list[ProxyServer] = []
-
-    def start(**sections: dict[str, Any]) -> ProxyServer:
-        started.append(ProxyServer(proxy_settings(engine.url, **sections)).__enter__())
-        return started[-1]
-
-    yield start
-    for proxy in started:
-        proxy.__exit__()
