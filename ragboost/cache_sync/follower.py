@@ -22,7 +22,7 @@ from ragboost.cache_sync.stream import EventStream, StreamState
 from ragboost.context import IndexEntry
 from ragboost.errors import ContextIndexError
 from ragboost.index.pressure import EvictionForecast
-from ragboost.rewriting.tenants import CacheMode, Tenants
+from ragboost.rewriting.tenants import CacheMode, TenantKey, Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ _LOOK_S = 0.1
 _PER_TURN = 32
 _MIN_CUT_TOKENS = 16
 _MAX_REQUESTS = 100_000
+_MAX_PREAMBLES = 10_000
 _SCALE_WEIGHT = 0.1
 
 
@@ -62,6 +63,8 @@ class CacheFollower:
         self._in_flight = InFlight()
         self._tracker = DocumentTracker(max_requests=_MAX_REQUESTS)
         self._fronts: OrderedDict[str, PromptLayout] = OrderedDict()
+        # By text in front of the documents, the request whose blocks changed last.
+        self._latest: OrderedDict[tuple[TenantKey, str], str] = OrderedDict()
         self._left: deque[PromptLayout] = deque()  # of ids that now name other documents
         self._answered: deque[_Due] = deque()
         self._failed: deque[tuple[PromptLayout, IndexEntry]] = deque()
@@ -199,7 +202,15 @@ class CacheFollower:
         if front is None:
             return round(cached_tokens * (self._scale or 1.0))
         size = self._block_size() or 1
-        return front.cached_prompt(cached_tokens) // size * size
+        tokens = front.cached_prompt(cached_tokens) or self._cached_before(front)
+        return tokens // size * size
+
+    def _cached_before(self, front: PromptLayout) -> int:
+        """Cached tokens of the text in front of the documents: a system prompt, for example."""
+        request_id = self._latest.get((front.tenant, front.preamble))
+        resident = None if request_id is None else self._resident_tokens(request_id)
+        # Labels begin alike: about half of a frame belongs to the common text.
+        return min(resident or 0, front.start + front.frames[0] // 2)
 
     async def run(self) -> None:
         """Apply what comes in until cancelled."""
@@ -265,6 +276,8 @@ class CacheFollower:
             self._in_flight.stored(request_id, tokens)
             if not tokens:
                 self._fronts.pop(request_id, None)
+            elif front is not None:
+                self._note_latest(front, request_id)
             if number % _PER_TURN == 0:
                 await asyncio.sleep(0)
 
@@ -344,6 +357,13 @@ class CacheFollower:
             ends=front.ends,
             tokens_before=front.start,
         )
+
+    def _note_latest(self, front: PromptLayout, request_id: str) -> None:
+        key = front.tenant, front.preamble
+        self._latest[key] = request_id
+        self._latest.move_to_end(key)
+        if len(self._latest) > _MAX_PREAMBLES:
+            self._latest.popitem(last=False)
 
     def _resident_tokens(self, request_id: str) -> int | None:
         for stream in self.streams.values():

@@ -19,6 +19,7 @@ _SCALES = 0.25, 4.0
 # What a prompt has beyond what we know of it, such as tools, stands before the messages. Less than
 # this is an error of the estimates on both sides of the documents.
 _MIN_UNKNOWN_TOKENS = 48
+_UNKNOWN_SHARE = 0.25  # of the estimated text behind the documents
 
 
 class PromptLayout(NamedTuple):
@@ -34,6 +35,7 @@ class PromptLayout(NamedTuple):
         is_measured: `tokens` were counted, not estimated.
         scale: the engine's tokens per estimated token, where they were not.
         unknown_tokens: of the prompt in front of the documents, beside `tokens_before`.
+        preamble: names the text in front of the documents.
         ends_told: where the documents end, if the engine's own token ids say so.
     """
 
@@ -46,6 +48,7 @@ class PromptLayout(NamedTuple):
     is_measured: bool = False
     scale: float = 1.0
     unknown_tokens: int = 0
+    preamble: str = ""
     ends_told: tuple[int, ...] | None = None
 
     @property
@@ -78,7 +81,9 @@ class PromptLayout(NamedTuple):
         """The same, for a prompt that is reported to be so long."""
         if self.is_measured:
             unknown = prompt_tokens - self.prompt_tokens
-            unknown = unknown if unknown > _MIN_UNKNOWN_TOKENS else 0
+            behind = self.prompt_tokens - self.tokens_before - sum(self.tokens) - sum(self.frames)
+            least = _MIN_UNKNOWN_TOKENS + _UNKNOWN_SHARE * behind
+            unknown = unknown if unknown > least else 0
             return self._replace(unknown_tokens=unknown)
         least, most = _SCALES
         scale = prompt_tokens / max(self.prompt_tokens, 1)

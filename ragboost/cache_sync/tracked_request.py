@@ -3,8 +3,7 @@
 Knows bodies, headers and contexts. Does not know streams or the context index.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.cache_sync.documents import locate_documents
@@ -18,7 +17,7 @@ from ragboost.tokens import TokenCounter
 
 SESSION_FIELD = "session_id"
 SESSION_HEADER = b"x-session-id"
-_FRAME_BYTES = 3  # line breaks around a label
+_BREAKS_PER_FRAME = 2  # tokens of the line breaks around a label
 _TEMPLATE_TOKENS = 8  # what a chat template puts around one message
 
 
@@ -71,6 +70,7 @@ def front_of(
     context: Context,
     tenant: TenantKey,
     *,
+    preamble: str,
     bytes_before: int,
     bytes_behind: int,
     is_measured: bool,
@@ -81,6 +81,7 @@ def front_of(
     Args:
         context: with documents at the front of the payload.
         tenant: of the request.
+        preamble: names the text in front of the documents.
         bytes_before: of the prompt's text in front of the documents.
         bytes_behind: of the text behind them, without question and hints.
         is_measured: the documents' lengths were counted.
@@ -89,10 +90,10 @@ def front_of(
     recorded = context.recorded
     assert recorded is not None, "a later turn has no front"
     per_byte = tokens.tokens_per_byte
-    frames = tuple([math.ceil((len(label) + _FRAME_BYTES) * per_byte) for label in context.labels])
-    behind = len(context.query) + sum([len(hint.text) for hint in context.hints]) + bytes_behind
+    frames = tuple([tokens.count_frame(label) for label in context.labels])
+    behind = (len(context.query) + bytes_behind) * per_byte + _hint_tokens(context, frames, per_byte)
     before = round(bytes_before * per_byte) + _TEMPLATE_TOKENS
-    rest = sum(recorded.tokens) + sum(frames) + round(behind * per_byte)
+    rest = sum(recorded.tokens) + sum(frames) + round(behind)
     return PromptLayout(
         tenant,
         recorded.documents,
@@ -101,7 +102,19 @@ def front_of(
         tokens_before=before,
         prompt_tokens=before + rest,
         is_measured=is_measured,
+        preamble=preamble,
     )
+
+
+def _hint_tokens(context: Context, frames: Sequence[int], per_byte: float) -> float:
+    """Estimate the hints: what their labels have in the documents' frames, and the text between."""
+    if not context.hints:
+        return 0.0
+    labels = dict(zip(context.labels, frames, strict=True))
+    named = [label for hint in context.hints for label in hint.labels]
+    counted = [max(labels.get(label, 0) - _BREAKS_PER_FRAME, 0) for label in named]
+    num_bytes = sum([len(hint.text) for hint in context.hints]) - sum(map(len, named))
+    return sum(counted) + num_bytes * per_byte
 
 
 def ends_told(

@@ -389,6 +389,7 @@ def _follow(
         front = front_of(
             context,
             tenant.key,
+            preamble=rewritten.preamble,
             bytes_before=rewritten.bytes_before,
             bytes_behind=rewritten.bytes_behind,
             is_measured=tenant.booster(follower.name).is_measured(context),

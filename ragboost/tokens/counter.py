@@ -94,6 +94,15 @@ class TokenCounter:
         """Tokens of each document's title and text, at least 1 each."""
         return [self._length(document) for document in documents]
 
+    def count_frame(self, label: str) -> int:
+        """Tokens of a document's label and the line breaks around it, remembered like a document's.
+
+        Estimates by bytes are far too low for labels, which are digits and punctuation.
+        """
+        frame = f"\n\n{label}\n"
+        known = self._known(frame)
+        return self._add(frame, frame) if known is None else known
+
     def are_exact(self, keys: Iterable[str]) -> bool:
         """Whether the lengths of all these documents have been counted."""
         return all(key in self._lengths for key in keys)
@@ -146,7 +155,13 @@ class TokenCounter:
                 self._tell(prompt_tokens, round(estimated_tokens / self._ratio))
 
     def _length(self, document: Document) -> int:
-        key = document.key
+        known = self._known(document.key)
+        if known is not None:
+            return known
+        text = f"{document.title}\n{document.text}" if document.title else document.text
+        return self._add(document.key, text)
+
+    def _known(self, key: str) -> int | None:
         known = self._lengths if key in self._lengths else self._estimates
         if key in known:
             try:
@@ -154,7 +169,9 @@ class TokenCounter:
                 return known[key]
             except KeyError:  # another thread has just dropped it
                 pass
-        text = f"{document.title}\n{document.text}" if document.title else document.text
+        return None
+
+    def _add(self, key: str, text: str) -> int:
         length = self.count(text)  # outside the lock: a given counter may be slow
         with self._lock:
             if self._count is not None:
