@@ -34,7 +34,6 @@ import httpx
 from benchmarks.engine_servers import EngineServer, missing
 from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
-from ragboost.cache_sync.stream import StreamState
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
@@ -46,11 +45,12 @@ BLOCK_SIZE = 32
 ROUNDS_PER_REST = 2
 READY_S, SETTLE_S, QUIET_S = 60.0, 10.0, 0.06
 SYSTEM = "Answer from the documents, and name the one that says so."
-WORDS = (
+TEXT = (
     "the lease was signed by a tenant whose name nobody could read in this light because every "
     "page of that contract lists some other party and none of these numbers return a value when "
     "an object with its attributes is called from within another module or class definition"
-).split()
+)
+WORDS = TEXT.split()
 
 
 class Sample(NamedTuple):
@@ -247,7 +247,7 @@ def make_workload(
 
 def tokens_per_word(server_url: str) -> float:
     """Average tokens of a word by the engine's own tokenizer."""
-    body = {"model": "tiny", "prompt": " ".join(WORDS), "add_special_tokens": False}
+    body = {"model": "tiny", "prompt": TEXT, "add_special_tokens": False}
     answer = httpx.post(f"{server_url}/tokenize", json=body, timeout=60).json()
     return len(answer["tokens"]) / len(WORDS)
 

@@ -56,7 +56,7 @@ class _Parts:
     @classmethod
     def of(cls, settings: Settings) -> "_Parts":
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
-        sync = CacheSync(settings, backends=backends, tenants=tenants)
+        sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         chunks = ChunkPositions(settings.backend, backends.all)
         metrics.watch(StreamMetrics(sync))
         boosting = BoostPipeline(settings, metrics, tenants=tenants, sync=sync, chunks=chunks)

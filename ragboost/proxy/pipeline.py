@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ragboost.cache_sync.follower import CacheFollower
+from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.cache_sync.tracked_request import (
     SESSION_FIELD,
     EngineRequestId,
     TrackedRequest,
-    ends_told,
-    front_of,
+    exact_ends,
 )
 from ragboost.cache_sync.usage import Usage
 from ragboost.config import Settings
@@ -165,17 +165,17 @@ class BoostPipeline:
             prompt_tokens=usage.prompt_tokens,
         )
         self._metrics.observe_prediction(error, self._sync.fidelity.read())
-        front = followed.front
+        layout = followed.layout
         cached_tokens = min(max(cached_tokens, 0), usage.prompt_tokens)
-        if front is not None:
-            prepared.tenant.tokens.correct(front.prompt_tokens, usage.prompt_tokens)
-            front = front.corrected(usage.prompt_tokens)
+        if layout is not None:
+            prepared.tenant.tokens.correct(layout.prompt_tokens, usage.prompt_tokens)
+            layout = layout.corrected(usage.prompt_tokens)
         async with prepared.tenant.lock:
             prepared.tenant.booster(name).report_usage(
                 context,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=cached_tokens,
-                found_tokens=front.cached_documents(cached_tokens) if front else None,
+                found_tokens=layout.cached_documents(cached_tokens) if layout else None,
             )
 
     def answered(
@@ -189,17 +189,17 @@ class BoostPipeline:
             is_computed: the backend answered it.
         """
         followed, context = prepared.followed, prepared.context
-        if followed is None or followed.front is None or context is None:
+        if followed is None or followed.layout is None or context is None:
             return
         is_computed = is_computed and prepared.ticket.backend.name == followed.follower.name
         if context.recorded is not None and not is_computed:
-            followed.follower.failed(followed.name, followed.front, context.recorded)
+            followed.follower.on_failure(followed.name, followed.layout, context.recorded)
             return
-        followed.follower.answered(
+        followed.follower.on_response(
             followed.name,
-            followed.front,
+            followed.layout,
             prompt_tokens=usage and usage.prompt_tokens,
-            ends=ends_told(usage, context, prepared.tenant.tokens) if prepared.tenant else None,
+            ends=exact_ends(usage, context, prepared.tenant.tokens) if prepared.tenant else None,
         )
 
     def _parse(self, raw: bytes) -> tuple[JsonBody, Detected]:
@@ -237,7 +237,7 @@ class BoostPipeline:
                 if job.can_ask_usage:
                     body, is_usage_added = self._with_usage(rewritten)
                     body = self._with_chunks(body, job, rewritten)
-                    if follower.streams and job.tag.is_ours and rewritten.context is not None:
+                    if follower.streams and job.tag.is_generated and rewritten.context is not None:
                         body = {**body, SESSION_FIELD: job.tag.name}
                 return UpstreamRequest(
                     ticket,
@@ -384,18 +384,18 @@ def _follow(
     context = rewritten.context
     if context is None:
         return None
-    front = None
+    layout = None
     if context.recorded is not None:
-        front = front_of(
+        layout = PromptLayout.of(
             context,
             tenant.key,
             preamble=rewritten.preamble,
             bytes_before=rewritten.bytes_before,
             bytes_behind=rewritten.bytes_behind,
             is_measured=tenant.booster(follower.name).is_measured(context),
-            tokens=tenant.tokens,
+            counter=tenant.tokens,
         )
-        cached = context.predicted_cached_tokens
-        front = follower.sent(tag.name if follower.streams else None, front, cached_tokens=cached)
-    predicted = follower.predict(front, context.predicted_cached_tokens)
-    return TrackedRequest(follower, front, tag if follower.streams else None, predicted)
+        name = tag.name if follower.streams else None
+        layout = follower.on_sent(name, layout, cached_tokens=context.predicted_cached_tokens)
+    predicted = follower.predict(layout, context.predicted_cached_tokens)
+    return TrackedRequest(follower, layout, tag if follower.streams else None, predicted)

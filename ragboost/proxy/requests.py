@@ -72,8 +72,8 @@ class UpstreamRequest(NamedTuple):
     @property
     def added_tag(self) -> str | None:
         """The id for the engine's events that the proxy has added; None: none, or the caller's."""
-        tag = self.followed.tag if self.followed else None
-        return tag.name if tag is not None and tag.is_ours else None
+        tag = self.followed.engine_id if self.followed else None
+        return tag.name if tag is not None and tag.is_generated else None
 
     @property
     def context(self) -> Context | None:

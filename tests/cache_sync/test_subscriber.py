@@ -2,15 +2,16 @@
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from ragboost.cache_sync.discovery import EventSource
+from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
-from ragboost.cache_sync.sources import EventSource
-from ragboost.cache_sync.stream import EventStream, StreamState
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.errors import ConfigError
 from tests.cache_sync.toy import ToyCache
@@ -73,15 +74,11 @@ class Rig:
         self.publisher = self.make_publisher()
 
     def is_equal(self, stream: EventStream) -> bool:
-        """Whether the mirror holds exactly the cache's blocks, by hash and copies."""
-        held: dict[object, int] = {}
-        for block_hash in self.cache.blocks.values():
-            held[block_hash] = held.get(block_hash, 0) + 1
+        """Compare the mirror's blocks with the cache's, by hash and copies."""
         try:
-            blocks = list(stream.mirror._blocks.items())
-        except RuntimeError:  # the listener is at work
+            return stream.mirror.copies() == Counter(self.cache.blocks.values())
+        except RuntimeError:  # the subscriber is changing it
             return False
-        return {h: b.copies for h, b in blocks if b.copies} == held
 
     def check(self, stream: EventStream) -> None:
         wait(lambda: stream.state is StreamState.EXACT and self.is_equal(stream))
@@ -134,10 +131,10 @@ def test_without_replay_the_first_batch_decides_between_exact_and_degraded(
 ) -> None:
     toy = rig(has_replay=False)
     toy.serve(3)
-    wait(lambda: toy.publisher.sent > 0 and toy.publisher._queue.empty())
+    wait(lambda: toy.publisher.num_published == 3)
     with toy.listening() as stream:
         assert stream.state is StreamState.FALLBACK
-        time.sleep(0.1)  # the subscription travels behind the handshake
+        assert toy.publisher.has_subscriber.wait(10)
         toy.serve(5)
         wait(lambda: stream.state is StreamState.DEGRADED)
         toy.cache.clear()
@@ -188,7 +185,7 @@ def test_a_gap_without_replay_empties_the_mirror_until_the_cache_is_cleared(
 ) -> None:
     toy = rig(has_replay=False, deliver=lambda seq, p: [] if seq == 20 else [(seq, p)])
     with toy.listening() as stream:
-        time.sleep(0.1)
+        assert toy.publisher.has_subscriber.wait(10)
         toy.serve(15)
         toy.check(stream)
         toy.serve(15)
@@ -196,7 +193,7 @@ def test_a_gap_without_replay_empties_the_mirror_until_the_cache_is_cleared(
         assert stream.state is StreamState.DEGRADED
         assert any(changes.is_cleared for changes in toy.changes)
         held = set(toy.cache.blocks.values())
-        wait(lambda: all(h in held for h, b in list(stream.mirror._blocks.items()) if b.copies))
+        assert held.issuperset(stream.mirror.copies())
         toy.cache.clear()
         toy.serve(3)
         toy.check(stream)
@@ -219,7 +216,7 @@ def test_a_restarted_engine_is_followed_whether_it_published_less_or_more(
 def test_a_restart_without_replay_is_exact_from_its_first_batch(rig: Callable[..., Rig]) -> None:
     toy = rig(has_replay=False)
     with toy.listening() as stream:
-        time.sleep(0.1)
+        assert toy.publisher.has_subscriber.wait(10)
         toy.serve(10)
         toy.check(stream)
         toy.publisher.close()
@@ -227,7 +224,7 @@ def test_a_restart_without_replay_is_exact_from_its_first_batch(rig: Callable[..
         toy.cache.blocks.clear()
         toy.publisher = toy.make_publisher()
         wait(lambda: stream.is_connected)
-        time.sleep(0.1)
+        assert toy.publisher.has_subscriber.wait(10)
         toy.serve(5)
         toy.check(stream)
 
@@ -253,7 +250,7 @@ def test_a_buffer_that_no_longer_reaches_back_leaves_the_stream_degraded(
 ) -> None:
     toy = rig(buffer_steps=5)
     toy.serve(20)
-    wait(lambda: toy.publisher._queue.empty())
+    wait(lambda: toy.publisher.num_published >= 0)
     with toy.listening() as stream:
         wait(lambda: stream.state is StreamState.DEGRADED and stream.status().num_batches >= 5)
         toy.cache.clear()
@@ -264,7 +261,7 @@ def test_a_buffer_that_no_longer_reaches_back_leaves_the_stream_degraded(
 def test_a_mute_replay_endpoint_does_not_stop_the_live_stream(rig: Callable[..., Rig]) -> None:
     toy = rig(is_mute=True)
     toy.serve(5)
-    wait(lambda: toy.publisher._queue.empty())
+    wait(lambda: toy.publisher.num_published >= 0)
     with toy.listening(replay_timeout_s=0.2, probe_interval_s=0.5) as stream:
         wait(lambda: stream.status().num_replays >= 1 and not stream.is_replaying)
         toy.serve(5)
@@ -286,7 +283,7 @@ def test_a_replay_longer_than_the_router_holds_is_asked_for_again(
 ) -> None:
     toy = rig()
     toy.serve(6_000)
-    wait(lambda: toy.publisher._queue.empty())
+    wait(lambda: toy.publisher.num_published >= 0)
     with toy.listening() as stream:
         toy.check(stream)
 
@@ -305,7 +302,7 @@ def test_each_rank_has_a_stream_of_its_own(tmp_path: Path) -> None:
     sources = [EventSource(f"toy/{i}", f"ipc://{tmp_path}/{i}") for i in range(2)]
     with Subscriber(sources) as subscriber:
         wait(lambda: all(stream.is_connected for stream in subscriber.streams.values()))
-        time.sleep(0.1)
+        assert all(publisher.has_subscriber.wait(10) for publisher in publishers)
         for i, cache in enumerate(caches):
             cache.run(DOCUMENTS[i] * 2, f"r{i}")
             publishers[i].publish(cache.take())

@@ -6,7 +6,7 @@ Names and labels are public API. Counts nothing itself.
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ragboost.cache_sync.stream import StreamState
+from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.sync import CacheSync
 
 
