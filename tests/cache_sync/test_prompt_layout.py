@@ -4,8 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragboost.booster.booster import Booster
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
 from ragboost.rewriting.tenants import TenantKey
+from ragboost.tokens import TokenCounter
+from ragboost.types import Document
+from tests.fakes.prefix_cache import tokenize
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=8)
 
@@ -50,6 +54,27 @@ def test_what_a_prompt_has_beyond_counted_documents_stands_before_them(
     told = known.corrected(reported)
     assert (told.start, told.ends[1] - told.ends[0]) == (start, 103)
     assert told.slack(5000) < known.corrected(256).slack(5000) + 1 < 16
+
+
+def test_tokens_of_labels_and_hints_are_not_taken_for_tools_before_the_documents() -> None:
+    counter = TokenCounter(lambda text: len(tokenize(text)))
+    documents = [Document(f"number {i} says so and so", id=100 + i) for i in range(20)]
+    booster = Booster(tokens=counter)
+    booster.boost("why?", documents)
+    context = booster.boost("why?", [*documents[10:], *documents[:10]])
+    assert context.hints
+    known = PromptLayout.of(
+        context,
+        TenantKey("m", ""),
+        preamble="",
+        bytes_before=0,
+        bytes_behind=0,
+        is_measured=True,
+        counter=counter,
+    )
+    num_tokens = len(tokenize(context.render()))
+    assert known.corrected(num_tokens + 8).unknown_tokens == 0
+    assert known.corrected(num_tokens + 500).unknown_tokens > 400
 
 
 def test_a_document_counts_as_cached_without_the_block_that_it_shares_with_the_next() -> None:

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 
+from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
 from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, encode_report
@@ -348,6 +349,28 @@ def test_lengths_are_asked_of_the_backend_once_and_places_become_exact() -> None
         assert sorted(each["prompt"] for each in asked) == sorted(labels + texts)
         assert asked[0].keys() == {"model", "prompt", "add_special_tokens"}
         assert misfits(proxy, engine.completions, engine, tolerance=BLOCK) == []
+
+
+def test_with_counted_lengths_labels_hints_and_a_system_prompt_are_predicted() -> None:
+    """Tokens of labels and hints were taken for tools in front of the documents."""
+    system = {"role": "system", "content": " ".join(_WORDS[:20])}
+    with FakeEngine(block_size=BLOCK, capacity_tokens=20_000, events=True) as engine:
+        with start(engine) as proxy:
+            wait(lambda: follower_of(proxy).is_exact and tenants_of(proxy).is_counting)
+            ask(proxy, list(range(14)))
+            wait(lambda: tokens_of(proxy).are_exact(document.key for document in DOCUMENTS))
+            labels = [f"\n\n[Doc_{document.id}]\n" for document in DOCUMENTS]
+            wait(lambda: tokens_of(proxy).are_exact(labels))
+            proxy.app.state.cache_sync.fidelity = tracker = FidelityTracker()
+            dice, question = random.Random(4), {"role": "user", "content": "why?"}
+            for count in range(1, 21):
+                ask(proxy, dice.sample(range(14), 10), messages=[system, question])
+                wait(lambda: tracker.read().num_requests == count)  # noqa: B023
+                settle(proxy, engine)
+        figures = tracker.read()
+        assert any(request.cached_tokens < 64 for request in engine.completions[2:])
+        assert figures.precision > 0.97, figures
+        assert figures.recall > 0.97, figures
 
 
 def test_the_engines_own_token_ids_place_documents_exactly() -> None:
