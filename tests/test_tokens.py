@@ -133,8 +133,8 @@ def test_a_local_tokenizer_counts_in_the_background(tokenizer: Path) -> None:
     document = Document("word " * 100)
     booster = Booster(Settings(tokens=TokenSettings(tokenizer=tokenizer)))
     before = booster.boost("?", [document])
-    assert before.recorded is not None
-    assert before.recorded.tokens == (125,)
+    assert before.index_entry is not None
+    assert before.index_entry.tokens == (125,)
     assert not booster.is_measured(before)
     wait(lambda: booster.tokens.are_exact([document.key]))
     after = booster.boost("?", [document])

@@ -16,7 +16,8 @@ from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
 from ragboost.batch.plan import FilePlan, plan_file, predict
 from ragboost.batch.reading import Progress, read_requests
 from ragboost.batch.summary import BatchSummary
-from ragboost.booster.compose import CarriedDocuments, Retrieved, compose
+from ragboost.booster.compose import Retrieved, compose
+from ragboost.booster.session_state import CarriedDocuments
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.dedup import unique_documents

@@ -1,7 +1,4 @@
-"""De-duplication: a document is sent once per request and once per session (RAGBoost section 6).
-
-`passages` shares repeated texts and parts of texts.
-"""
+"""De-duplication: send a document once per request and once per session (RAGBoost section 6)."""
 
 from ragboost.dedup.documents import (
     Split,

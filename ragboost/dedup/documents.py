@@ -1,6 +1,7 @@
-"""De-duplicate whole documents inside a request and against earlier turns (RAGBoost section 6).
+"""De-duplicate whole documents within a request and across turns (RAGBoost section 6).
 
-Documents are the same if their keys are. Does not know sessions: the caller says what stands where.
+Documents are equal if their keys are. Does not know sessions: the caller says which documents the
+payload contains.
 """
 
 from collections.abc import Container, Hashable, Sequence
@@ -13,7 +14,7 @@ class Unique(NamedTuple):
     """A request's documents without duplicates.
 
     Attributes:
-        documents: each once, in relevance order; the most relevant of equals stays.
+        documents: each once, in relevance order.
         slots: for each document of the request, its index in `documents`.
     """
 
@@ -22,11 +23,11 @@ class Unique(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A turn's documents, told apart by what the payload already carries.
+    """A turn's documents, split by whether the payload contains them already.
 
     Attributes:
-        new: indices of documents to send, in relevance order.
-        carried: indices of documents that an earlier turn carries, in relevance order.
+        new: indices of the documents to send, in relevance order.
+        carried: indices of the documents that an earlier turn contains, in relevance order.
     """
 
     new: tuple[int, ...]
@@ -34,7 +35,7 @@ class Split(NamedTuple):
 
 
 def unique_documents(documents: Sequence[Document]) -> Unique:
-    """Drop documents that stand in the list more than once."""
+    """Drop repeats of a document."""
     slots: dict[str, int] = {}
     places = tuple([slots.setdefault(document.key, len(slots)) for document in documents])
     if len(slots) == len(documents):
@@ -47,11 +48,11 @@ def unique_documents(documents: Sequence[Document]) -> Unique:
 
 
 def split_carried(documents: Sequence[Document], carried: Container[str]) -> Split:
-    """Tell documents to send from those that an earlier turn of the payload carries.
+    """Split a turn's documents into those to send and those in an earlier turn of the payload.
 
     Args:
-        documents: a turn's documents without duplicates.
-        carried: keys of the documents that stand in the payload already.
+        documents: the turn's documents without duplicates.
+        carried: keys of the documents that the payload contains already.
     """
     new: list[int] = []
     old: list[int] = []
@@ -61,7 +62,7 @@ def split_carried(documents: Sequence[Document], carried: Container[str]) -> Spl
 
 
 def distinct_elements(keys: Sequence[str]) -> tuple[Hashable, ...]:
-    """Name the copies of a document apart, for the context index wants distinct elements.
+    """Give copies of a document distinct names, as the context index requires.
 
     The first copy is named by its key.
     """

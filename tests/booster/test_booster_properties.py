@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
-from ragboost.context import Context, render_documents
+from ragboost.context import Context
 from ragboost.types import Document, Request
 
 modest = settings(max_examples=100, deadline=None)
@@ -221,8 +221,8 @@ def test_equal_leading_documents_give_equal_leading_bytes(
             leading = equal.index(False) if False in equal else len(equal)
             if not one.session and not other.session:
                 assert shared == leading
-            blocks = render_documents(one).split("\n\n")
-            assert blocks[:shared] == render_documents(other).split("\n\n")[:shared]
+            blocks = one.render_documents().split("\n\n")
+            assert blocks[:shared] == other.render_documents().split("\n\n")[:shared]
 
 
 @modest

@@ -125,10 +125,9 @@ def test_an_order_is_a_permutation_that_saves_what_it_says(
         tail=tail,
     )
 
-    lengths = [TOKENS[document] for document in ordered]
-    unmoved = index.cached_prefix(tuple(request), [TOKENS[document] for document in request])[1]
+    unmoved = index.cached_prefix(tuple(request)).cached_tokens
     assert sorted(found.permutation) == list(range(len(request)))
-    measured = index.cached_prefix(tuple(ordered), lengths)
+    measured = index.cached_prefix(tuple(ordered))
     if max_visits == 100:
         assert measured == (found.num_matched, found.cached_tokens)
     else:  # a search cut short may be luckier than it knows

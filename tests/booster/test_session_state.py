@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.booster.session import MemorySessions, SentDocument, SessionState, Turn
+from ragboost.booster import MemorySessions, SentDocument, SessionState, Turn
 
 
 class Clock:
@@ -32,12 +32,12 @@ def test_labels_are_those_of_all_turns() -> None:
 
 def test_the_front_is_the_last_leading_turn_and_the_rest_its_tail() -> None:
     session = state(turn(1, "a", is_leading=True), turn(2, "b"), turn(3, "c", "d"))
-    assert [sent.key for sent in session.front()] == ["a"]
-    assert session.tail_tokens() == 11 + 21
+    assert [sent.key for sent in session.leading_documents()] == ["a"]
+    assert session.later_tokens() == 11 + 21
 
     session.add(turn(4, "e", is_leading=True), max_documents=100)
-    assert [sent.key for sent in session.front()] == ["e"]
-    assert session.tail_tokens() == 0
+    assert [sent.key for sent in session.leading_documents()] == ["e"]
+    assert session.later_tokens() == 0
 
 
 def test_rollback_takes_back_a_turn_and_all_later_ones_but_no_number() -> None:

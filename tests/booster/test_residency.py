@@ -6,11 +6,10 @@ from threading import RLock
 import pytest
 
 from ragboost import Booster
-from ragboost.booster.cache_model import Residency
+from ragboost.booster.residency import Residency
 from ragboost.config import IndexSettings, Settings
 from ragboost.context import Context
 from ragboost.index import ContextIndex
-from ragboost.index.record import record_front
 from ragboost.types import Document
 
 DOCUMENTS = {name: Document(name * 4000, id=name) for name in "abcdef"}  # 1000 tokens each
@@ -58,8 +57,8 @@ def test_a_failed_request_leaves_what_was_there_before() -> None:
     booster = Booster()
     answer(booster, boost(booster, "ab"), 0)
     context = boost(booster, "abc")
-    assert context.recorded is not None
-    booster.residency.failed(context.recorded)
+    assert context.index_entry is not None
+    booster.residency.failed(context.index_entry)
     booster.index.check_integrity()
     assert [cached(booster, names) for names in ("abc", "c")] == [2000, 0]
 
@@ -69,10 +68,12 @@ def test_while_events_are_exact_only_what_they_confirm_stays() -> None:
     booster.residency.follow(is_exact=True, capacity_tokens=1500)
     first, second = boost(booster, "ab"), boost(booster, "abc")
     assert cached(booster, "abc") == 3000  # expected, and beyond the capacity
-    assert first.recorded is not None
-    assert second.recorded is not None
-    booster.residency.set_resident(first.recorded.documents, first.recorded.tokens, num_documents=2)
-    booster.residency.drop_unconfirmed(second.recorded.documents)
+    assert first.index_entry is not None
+    assert second.index_entry is not None
+    booster.residency.set_resident(
+        first.index_entry.documents, first.index_entry.tokens, num_documents=2
+    )
+    booster.residency.drop_unconfirmed(second.index_entry.documents)
     booster.index.check_integrity()
     assert cached(booster, "abc") == 2000
     booster.residency.follow(is_exact=False, capacity_tokens=1500)
@@ -84,8 +85,8 @@ def test_a_sequence_is_taken_back_to_its_confirmed_part(num_confirmed: int) -> N
     booster = Booster()
     booster.residency.follow(is_exact=True, capacity_tokens=None)
     context = boost(booster, "ab")
-    assert context.recorded is not None
-    documents, tokens = context.recorded.documents, context.recorded.tokens
+    assert context.index_entry is not None
+    documents, tokens = context.index_entry.documents, context.index_entry.tokens
     booster.residency.set_resident(documents, tokens, num_documents=num_confirmed)
     boost(booster, "ab")
     booster.residency.drop_unconfirmed(documents)
@@ -108,7 +109,7 @@ def test_what_is_not_used_for_its_time_to_live_expires() -> None:
 
     def use(name: str) -> None:
         residency.expire()
-        residency.dispatched(record_front(index, [name], [100]))
+        residency.dispatched(index.record_leading([name], [100]))
 
     use("a")
     now = 100.0
@@ -119,7 +120,7 @@ def test_what_is_not_used_for_its_time_to_live_expires() -> None:
     assert index.num_tokens == 200
     now = 410.0
     residency.expire()
-    assert [index.cached_prefix([name], [100])[1] for name in "ab"] == [100, 0]
+    assert [index.cached_prefix([name])[1] for name in "ab"] == [100, 0]
     residency.follow(is_exact=True, capacity_tokens=None)
     now = 10_000.0
     residency.expire()
@@ -134,7 +135,7 @@ def test_uses_in_quick_succession_are_kept_together_and_expire_late_not_early() 
     for number in range(1000):
         now = number * 0.1
         residency.expire()
-        residency.dispatched(record_front(index, [number], [1]))
+        residency.dispatched(index.record_leading([number], [1]))
     assert len(residency._uses) <= 66
     assert 640 <= index.num_tokens <= 660
 

@@ -1,4 +1,4 @@
-"""The least recently used leaves of the context index (RAGBoost section 4.1, index update).
+"""The eviction order of the context index: least recently used leaves (RAGBoost section 4.1).
 
 A min-heap by last use. Knows nodes. Does not know tokens or capacities.
 """
@@ -9,10 +9,10 @@ from ragboost.index.node import Node
 
 
 class EvictionQueue:
-    """Leaves, to be taken out least recently used first.
+    """Leaves of the context index, popped least recently used first.
 
-    A node has at most one entry, so that touches cost nothing here: an entry that is older than its
-    node's last use is queued again when it comes up, one whose node is no leaf any more is dropped.
+    A node has at most one entry and touching it costs nothing: `pop` queues an entry again if the
+    node has been used since, and drops it if the node is no longer a leaf.
     """
 
     def __init__(self) -> None:
@@ -23,13 +23,13 @@ class EvictionQueue:
         return len(self._heap)
 
     def push(self, leaf: Node) -> None:
-        """Queue a leaf; does nothing where it is queued."""
+        """Queue a leaf unless it is queued already."""
         if not leaf.is_queued:
             leaf.is_queued = True
             heapq.heappush(self._heap, (leaf.last_used, leaf.serial, leaf))
 
     def pop(self) -> Node | None:
-        """Take the least recently used leaf out; None if there is none."""
+        """Remove and return the least recently used leaf; None if there is none."""
         while self._heap:
             last_used, _, node = heapq.heappop(self._heap)
             node.is_queued = False
@@ -42,8 +42,8 @@ class EvictionQueue:
                 return node
         return None
 
-    def forget(self, node: Node) -> None:
-        """A node has left the tree: its entry is dead. At most half of all entries ever are."""
+    def discard(self, node: Node) -> None:
+        """Mark the entry of a node that left the tree as dead; at most half of the entries are."""
         if not node.is_queued:
             return
         self._num_dead += 1
