@@ -9,7 +9,7 @@ from threading import RLock
 from typing import NamedTuple
 
 from ragboost.booster.compose import Composed, Retrieved, compose
-from ragboost.booster.planning import Planned, Window, plan_alone, plan_offline, plan_together
+from ragboost.booster.planning import Planned, Window, plan_offline, plan_together
 from ragboost.booster.residency import Residency
 from ragboost.booster.session_state import (
     CarriedDocuments,
@@ -21,10 +21,10 @@ from ragboost.booster.session_state import (
 )
 from ragboost.config import Settings
 from ragboost.context import Context, Plan
-from ragboost.dedup import distinct_elements, split_carried, unique_documents
+from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, IndexEntry
-from ragboost.ordering import RecentContexts, group_turns, order_documents
+from ragboost.ordering import Order, RecentContexts, group_turns, order_documents
 from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import DocumentLike, Request
 
@@ -165,11 +165,14 @@ class Booster:
                 return plan_together(
                     self.index, retrieved, settings=ordering, recent=self._recent_windows
                 )
-            planned = tuple(self._plan_alone(each) for each in retrieved)
+            planned = []
+            for each in retrieved:
+                order = self._order_alone(each)
+                planned.append(Planned.of(each, order.permutation, order.cached_tokens))
             if self._recent is not None:
                 for each in retrieved:
                     self._recent.add(each.elements)
-            return Window(tuple(range(len(planned))), planned)
+            return Window(tuple(range(len(planned))), tuple(planned))
 
     def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> IndexEntry:
         """Record that documents are sent unboosted, in this order, at the front of a payload."""
@@ -185,7 +188,7 @@ class Booster:
         request = Request("", documents, preamble=preamble)  # type: ignore[arg-type]
         retrieved = self._retrieve(request)
         with self._lock:
-            return self._plan_alone(retrieved).cached_tokens
+            return self._order_alone(retrieved).cached_tokens
 
     def session(self, session_id: str) -> "Session":
         """Return a conversation; it is stored from its first turn on."""
@@ -291,9 +294,14 @@ class Booster:
         elements = _behind(preamble, elements)
         return Retrieved(request.query, documents, unique, slots, elements, tokens, preamble)
 
-    def _plan_alone(self, retrieved: Retrieved) -> Planned:
-        ordering = self.settings.ordering
-        return plan_alone(self.index, retrieved, settings=ordering, recent=self._recent)
+    def _order_alone(self, retrieved: Retrieved) -> Order:
+        return order_documents(
+            self.index,
+            retrieved.elements,
+            retrieved.tokens,
+            settings=self.settings.ordering,
+            recent=self._recent,
+        )
 
     def _boost(
         self,
@@ -350,19 +358,13 @@ class Booster:
     ) -> Sequence[int]:
         """Return the indices of the unique documents to send, in prompt order."""
         if not history.is_empty:
-            return split_carried(retrieved.unique, history.carried).new
+            carried = history.carried
+            return [i for i, doc in enumerate(retrieved.unique) if doc.key not in carried]
         if not self.settings.ordering.enabled:
             return range(len(retrieved.unique))
         if planned is not None:
             return planned
-        order = order_documents(
-            self.index,
-            retrieved.elements,
-            retrieved.tokens,
-            settings=self.settings.ordering,
-            recent=self._recent,
-        )
-        return order.permutation
+        return self._order_alone(retrieved).permutation
 
     def _record_leading(
         self, elements: Sequence[Hashable], tokens: Sequence[int], *, planned: Planned | None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ragboost.booster.compose import Retrieved
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import RecentContexts, order_documents, plan_batch, plan_window
+from ragboost.ordering import RecentContexts, plan_batch, plan_window
 
 
 class Planned(NamedTuple):
@@ -53,20 +53,6 @@ class Window(NamedTuple):
 
     release_order: tuple[int, ...]
     planned: tuple[Planned, ...]
-
-
-def plan_alone(
-    index: ContextIndex,
-    retrieved: Retrieved,
-    *,
-    settings: OrderingSettings,
-    recent: RecentContexts | None,
-) -> Planned:
-    """Order one request's documents as if it came alone. Changes nothing."""
-    order = order_documents(
-        index, retrieved.elements, retrieved.tokens, settings=settings, recent=recent
-    )
-    return Planned.of(retrieved, order.permutation, order.cached_tokens)
 
 
 def plan_together(

@@ -1,10 +1,9 @@
-"""De-duplicate whole documents within a request and across turns (RAGBoost section 6).
+"""De-duplicate the documents of a request (RAGBoost section 6).
 
-Documents are equal if their keys are. Does not know sessions: the caller says which documents the
-payload contains.
+Documents are equal if their keys are. Does not know sessions.
 """
 
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from ragboost.types import Document
@@ -22,18 +21,6 @@ class Unique(NamedTuple):
     slots: tuple[int, ...]
 
 
-class Split(NamedTuple):
-    """A turn's documents, split by whether the payload contains them already.
-
-    Attributes:
-        new: indices of the documents to send, in relevance order.
-        carried: indices of the documents that an earlier turn contains, in relevance order.
-    """
-
-    new: tuple[int, ...]
-    carried: tuple[int, ...]
-
-
 def unique_documents(documents: Sequence[Document]) -> Unique:
     """Drop repeats of a document."""
     slots: dict[str, int] = {}
@@ -45,20 +32,6 @@ def unique_documents(documents: Sequence[Document]) -> Unique:
         if place == len(first):
             first.append(document)
     return Unique(tuple(first), places)
-
-
-def split_carried(documents: Sequence[Document], carried: Container[str]) -> Split:
-    """Split a turn's documents into those to send and those in an earlier turn of the payload.
-
-    Args:
-        documents: the turn's documents without duplicates.
-        carried: keys of the documents that the payload contains already.
-    """
-    new: list[int] = []
-    old: list[int] = []
-    for i, document in enumerate(documents):
-        (old if document.key in carried else new).append(i)
-    return Split(tuple(new), tuple(old))
 
 
 def distinct_elements(keys: Sequence[str]) -> tuple[Hashable, ...]:
