@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragboost.formats.groups import DocumentBlock, Edit
-from ragboost.formats.json_results import text_of
+from ragboost.formats.text.json_results import text_of
 from ragboost.types import Document
 
 CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from ragboost.config import Settings
 from ragboost.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
 from ragboost.formats.references import Standing
-from ragboost.formats.spans import strip
 from ragboost.formats.text import find_groups
+from ragboost.formats.text.spans import strip
 
 
 class Results:

@@ -6,7 +6,7 @@ text in which the marks do not alternate, or in which a frame occurs twice, is l
 
 from ragboost.config import Delimiters
 from ragboost.formats.groups import DocumentBlock, TextGroup
-from ragboost.formats.spans import runs, strip
+from ragboost.formats.text.spans import runs, strip
 
 
 def find(text: str, delimiters: Delimiters) -> list[TextGroup]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ragboost.formats.groups import DocumentBlock, Number, TextGroup
-from ragboost.formats.spans import (
+from ragboost.formats.text.spans import (
     behind_closing_tag,
     code_fences,
     is_in_code,

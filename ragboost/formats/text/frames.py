@@ -6,7 +6,7 @@ Knows where a frame begins and ends. What is inside is for the other shapes to u
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ragboost.formats.spans import closing_tags, code_fences, finds, is_in_code, strip
+from ragboost.formats.text.spans import closing_tags, code_fences, finds, is_in_code, strip
 
 WRAPPERS = (
     "context",
@@ -33,7 +33,7 @@ _INTRO_CHARS = 400
 _MIN_DASHES = 5
 
 
-class Region(NamedTuple):
+class Frame(NamedTuple):
     """Where documents stand.
 
     Attributes:
@@ -47,17 +47,17 @@ class Region(NamedTuple):
     close: int
 
 
-def find_regions(text: str) -> Iterator[Region]:
+def find_frames(text: str) -> Iterator[Frame]:
     """Yield the frames of a text that are plainly closed."""
-    regions = (*_between_dashes(text), *_wrapped(text), *_stuffed(text))
-    fences = code_fences(text) if regions else []
-    for region in regions:
-        start, end = strip(text, region.start, region.end)
+    frames = (*_between_dashes(text), *_wrapped(text), *_stuffed(text))
+    fences = code_fences(text) if frames else []
+    for frame in frames:
+        start, end = strip(text, frame.start, frame.end)
         if start < end and not is_in_code(fences, start):
-            yield Region(start, end, region.close)
+            yield Frame(start, end, frame.close)
 
 
-def _between_dashes(text: str) -> Iterator[Region]:
+def _between_dashes(text: str) -> Iterator[Frame]:
     at = text.find("\n-----")
     while at >= 0:
         end = at + 1
@@ -66,26 +66,26 @@ def _between_dashes(text: str) -> Iterator[Region]:
         dashes = text[at + 1 : end]
         intro = text[max(0, at - _INTRO_CHARS) : at].lower()
         if text.startswith("\n", end) and any(words in intro for words in _INTROS):
-            region = _closed_by(text, end, dashes)
-            if region is not None:
-                yield region
+            frame = _closed_by(text, end, dashes)
+            if frame is not None:
+                yield frame
             return
         at = text.find("\n-----", end)
 
 
-def _closed_by(text: str, start: int, dashes: str) -> Region | None:
-    """The region up to the one other line of the same dashes, or to the text's end."""
+def _closed_by(text: str, start: int, dashes: str) -> Frame | None:
+    """The frame up to the one other line of the same dashes, or to the text's end."""
     lines = [
         at
         for at in finds(text, "\n" + dashes, start, len(text))
         if text[at + 1 + len(dashes) : at + 2 + len(dashes)] in ("", "\n", "\r")
     ]
     if not lines:
-        return Region(start, len(text), len(text))
-    return Region(start, lines[0], lines[0] + 1 + len(dashes)) if len(lines) == 1 else None
+        return Frame(start, len(text), len(text))
+    return Frame(start, lines[0], lines[0] + 1 + len(dashes)) if len(lines) == 1 else None
 
 
-def _wrapped(text: str) -> Iterator[Region]:
+def _wrapped(text: str) -> Iterator[Frame]:
     closed = closing_tags(text).intersection(WRAPPERS)
     for name in WRAPPERS:
         if name not in closed:
@@ -94,13 +94,13 @@ def _wrapped(text: str) -> Iterator[Region]:
         if text.count(opener) == 1 == text.count(closer):
             start, end = text.index(opener) + len(opener), text.index(closer)
             if start < end:
-                yield Region(start, end, end + len(closer))
+                yield Frame(start, end, end + len(closer))
 
 
-def _stuffed(text: str) -> Iterator[Region]:
+def _stuffed(text: str) -> Iterator[Frame]:
     """LangChain's classic prompt: an instruction, the context, "Question:"."""
     intro = text.find(_STUFF)
     start = text.find("\n\n", intro) if intro >= 0 else -1
     end = text.rfind(_STUFF_END)
     if 0 <= start < end:
-        yield Region(start, end, end)
+        yield Frame(start, end, end)
