@@ -4,15 +4,24 @@ Holds no texts, so that memory grows by some hundred bytes a request and not wit
 """
 
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import BinaryIO, NamedTuple
 
-from ragboost.batch.lines import BatchLine
+from ragboost.batch.lines import BatchLine, LineParser
+from ragboost.errors import RagBoostError
 from ragboost.tokens import TokenCounter
 from ragboost.types import Document
 
+Progress = Callable[[str, int, int], None]
+"""Called with the stage, what is done of it, and the whole."""
 
-class CatalogDocument(NamedTuple):
+Rejected = Callable[[int, bytes, RagBoostError], object]
+"""Called with the number of a malformed line, the line, and what is wrong with it."""
+
+_EVERY = 64  # lines between two reports of progress
+
+
+class CatalogEntry(NamedTuple):
     """A request.
 
     Attributes:
@@ -37,7 +46,7 @@ class DocumentCatalog:
     """
 
     def __init__(self, tokens: TokenCounter, *, dedup: bool) -> None:
-        self.entries: list[CatalogDocument] = []
+        self.entries: list[CatalogEntry] = []
         self.tokens = array("q")  # by document number
         self._counter = tokens
         self._dedup = dedup
@@ -50,9 +59,9 @@ class DocumentCatalog:
         if line.documents and line.is_boost_wanted:
             head = self._heads.setdefault(line.head, len(self._heads))
         documents = array("q", [self._number(document) for document in line.documents])
-        self.entries.append(CatalogDocument(number, offset, head, documents))
+        self.entries.append(CatalogEntry(number, offset, head, documents))
 
-    def sent(self, entry: CatalogDocument) -> Sequence[int]:
+    def sent(self, entry: CatalogEntry) -> Sequence[int]:
         """The documents to send, in relevance order: each once, if the job de-duplicates."""
         return tuple(dict.fromkeys(entry.documents)) if self._dedup else entry.documents
 
@@ -71,3 +80,28 @@ class DocumentCatalog:
             number = self._documents[key] = len(self._documents)
             self.tokens.extend(self._counter.count_documents([document]))
         return number
+
+
+def read_requests(
+    source: BinaryIO,
+    catalog: DocumentCatalog,
+    *,
+    parser: LineParser,
+    on_rejected: Rejected,
+    on_progress: Progress,
+) -> int:
+    """Fill a catalog; returns the number of malformed lines. Blank lines are skipped."""
+    total = source.seek(0, 2)
+    source.seek(0)
+    rejected = offset = 0
+    for number, raw in enumerate(source, 1):
+        try:
+            if raw.strip():
+                catalog.add(parser.parse(raw), number=number, offset=offset)
+        except RagBoostError as error:
+            rejected += 1
+            on_rejected(number, raw, error)
+        offset += len(raw)
+        if number % _EVERY == 0 or offset == total:
+            on_progress("reading", offset, total)
+    return rejected

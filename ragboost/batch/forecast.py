@@ -8,11 +8,10 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragboost.batch.catalog import DocumentCatalog
+from ragboost.batch.catalog import DocumentCatalog, Progress, read_requests
 from ragboost.batch.files import open_input
 from ragboost.batch.lines import LineParser
 from ragboost.batch.plan import plan_file, predict
-from ragboost.batch.reading import Progress, read_requests
 from ragboost.config import OrderingSettings, Settings
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex

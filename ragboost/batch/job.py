@@ -7,26 +7,64 @@ again where it stands. Knows no wire shapes; see `lines`.
 import codecs
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from ragboost.batch.catalog import DocumentCatalog
+from ragboost.batch.catalog import DocumentCatalog, Progress, read_requests
 from ragboost.batch.files import atomic_file, check_output, open_input, side_path
 from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
 from ragboost.batch.plan import FilePlan, plan_file, predict
-from ragboost.batch.reading import Progress, read_requests
-from ragboost.batch.summary import BatchSummary
 from ragboost.booster.compose import CarriedDocuments, Retrieved, compose
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.dedup import unique_documents
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.retrieval.corpus import Corpus
-from ragboost.simulate import SimulatedCache
+from ragboost.simulate import HitRate, SimulatedCache
 from ragboost.tokens import TokenCounter
 
 _NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True)
 _EVERY = 64  # lines between two reports of progress
+
+
+@dataclass(frozen=True)
+class BatchSummary:
+    """What a job did.
+
+    Attributes:
+        requests: lines written.
+        rejected: malformed lines.
+        documents: documents in the requests, as given.
+        duplicates_removed: of these, not sent because the request has the same one already.
+        requests_reordered: requests whose documents stand in another order now.
+        cache_tokens: capacity of the predicted prefix cache; None: unbounded.
+        block_size: its block size; None: whole documents.
+        before: predicted use of the cache by the documents of the input as it is.
+        after: the same for the output.
+    """
+
+    requests: int
+    rejected: int
+    documents: int
+    duplicates_removed: int
+    requests_reordered: int
+    cache_tokens: int | None
+    block_size: int | None
+    before: HitRate
+    after: HitRate
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for machines: hit rates as numbers beside their token counts."""
+        fields = asdict(self)
+        for name in ("before", "after"):
+            rate: HitRate = getattr(self, name)
+            fields[name] = {
+                "hit_rate": round(rate.hit_rate, 4),
+                "cached_tokens": rate.cached_tokens,
+                "prompt_tokens": rate.prompt_tokens,
+            }
+        return fields
 
 
 class RejectedLinesError(RequestError):

@@ -16,6 +16,7 @@ from ragboost.context import Context
 from ragboost.errors import RequestError
 from ragboost.formats import Format, Found, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
+from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus
 from ragboost.types import Document, DocumentId, as_documents
 
@@ -165,14 +166,7 @@ def parse_json(raw: bytes) -> Any:
     Raises:
         RequestError: not UTF-8 or not JSON; or a number is not finite, named by its path.
     """
-    try:
-        value = json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise RequestError(f"not UTF-8 at byte {error.start + 1}") from None
-    except RecursionError:
-        raise RequestError(f"nested more than {_MAX_DEPTH} levels deep") from None
-    except ValueError as error:
-        raise RequestError(f"not JSON: {error}") from None
+    value = decode(raw)
     _check_values(value)
     return value
 

@@ -95,8 +95,7 @@ def simulate(
     is a line of a trace: what your retriever returned for a question.
     """
     from ragboost.batch.forecast import forecast
-    from ragboost.batch.forecast_report import forecast_sentence, forecast_table, write_plot
-    from ragboost.batch.report import progress_bar
+    from ragboost.batch.report import forecast_sentence, forecast_table, progress_bar, write_plot
     from ragboost.plots import check_plot
     from ragboost.retrieval.corpus import Corpus
 

@@ -255,7 +255,7 @@ def test_equal_documents_behind_different_system_prompts_are_no_hit(tmp_path: Pa
 BAD_LINES: list[tuple[Any, str]] = [
     (b'{"id": 1, "question": "?", "documents": ["\xff"]}', "not UTF-8 at byte 43"),
     (b'{"id": 1, "question"', "not JSON"),
-    (b"[" * 100_000, "nested more than 100 levels deep"),
+    (b"[" * 100_000, "nested too deeply"),
     (b'{"question": "?", "x": ' + b"[" * 200 + b"]" * 200 + b"}", "nested more than 100"),
     (b"[1, 2]", "the line must be a JSON object, got list"),
     ({"foo": 1}, "it has foo"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ragboost.batch.forecast import forecast
-from ragboost.batch.forecast_report import write_plot
+from ragboost.batch.report import write_plot
 from ragboost.config import Settings
 from ragboost.errors import RequestError
 

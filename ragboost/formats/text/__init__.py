@@ -1,8 +1,8 @@
-"""Find documents in one text: the shapes that we know, in the order in which they are tried.
+"""Find documents in one text: the known shapes, in the order in which they are tried.
 
-The operator's delimiters, XML tags, what stands in a known frame (LangChain pairs, numbered
+The operator's delimiters, XML tags, the content of a known frame (LangChain pairs, numbered
 documents, LlamaIndex nodes), JSON and LangChain pairs in tool results, numbered documents. The
-first shape that finds any counts for the text.
+first shape that finds any is used for the text.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ def find_groups(
     """Find groups of two documents or more.
 
     Args:
-        text: anything that somebody has put into a message.
+        text: any text of a message.
         registered: the operator's delimiters.
-        is_tool: a tool said it, so that it holds nothing but results.
+        is_tool: the text is a tool's result, so that it holds nothing else.
     """
     for marks in registered:
         if groups := delimiters.find(text, marks):

@@ -1,6 +1,6 @@
-"""Frames that say "here are documents" without marking each: LlamaIndex, LangChain, wrapper tags.
+"""Frames around a list of documents that do not mark each one: LlamaIndex, LangChain, wrapper tags.
 
-Knows where a frame begins and ends. What is inside is for the other shapes to understand.
+Knows where a frame begins and ends. Does not know how documents are marked inside it.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ WRAPPERS = (
     "retrieved_documents",
     "retrieved_context",
 )
-# Said in the lines before a line of dashes. LlamaIndex: question answering, tree summarize, context
+# Sentences that precede a line of dashes. LlamaIndex: question answering, tree summarize, context
 # chat, citations. LangChain: the question-answering chat prompt.
 _INTROS = (
     "context information is below",
@@ -34,12 +34,12 @@ _MIN_DASHES = 5
 
 
 class Frame(NamedTuple):
-    """Where documents stand.
+    """The part of a text that a frame encloses.
 
     Attributes:
         start: offset of the first character that is not white space.
-        end: behind the last one.
-        close: behind the mark that ends the frame.
+        end: after the last one.
+        close: after the mark that ends the frame.
     """
 
     start: int
@@ -48,7 +48,7 @@ class Frame(NamedTuple):
 
 
 def find_frames(text: str) -> Iterator[Frame]:
-    """Yield the frames of a text that are plainly closed."""
+    """Yield the frames of a text that have an unambiguous end."""
     frames = (*_between_dashes(text), *_wrapped(text), *_stuffed(text))
     fences = code_fences(text) if frames else []
     for frame in frames:
@@ -74,7 +74,7 @@ def _between_dashes(text: str) -> Iterator[Frame]:
 
 
 def _closed_by(text: str, start: int, dashes: str) -> Frame | None:
-    """The frame up to the one other line of the same dashes, or to the text's end."""
+    """Return the frame up to the only other line of the same dashes, or to the end of the text."""
     lines = [
         at
         for at in finds(text, "\n" + dashes, start, len(text))
@@ -98,7 +98,7 @@ def _wrapped(text: str) -> Iterator[Frame]:
 
 
 def _stuffed(text: str) -> Iterator[Frame]:
-    """LangChain's classic prompt: an instruction, the context, "Question:"."""
+    """Yield the frame of LangChain's classic prompt: an instruction, the context, "Question:"."""
     intro = text.find(_STUFF)
     start = text.find("\n\n", intro) if intro >= 0 else -1
     end = text.rfind(_STUFF_END)

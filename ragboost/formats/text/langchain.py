@@ -1,7 +1,7 @@
 """LangChain's `Source: ...` / `Content: ...` pairs, as its retrieval tools join them.
 
-In tool results and in known frames. Bare `page_content` joined by blank lines is left alone: where
-a document ends cannot be told from where a paragraph does (register a separator instead).
+In tool results and in known frames. Bare `page_content` joined by blank lines is left alone: the
+end of a document cannot be told from the end of a paragraph (register a separator instead).
 """
 
 from ragboost.formats.groups import DocumentBlock, TextGroup

@@ -1,7 +1,7 @@
 """LlamaIndex nodes in a frame: lines of `key: value` metadata, a blank line, the text.
 
-All nodes must show the same keys in the same order. Nodes without metadata are left alone: blank
-lines separate them, but paragraphs as well. Sources of the citation engine are `numbered`.
+All nodes must have the same keys in the same order. Nodes without metadata are left alone: blank
+lines separate paragraphs as well. Sources of the citation engine have the shape `numbered`.
 """
 
 from ragboost.formats.groups import DocumentBlock, TextGroup
@@ -10,7 +10,7 @@ from ragboost.formats.text.spans import line_starts, strip
 
 _MAX_KEYS = 32
 _MAX_LINE = 2000
-# One key alone could be prose; these are what loaders write.
+# A single key could be prose, except for the keys that loaders write.
 _SINGLE_KEYS = ("source", "title", "url", "id", "name")
 
 
@@ -37,7 +37,7 @@ def find(text: str, frame: Frame) -> list[TextGroup]:
 
 
 def _header_keys(text: str, start: int, end: int) -> tuple[str, ...]:
-    """The keys of the metadata lines at `start`; none if a blank line does not follow."""
+    """Return the keys of the metadata lines at `start`; none unless a blank line follows."""
     keys: list[str] = []
     at = start
     while at < end and len(keys) <= _MAX_KEYS:
@@ -55,7 +55,7 @@ def _header_keys(text: str, start: int, end: int) -> tuple[str, ...]:
 
 
 def _header_end(text: str, start: int, end: int, keys: tuple[str, ...]) -> int:
-    """Offset of the blank line behind exactly these metadata lines; -1: something else is here."""
+    """Return the offset of the blank line after exactly these metadata lines; -1 otherwise."""
     at = start
     for key in keys:
         stop = text.find("\n", at, min(end, at + _MAX_LINE))

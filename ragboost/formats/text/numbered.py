@@ -1,9 +1,9 @@
 """Numbered and labelled documents: `[Doc_1] ...`, `Document 1: ...`, `Source 1: ...`, `[1] ...`.
 
-A label begins a line. The labels of a text count from 0 or 1 without a gap, or are ids that differ
-(`[Doc_x]` only); `[1]` is a label only inside an explicit frame, for it may be a citation. Where
-it cannot be told where the last document ends, that one keeps its place. Short texts under bare
-words (`Document 1: the plan`) are notes or code, which nobody may renumber.
+A label begins a line. The labels of a text count from 0 or 1 without a gap, or are distinct ids
+(`[Doc_x]` only); `[1]` is a label only inside an explicit frame, since it may be a citation. A last
+document without an unambiguous end keeps its position. Short texts under a label without brackets
+(`Document 1: the plan`) are taken for notes or code and are not renumbered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ class _Label(NamedTuple):
     start: int  # of the line
     name_start: int
     name_end: int
-    end: int  # behind the suffix
+    end: int  # after the suffix
 
 
 def find(text: str, frame: Frame | None = None, *, is_closed: bool = False) -> list[TextGroup]:
@@ -50,8 +50,8 @@ def find(text: str, frame: Frame | None = None, *, is_closed: bool = False) -> l
 
     Args:
         text: the whole text.
-        frame: the frame to look in; None: the text.
-        is_closed: the text holds nothing behind its documents.
+        frame: the frame to search; None for the whole text.
+        is_closed: nothing follows the documents in the text.
     """
     where = frame or Frame(0, len(text), len(text))
     labels, prefix = _labels(text, where, _FRAMED_FORMS if frame else _FORMS)
@@ -80,7 +80,7 @@ def find(text: str, frame: Frame | None = None, *, is_closed: bool = False) -> l
 def _labels(
     text: str, where: Frame, forms: Sequence[tuple[str, str]]
 ) -> tuple[list[_Label], str | None]:
-    """The labels of the form that comes first in the text, and its prefix."""
+    """Return the labels of the form that occurs first in the text, and its prefix."""
     found: dict[str, list[_Label]] = {}
     for at in _line_starts(text, where):
         if text[at : at + 1] not in _FIRST_CHARACTERS:
@@ -127,7 +127,7 @@ def _is_counted(names: Sequence[str]) -> bool:
 
 
 def _ends(text: str, labels: Sequence[_Label], where: Frame, *, is_closed: bool) -> list[int]:
-    """Where the documents end; one less than labels where that of the last cannot be told."""
+    """Return the ends of the documents, one fewer than labels if the last one's is ambiguous."""
     starts = [label.start for label in labels[1:]]
     ends = [strip(text, label.end, start)[1] for label, start in zip(labels, starts, strict=False)]
     ends = [max(end, label.end) for end, label in zip(ends, labels, strict=False)]
@@ -142,7 +142,7 @@ def _ends(text: str, labels: Sequence[_Label], where: Frame, *, is_closed: bool)
 def _blank_line(
     text: str, labels: Sequence[_Label], ends: Sequence[int], where: Frame
 ) -> int | None:
-    """The next separator, if no other document has it inside."""
+    """Return the offset of the next separator, if no other document contains one."""
     separators = {text[end : label.start] for end, label in zip(ends, labels[1:], strict=True)}
     separator = min(separators, key=len)
     is_inside = any(
@@ -163,8 +163,8 @@ def _text_start(text: str, label: _Label, end: int) -> int:
 def _closing_line(
     text: str, labels: Sequence[_Label], ends: Sequence[int], where: Frame
 ) -> list[int]:
-    """The first line of the last document that begins the next part of a prompt; none if such
-    lines stand in other documents, too."""
+    """Return the first line after the last document that begins the next part of a prompt; none
+    if other documents have such lines, too."""
     for label, end in zip(labels, ends, strict=False):
         if _find_closer(text, label.end, end) is not None:
             return []
@@ -199,5 +199,5 @@ def _block(text: str, label: _Label, end: int, *, is_counted: bool) -> DocumentB
 
 
 def _is_prose(text: str | None) -> bool:
-    """At least two words: a list of links or names is no list of documents."""
+    """Return True for two words or more: links and names are not documents."""
     return bool(text) and len((text or "")[:1000].split(None, 1)) == 2
