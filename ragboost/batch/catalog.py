@@ -1,6 +1,6 @@
-"""What the first pass keeps of a batch file: where each request stands, and numbers for documents.
+"""The index of a batch file: the offset of each request, and a number for each document.
 
-Holds no texts, so that memory grows by some hundred bytes a request and not with the file.
+Holds no texts, so that memory grows by a few hundred bytes a request, not with the file.
 """
 
 from array import array
@@ -13,21 +13,21 @@ from ragboost.tokens import TokenCounter
 from ragboost.types import Document
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage, what is done of it, and the whole."""
+"""Called with the name of the stage, the amount done and the total."""
 
 Rejected = Callable[[int, bytes, RagBoostError], object]
-"""Called with the number of a malformed line, the line, and what is wrong with it."""
+"""Called with the number of a malformed line, the line and the error."""
 
 _EVERY = 64  # lines between two reports of progress
 
 
 class CatalogEntry(NamedTuple):
-    """A request.
+    """A request of the file.
 
     Attributes:
         line: its line number in the input, from 1.
-        offset: where that line begins, in bytes.
-        head: number of what stands before the documents; -1: there is nothing to plan.
+        offset: the first byte of that line.
+        head: number of the text before the documents; -1 if there is nothing to plan.
         documents: numbers of its documents, in relevance order.
     """
 
@@ -42,7 +42,7 @@ class DocumentCatalog:
 
     Args:
         tokens: counts each document once.
-        dedup: a document that stands in a request twice is sent once.
+        dedup: send a document that a request repeats only once.
     """
 
     def __init__(self, tokens: TokenCounter, *, dedup: bool) -> None:
@@ -62,12 +62,12 @@ class DocumentCatalog:
         self.entries.append(CatalogEntry(number, offset, head, documents))
 
     def sent(self, entry: CatalogEntry) -> Sequence[int]:
-        """The documents to send, in relevance order: each once, if the job de-duplicates."""
+        """Return the documents to send, in relevance order; each once if the job de-duplicates."""
         return tuple(dict.fromkeys(entry.documents)) if self._dedup else entry.documents
 
     def groups(self) -> Sequence[Sequence[int]]:
-        """Positions of the requests that can share prefixes: one list for each head, in order of
-        appearance, and last the requests with nothing to plan."""
+        """Return the positions of the requests that can share prefixes: one list per head, in order
+        of appearance, and last the requests with nothing to plan."""
         groups: list[list[int]] = [[] for _ in range(len(self._heads) + 1)]
         for position, entry in enumerate(self.entries):
             groups[entry.head].append(position)
@@ -90,7 +90,7 @@ def read_requests(
     on_rejected: Rejected,
     on_progress: Progress,
 ) -> int:
-    """Fill a catalog; returns the number of malformed lines. Blank lines are skipped."""
+    """Fill a catalog from a file and return the number of malformed lines; skip blank lines."""
     total = source.seek(0, 2)
     source.seek(0)
     rejected = offset = 0

@@ -1,4 +1,4 @@
-"""Show a batch job on a terminal: a progress bar and a table, both on standard error."""
+"""Show batch jobs and forecasts on a terminal: progress bars, tables, sentences, plots."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +16,12 @@ from ragboost.batch.job import BatchSummary
 from ragboost.plots import line_plot
 
 _BAR = 24
-_ORDERS = (("plain", "as it is"), ("online", "ordered online"), ("planned", "planned as a batch"))
+_ORDERS = (("plain", "unchanged"), ("online", "ordered online"), ("planned", "planned as a batch"))
 
 
 @contextmanager
 def progress_bar(console: Console, *, is_shown: bool) -> Iterator[ProgressFunction]:
-    """A function that moves a bar, one row for each stage."""
+    """Yield a progress function that draws one bar per stage."""
     columns = (TextColumn("{task.description:<9}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not is_shown) as progress:
         tasks: dict[str, TaskID] = {}
@@ -35,7 +35,7 @@ def progress_bar(console: Console, *, is_shown: bool) -> Iterator[ProgressFuncti
 
 
 def summary_table(summary: BatchSummary) -> Table:
-    """The summary for people."""
+    """Return the summary of a job as a table."""
     capacity = "unbounded" if summary.cache_tokens is None else f"{summary.cache_tokens:,} tokens"
     blocks = f", blocks of {summary.block_size}" if summary.block_size else ""
     table = Table(title=f"Predicted prefix cache ({capacity}{blocks})", title_justify="left")
@@ -49,7 +49,7 @@ def summary_table(summary: BatchSummary) -> Table:
 
 
 def summary_sentence(summary: BatchSummary) -> str:
-    """What was written, in one line."""
+    """Return the summary of a job as one sentence."""
     return (
         f"{summary.requests:,} requests written, {summary.requests_reordered:,} with another "
         f"document order, {summary.duplicates_removed:,} of {summary.documents:,} documents "
@@ -58,12 +58,12 @@ def summary_sentence(summary: BatchSummary) -> str:
 
 
 def warning(summary: BatchSummary, output: Path) -> str:
-    """That there were malformed lines, and where they are."""
+    """Return a warning that names the file of malformed lines."""
     return f"warning: malformed lines: {summary.rejected:,}, see {side_path(output, 'rejects')}"
 
 
 def forecast_table(forecast: Forecast) -> Table:
-    """A row for each size and order of requests, with a bar as long as the hit rate."""
+    """Return a table with a row per cache size and order, and a bar of the hit rate."""
     table = Table(title="Predicted hit rate by size of the prefix cache", title_justify="left")
     table.add_column("cache, tokens", justify="right")
     table.add_column("trace")
@@ -79,9 +79,9 @@ def forecast_table(forecast: Forecast) -> Table:
 
 
 def forecast_sentence(forecast: Forecast) -> str:
-    """What was replayed, and the gain at the middle size."""
+    """Return the size of the trace and the gain at the middle cache size as one sentence."""
     point = forecast.points[len(forecast.points) // 2]
-    ignored = f", {forecast.rejected:,} malformed lines left out" if forecast.rejected else ""
+    ignored = f", {forecast.rejected:,} malformed lines skipped" if forecast.rejected else ""
     return (
         f"{forecast.requests:,} requests, {forecast.documents:,} documents, "
         f"{forecast.document_tokens:,} document tokens (estimated){ignored}. With a cache of "
@@ -94,12 +94,12 @@ def write_plot(forecast: Forecast, path: Path) -> None:
     """Draw hit rate against cache size.
 
     Args:
-        forecast: what to draw; the unbounded cache stands at the right end.
+        forecast: drawn with the unbounded cache at the right end.
         path: a .png or .svg.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        RequestError: another kind of file, or it cannot be written.
+        RequestError: unsupported file type, or the file cannot be written.
     """
     lines = {
         label: [(at, 100 * getattr(point, name)) for at, point in enumerate(forecast.points)]
@@ -120,5 +120,5 @@ def _size(point: ForecastPoint) -> str:
 
 
 def _saved(point: ForecastPoint, rate: float) -> float:
-    """Share of the tokens that are computed today that would not be computed."""
+    """Return the share of the tokens computed today that would be cached."""
     return (rate - point.plain) / (1 - point.plain) if point.plain < 1 else 0.0

@@ -15,7 +15,7 @@ from ragboost.context import Context
 from ragboost.formats.base import Found
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
-from ragboost.formats.references import Standing
+from ragboost.formats.references import EarlierTexts
 from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, preamble, put
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
@@ -132,19 +132,19 @@ class Messages:
     def _references(
         self, leading: _Place | None, later: Sequence[_Place]
     ) -> tuple[dict[Path, list[Edit]], int]:
-        standing = Standing(self._settings.hints.location_template)
+        earlier = EarlierTexts(self._settings.hints.location_template)
         for block in leading.group.blocks if leading and later else ():
             if block.text is not None:
-                standing.add(block.text)
+                earlier.add(block.text)
         edits: dict[Path, list[Edit]] = defaultdict(list)
         num = 0
         for slot, group in later if self._has_references else ():
             for block in group.blocks:
                 if block.text is None:
                     continue
-                reference = standing.reference(block.text)
+                reference = earlier.reference(block.text)
                 if reference is None:
-                    standing.add(block.text)
+                    earlier.add(block.text)
                 else:
                     edits[slot.path].append(group.referred(block, reference))
                     num += 1

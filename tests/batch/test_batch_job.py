@@ -361,8 +361,8 @@ def test_unusable_files_are_one_sentence(tmp_path: Path) -> None:
         (tmp_path / "none.jsonl", tmp_path / "out.jsonl", "cannot read .*No such file"),
         (tmp_path, tmp_path / "out.jsonl", "must be a regular file"),
         (tmp_path / "zip.jsonl", tmp_path / "out.jsonl", "is compressed: unpack it first"),
-        (source, tmp_path / "none" / "out.jsonl", "is no directory"),
-        (source, tmp_path, "it is no regular file"),
+        (source, tmp_path / "none" / "out.jsonl", "is not a directory"),
+        (source, tmp_path, "not a regular file"),
     ):
         with pytest.raises(RequestError, match=message):
             run_batch(bad, output)

@@ -82,7 +82,7 @@ def test_the_command_prints_bars_json_and_writes_a_plot(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "planned as a batch" in shown.stdout
     assert "█" in shown.stdout
-    assert "1 malformed lines left out" in shown.stdout
+    assert "1 malformed lines skipped" in shown.stdout
     assert "<svg" in (tmp_path / "plot.svg").read_text("utf-8")
     (point,) = json.loads(as_json.stdout)["points"]
     assert point["cache_tokens"] == 100
