@@ -39,7 +39,7 @@ class UsageTotals(NamedTuple):
 
 
 class Booster:
-    """Order documents to reuse the prefix cache, send each of them once, and add hints.
+    """The entry point of the library: orders, de-duplicates and hints documents.
 
     Thread-safe.
 

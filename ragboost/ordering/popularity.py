@@ -7,7 +7,7 @@ number of recent contexts that hold it with everything before it, times its toke
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-# The relevance order as a prior: without it, MultiHop-RAG loses 0.007 (docs/benchmarks.md).
+# The relevance order as a prior: without it, MultiHop-RAG loses 0.007 (docs/lab/ordering.md).
 _RANK_WEIGHT = 2.0
 _RANK_DECAY = 0.8
 

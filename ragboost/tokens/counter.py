@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
 
 
 class TokenCounter:
-    """Count the tokens of documents, with a bounded cache by document key. Thread-safe.
+    """A token counter with a bounded cache by document key. Thread-safe.
 
     Args:
         count_tokens: counts the tokens of a text, within the request; None: estimates, until

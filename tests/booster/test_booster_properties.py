@@ -177,7 +177,7 @@ def test_a_label_means_one_document_in_a_payload(
 
 @modest
 @given(SETTINGS, STEPS)
-def test_the_order_hint_tells_the_relevance_order(
+def test_the_order_hint_gives_the_relevance_order(
     sections: dict[str, Any], steps: list[Step]
 ) -> None:
     for context, _, step, _ in replay(sections, steps):

@@ -1,4 +1,4 @@
-"""What an engine tells changes the Booster's index, and what it does not confirm goes."""
+"""Reports of an engine correct the Booster's index; what they do not confirm is removed."""
 
 import time
 from threading import RLock
@@ -102,7 +102,7 @@ def test_a_small_shortfall_is_evidence_where_lengths_are_counted() -> None:
     assert [cached(booster, names) for names in ("ab", "cd")] == [0, 2000]
 
 
-def test_what_is_not_used_for_its_time_to_live_expires() -> None:
+def test_a_prefix_unused_for_its_time_to_live_expires() -> None:
     now = 0.0
     index, lock = ContextIndex(), RLock()
     residency = Residency(index, lock, ttl_s=300, clock=lambda: now)

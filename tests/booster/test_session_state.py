@@ -73,7 +73,7 @@ def test_the_state_is_plain_data() -> None:
     assert SessionState(data[0], turns, data[2]) == session
 
 
-def test_the_least_recently_used_session_goes_first() -> None:
+def test_the_least_recently_used_session_is_dropped_first() -> None:
     store = MemorySessions(max_sessions=2)
     store.put(SessionState("a"))
     store.put(SessionState("b"))
@@ -98,7 +98,7 @@ def test_a_session_expires_after_its_last_use() -> None:
     assert len(store) == 1
 
 
-def test_a_removed_session_is_gone() -> None:
+def test_a_removed_session_is_unknown() -> None:
     store = MemorySessions()
     store.put(SessionState("a"))
 

@@ -112,7 +112,7 @@ def test_search_and_measuring_change_nothing() -> None:
     assert contexts(index) == ["a", "ac", "q"]
 
 
-def test_the_least_recently_used_leaf_goes_first() -> None:
+def test_the_least_recently_used_leaf_is_evicted_first() -> None:
     index = filled("ab", "ac", "ad", capacity_tokens=40)
     index.traverse((0, 0))
 
@@ -169,7 +169,7 @@ def test_a_node_knows_its_context_path_length_and_flag() -> None:
     assert not index.traverse((0, 0)).is_multi_turn
 
 
-def test_generated_tokens_stand_behind_their_own_node_only() -> None:
+def test_generated_tokens_follow_their_own_node_only() -> None:
     index = filled("ab")
     index.extend(index.traverse((0,)), 5)
 
@@ -217,7 +217,7 @@ def test_extending_the_root_or_a_lost_node_does_nothing() -> None:
     index.check_integrity()
 
 
-def test_a_search_path_stays_valid_when_a_sibling_goes() -> None:
+def test_a_search_path_stays_valid_when_a_sibling_is_removed() -> None:
     index = filled("ab", "ac", "ad")
     assert index.traverse((0, 2)).context == ("a", "d")
 
@@ -230,7 +230,7 @@ def test_a_search_path_stays_valid_when_a_sibling_goes() -> None:
 
 
 @pytest.mark.parametrize("path", [(0, 0), (0, 7), (1,), (0, 1, 0)])
-def test_a_search_path_that_is_gone_is_an_error(path: tuple[int, ...]) -> None:
+def test_an_evicted_search_path_is_an_error(path: tuple[int, ...]) -> None:
     index = filled("ab", "ac")
     index.remove(index.traverse((0, 0)))
 

@@ -1,4 +1,4 @@
-"""What requests in flight will evict does not count as cached; nothing leaves the index for it."""
+"""The index counts as evicted what requests in flight will evict, and removes nothing for it."""
 
 import copy
 import math
@@ -26,7 +26,7 @@ def test_as_much_counts_as_cached_as_the_forecast_eviction_would_leave(
     index.eviction_forecast = EvictionForecast()
     for sequence in sequences:
         index.insert(sequence, lengths(sequence))
-    for share in (first, second, 1.0, second):  # the mark moves both ways
+    for share in (first, second, 1.0, second):  # the forecast moves both ways
         index.eviction_forecast.retained_share = share
         evicted = copy.deepcopy(index)
         evicted.eviction_forecast = None
@@ -36,7 +36,7 @@ def test_as_much_counts_as_cached_as_the_forecast_eviction_would_leave(
             assert told == evicted.cached_prefix(sequence)
             assert index.search(sequence, lengths(sequence)).cached_tokens >= told[1]
         index.check_integrity()
-    # What goes on being used is kept, and nothing has left the tree.
+    # Nothing has left the tree, and a used sequence is retained.
     index.eviction_forecast.retained_share = 0.0
     index.insert(sequences[0], lengths(sequences[0]))
     index.check_integrity()
@@ -44,7 +44,7 @@ def test_as_much_counts_as_cached_as_the_forecast_eviction_would_leave(
     assert index.cached_prefix(sequences[0])[1] == sum(lengths(sequences[0]))
 
 
-def test_what_is_not_a_use_keeps_its_age() -> None:
+def test_an_insertion_without_use_keeps_its_age() -> None:
     index = ContextIndex()
     index.eviction_forecast = EvictionForecast()
     index.insert([0, 1], [100, 100])
@@ -57,7 +57,7 @@ def test_what_is_not_a_use_keeps_its_age() -> None:
     assert index.cached_prefix([2, 3])[1] == 200
 
 
-def test_a_mark_moves_over_ticks_that_have_no_tokens_any_more() -> None:
+def test_a_forecast_skips_ticks_without_tokens() -> None:
     ages = TokenAges()
     for tick in range(1, 1000):
         ages.add(tick, 10)
@@ -78,7 +78,7 @@ def batched(next_batch: int) -> EvictionForecast:
     return forecast
 
 
-def test_a_batch_is_blind_to_what_it_computes_itself_until_it_is_over() -> None:
+def test_a_batch_does_not_see_what_it_computes_until_it_ends() -> None:
     index = ContextIndex()
     forecast = index.eviction_forecast = batched(next_batch=1)
     index.insert([0, 1], [100, 100])
@@ -92,7 +92,7 @@ def test_a_batch_is_blind_to_what_it_computes_itself_until_it_is_over() -> None:
     assert index.cached_prefix([3]) == (1, 100)
 
 
-def test_what_is_about_to_go_is_computed_anew_and_hidden_from_the_same_batch() -> None:
+def test_an_expected_eviction_is_recomputed_and_hidden_from_the_same_batch() -> None:
     index = ContextIndex()
     index.eviction_forecast = batched(next_batch=1)
     index.record_leading([0, 1], [100, 100])
@@ -132,7 +132,7 @@ def test_a_radix_tree_loses_nodes_whole_and_takes_a_split_for_a_use() -> None:
     index.check_integrity()
 
 
-def test_what_an_engine_tells_of_is_there_for_every_batch() -> None:
+def test_reported_documents_are_visible_to_every_batch() -> None:
     index = ContextIndex()
     index.eviction_forecast = batched(next_batch=5)
     index.set_resident([0, 1], [100, 100], num_documents=2)

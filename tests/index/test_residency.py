@@ -1,4 +1,4 @@
-"""The index is set to what an engine says it holds."""
+"""The index is set to what an engine reports as resident."""
 
 import pytest
 from hypothesis import given, settings
@@ -76,7 +76,7 @@ def test_only_leaves_of_the_index_can_be_cut() -> None:
         index.truncate(index.root, 5)
 
 
-def test_what_an_engine_has_confirmed_of_others_stays_until_they_are_told() -> None:
+def test_confirmed_parts_of_other_sequences_stay_until_their_removal_is_reported() -> None:
     index = ContextIndex()
     hold(index, "abc", 3)
     hold(index, "abd", 3)

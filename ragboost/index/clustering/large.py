@@ -2,7 +2,7 @@
 
 Contexts are partitioned by their most valuable common documents, each part is clustered, the best
 merges of all parts are kept, and the remaining clusters enter the next level. Contexts of different
-parts are not compared; docs/benchmarks.md measures the loss. Knows arrays only.
+parts are not compared; docs/lab/ordering.md measures the loss. Knows arrays only.
 """
 
 import numpy as np
