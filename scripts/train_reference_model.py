@@ -1,5 +1,5 @@
 """Train the reference model of the chunk-reuse benchmark from scratch, on the tasks of
-`ragboost.chunk_cache.eval.tasks`.
+`research.tasks`.
 
     python scripts/train_reference_model.py --out benchmarks/reference_model
     python scripts/train_reference_model.py --size large --device cuda --out DIR
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ragboost.chunk_cache.eval import tasks
+from research import tasks
 
 SIZES = {
     "small": {"hidden_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4},

@@ -1,7 +1,4 @@
-"""Read JSONL files of objects, one a line, and say where a line that is none stands.
-
-Knows files and lines. Does not know what the objects mean.
-"""
+"""Read JSONL files of objects, with errors that name the file and line."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +12,7 @@ class Line(NamedTuple):
     """An object of a file.
 
     Attributes:
-        where: path and line, for messages.
+        where: path and line number, for messages.
         row: the object.
     """
 
@@ -24,14 +21,13 @@ class Line(NamedTuple):
 
 
 def read_objects(path: Path) -> Iterator[Line]:
-    """Yield the objects of a file. Blank lines are skipped; only line ends end a line, so texts may
-    hold any other separator.
+    """Yield the objects of a file, skipping blank lines.
 
     Raises:
-        RequestError: the file cannot be read, or a line is no object; the message names both.
+        RequestError: the file cannot be read, or a line is not an object; the message names both.
     """
     try:
-        with path.open("rb") as lines:
+        with path.open("rb") as lines:  # bytes: other separators than \n may occur in texts
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     where = f"{path}:{number}"

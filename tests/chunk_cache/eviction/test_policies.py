@@ -5,14 +5,19 @@ from collections.abc import Callable
 
 import pytest
 
-from ragboost.chunk_cache.eviction import REPLACEMENTS, Replacement, Use, make_replacement
-from ragboost.chunk_cache.eviction.belady import Belady
-from ragboost.chunk_cache.eviction.gdsf import GDSF, PGDSF
+from ragboost.chunk_cache.eviction import (
+    EVICTION_POLICIES,
+    EvictionPolicy,
+    Use,
+    make_eviction_policy,
+)
 from ragboost.chunk_cache.eviction.heat import Heat, cooled, warmed
 from ragboost.chunk_cache.eviction.lacr import LACR, future_sums
 from ragboost.chunk_cache.eviction.next_use import NextUse
-from ragboost.chunk_cache.eviction.reuse_frequency import ReuseFrequency
 from ragboost.errors import ChunkCacheError
+from research.eviction.belady import Belady
+from research.eviction.gdsf import GDSF, PGDSF
+from research.eviction.reuse_frequency import ReuseFrequency
 
 
 def use(
@@ -26,14 +31,14 @@ def use(
     return Use(now, size, cost, is_hit, cfo)
 
 
-def order(policy: Replacement, keys: str) -> str:
+def order(policy: EvictionPolicy, keys: str) -> str:
     """Keys from the first to go to the last."""
     return "".join(sorted(keys, key=policy.priority))
 
 
-@pytest.mark.parametrize("name", REPLACEMENTS)
+@pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_a_policy_forgets_what_was_evicted(name: str) -> None:
-    policy = make_replacement(name)
+    policy = make_eviction_policy(name)
     for now in range(5):
         policy.used("often", use(now, is_hit=now > 0))
     policy.used("once", use(5, is_hit=False))
@@ -46,9 +51,9 @@ def test_a_policy_forgets_what_was_evicted(name: str) -> None:
     assert policy.priority("often") <= policy.priority("once")
 
 
-@pytest.mark.parametrize("name", REPLACEMENTS)
+@pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_an_entry_that_was_used_again_outranks_one_that_was_not(name: str) -> None:
-    policy = make_replacement(name)
+    policy = make_eviction_policy(name)
     policy.used("a", use(0, is_hit=False))
     policy.used("b", use(1, is_hit=False))
     policy.used("a", use(2))
@@ -58,11 +63,11 @@ def test_an_entry_that_was_used_again_outranks_one_that_was_not(name: str) -> No
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ChunkCacheError, match=r"must be one of lru, lfu, .* got 'mru'"):
-        make_replacement("mru")
+        make_eviction_policy("mru")
 
 
 def test_lru_goes_by_the_last_use_and_lfu_by_the_number_of_uses() -> None:
-    lru, lfu = make_replacement("lru"), make_replacement("lfu")
+    lru, lfu = make_eviction_policy("lru"), make_eviction_policy("lfu")
     for policy in (lru, lfu):
         for now, key in enumerate("aabccb"):
             policy.used(key, use(now))
@@ -179,7 +184,7 @@ def test_lacr_refuses_an_alpha_out_of_range(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Heat(tau_s=0), lambda: ReuseFrequency(half_life_s=0)])
-def test_a_half_life_of_zero_is_refused(make: Callable[[], Replacement]) -> None:
+def test_a_half_life_of_zero_is_refused(make: Callable[[], EvictionPolicy]) -> None:
     with pytest.raises(ChunkCacheError, match="must be above 0, got 0"):
         make()
 
