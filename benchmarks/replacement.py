@@ -24,7 +24,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ragboost.chunk_cache.eviction import EVICTION_POLICIES, EvictionPolicy, make_eviction_policy
+from ragboost.chunk_cache.eviction import EvictionPolicy
+from research.eviction import POLICIES
 from research.eviction.belady import Belady
 from research.eviction.cache_tree import CacheTree, Forest
 from research.eviction.schedules import SCHEDULES
@@ -35,7 +36,7 @@ NUM_ENTITIES = 800
 PER_REQUEST = 10
 WARM_UP = 0.2
 ARMS = (
-    *((name, "fcfs") for name in EVICTION_POLICIES),
+    *((name, "fcfs") for name in POLICIES),
     *((name, order) for order in ("lpm", "lsp") for name in ("lru", "lacr")),
 )
 
@@ -149,7 +150,7 @@ def measure(
         options = {"capacity": max(1, int(share * footprint)), "queue": queue}
         for name, order in ARMS:
             label = name if order == "fcfs" else f"{name}+{order}"
-            rate = serve(forest, requests, make_eviction_policy(name), order=order, **options)
+            rate = serve(forest, requests, POLICIES[name](), order=order, **options)
             sums.setdefault(label, []).append(rate)
         bound = serve(forest, requests, Belady(requests), order="fcfs", **options)
         sums.setdefault("belady", []).append(bound)

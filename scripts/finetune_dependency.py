@@ -1,6 +1,6 @@
 """Tune a model for dependency attention, so that it can be served with it (DepCache section 3.3).
 
-    python scripts/finetune_dependency.py --model DIR --data questions.jsonl --out DIR2
+    python -m scripts.finetune_dependency --model DIR --data questions.jsonl --out DIR2
 
 A line is {"question": ..., "answer": ..., "paths": [[entity, relation, entity, ...], ...]};
 "triplets" (with "entities") may stand in place of "paths", and "system" adds a system message.

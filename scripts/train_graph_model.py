@@ -1,7 +1,7 @@
 """Train the reference model of the dependency-attention benchmark from scratch, with ordinary
 attention over written-out paths, and tune copies of it for dependency attention.
 
-    python scripts/train_graph_model.py --out benchmarks/graph_model
+    python -m scripts.train_graph_model --out benchmarks/graph_model
 
 Seeded. Writes DIR/base, DIR/depth, DIR/preorder (fp16) and appends to DIR/training_log.jsonl. The
 tasks are those of `research.graph_tasks`.

@@ -1,8 +1,8 @@
 """Train the reference model of the chunk-reuse benchmark from scratch, on the tasks of
 `research.tasks`.
 
-    python scripts/train_reference_model.py --out benchmarks/reference_model
-    python scripts/train_reference_model.py --size large --device cuda --out DIR
+    python -m scripts.train_reference_model --out benchmarks/reference_model
+    python -m scripts.train_reference_model --size large --device cuda --out DIR
 
 Seeded; writes config.json, model.safetensors (fp16) and training_log.jsonl. The small model takes
 about 25 minutes on one core. Section "What trains" of docs/chunk-cache.md says why embeddings begin

@@ -11,7 +11,7 @@ from ragboost.config import EngineSettings
 from ragboost.engine import builtin, create_engine_app
 from ragboost.serving import serve_in_thread
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 QUESTIONS = [
     {
         "question": "Where is SpaceX?",
@@ -33,7 +33,7 @@ def test_a_tuned_model_is_served_with_dependency_attention(tmp_path: Path) -> No
     builtin.build_model("tiny", seed=0).save_pretrained(model)
     builtin.build_tokenizer().save_pretrained(model)
     data.write_text("\n".join(json.dumps(question) for question in QUESTIONS * 4))
-    command = [sys.executable, "scripts/finetune_dependency.py", "--model", str(model)]
+    command = [sys.executable, "-m", "scripts.finetune_dependency", "--model", str(model)]
     command += ["--data", str(data), "--out", str(tuned), "--epochs", "10", "--batch", "8"]
     done = subprocess.run(
         [*command, "--learning-rate", "3e-3"],

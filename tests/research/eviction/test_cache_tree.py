@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.chunk_cache.eviction import EVICTION_POLICIES, make_eviction_policy
 from ragboost.errors import ChunkCacheError
 from ragboost.simulate import simulate
+from research.eviction import POLICIES
 from research.eviction.belady import Belady
 from research.eviction.cache_tree import CacheTree, Forest, PrefillCost
 from research.eviction.schedules import SCHEDULES
@@ -15,7 +15,7 @@ PATHS = st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4, uni
 
 
 def cache_of(forest: Forest, name: str, capacity: int) -> CacheTree:
-    return CacheTree(forest, make_eviction_policy(name), capacity=capacity)
+    return CacheTree(forest, POLICIES[name](), capacity=capacity)
 
 
 def test_a_parent_goes_only_after_its_children() -> None:
@@ -49,7 +49,7 @@ def test_equal_names_behind_different_parents_are_different_nodes() -> None:
 def test_a_prefill_costs_its_tokens_and_the_attention_to_those_in_front() -> None:
     cost = PrefillCost(per_token=2, per_pair=0.1)
     assert cost.seconds(10) == pytest.approx(20 + 0.1 * 50)
-    assert cost.seconds(10, behind=30) == pytest.approx(20 + 0.1 * (300 + 50))
+    assert cost.seconds(10, prefix=30) == pytest.approx(20 + 0.1 * (300 + 50))
 
 
 @given(PATHS, st.integers(1, 12))
@@ -64,7 +64,7 @@ def test_lru_is_the_exact_simulator(paths: list[list[str]], capacity: int) -> No
     assert cached == exact.cached_tokens
 
 
-@pytest.mark.parametrize("name", EVICTION_POLICIES)
+@pytest.mark.parametrize("name", POLICIES)
 @given(PATHS, st.integers(1, 12))
 @settings(max_examples=25, deadline=None)
 def test_no_policy_breaks_the_tree_or_beats_belady(
@@ -73,7 +73,7 @@ def test_no_policy_breaks_the_tree_or_beats_belady(
     forest = Forest()
     requests = [forest.path(path, [1] * len(path)) for path in paths]
     cached = {}
-    for policy in (make_eviction_policy(name), Belady(requests)):
+    for policy in (POLICIES[name](), Belady(requests)):
         cache = CacheTree(forest, policy, capacity=capacity)
         cached[type(policy)] = 0
         for number, request in enumerate(requests):
@@ -92,7 +92,7 @@ def test_next_use_is_belady_when_it_sees_the_whole_future(
     forest = Forest()
     requests = [forest.path(path, [1] * len(path)) for path in paths]
     cached = []
-    for policy in (make_eviction_policy("next-use"), Belady(requests)):
+    for policy in (POLICIES["next-use"](), Belady(requests)):
         cache = CacheTree(forest, policy, capacity=capacity)
         total = 0
         for number, request in enumerate(requests):
