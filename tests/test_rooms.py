@@ -48,14 +48,15 @@ INNER_ROOMS = {
     "proxy": ["asgi", "observability", "upstream", "routing", "routes"],
     "engine": ["runtime", "http"],
     "chunk_cache": [
+        "eviction",
         "kv",
         "model",
-        "eviction",
         "selection",
         "craft",
         "dependency",
         "precompute",
         "eval",
+        "commands",
     ],
 }
 MAX_FILES = 15
