@@ -22,9 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
 from ragboost.chunk_cache.dependency.tuning import Example, answer_loss, collate
-from ragboost.engine.http.graph_request import PromptWriter, parse_graph
-from ragboost.engine.runtime.graph import TUNED
-from ragboost.engine.tokenizer import ChatTokenizer
+from ragboost.engine.http.extension import parse_graph
+from ragboost.engine.loading import TUNED
+from ragboost.engine.text.graph_prompts import PromptWriter
+from ragboost.engine.text.tokenizer import ChatTokenizer
 
 
 def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[Example]:
