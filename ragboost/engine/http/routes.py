@@ -24,9 +24,10 @@ _BODIES: tuple[type[BaseModel], ...] = (
 )
 _REF = "#/components/schemas/{model}"
 _SESSION = {"name": "x-session-id", "in": "header", "schema": {"type": "string"}}
+_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": schemas.ErrorResponse}}
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
-router = APIRouter(responses={"4XX": {"model": schemas.ErrorResponse}})
+router = APIRouter(responses=_ERRORS)
 
 
 def body_schemas() -> dict[str, Any]:
