@@ -82,13 +82,9 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     runner = ModelRunner(model, max_length=settings.max_model_len)
     if adapter is not None:
         adapter.install()  # after the runner has set its own attention for ordinary forwards
-    logger.info(
-        "%s on %s, %s, %d bytes of KV per token",
-        name,
-        runner.device,
-        runner.layout.dtype,
-        runner.layout.bytes_per_token,
-    )
+    layout = runner.layout
+    size = layout.bytes_per_token
+    logger.info("%s on %s, %s, %d bytes of KV per token", name, layout.device, layout.dtype, size)
     chat = ChatTokenizer(tokenizer)
     attention, reason, depcache = _graph_attention(model, settings, adapter, refusal)
     return LoadedModel(

@@ -35,14 +35,12 @@ class CompletionService:
     """Answers completion requests with one engine.
 
     Args:
-        engine: computes them.
-        loaded: its model.
+        engine, loaded: the engine and its model.
         reuse: defaults of chunk reuse.
         default_max_tokens: for chat requests without `max_tokens`.
         max_body_bytes: larger bodies are rejected.
 
     Attributes:
-        engine, loaded, reuse: as above.
         prompts: builds prompts; call it through `in_thread`.
         metrics: of the engine.
     """
@@ -59,12 +57,7 @@ class CompletionService:
         self.engine = engine
         self.loaded = loaded
         self.reuse = reuse
-        self.prompts = Prompts(
-            loaded.tokenizer,
-            vocab_size=loaded.runner.vocab_size,
-            reuse=reuse,
-            graphs=loaded.graphs,
-        )
+        self.prompts = Prompts(loaded, reuse=reuse)
         self.metrics = EngineMetrics(engine)
         self._default_max_tokens = default_max_tokens
         self._max_body_bytes = max_body_bytes
@@ -122,14 +115,13 @@ class CompletionService:
         wanted = protocol.parse_generation(body)
         build = self.prompts.chat if kind == "chat" else self.prompts.text
         prompt = await self.in_thread(lambda: build(body))
-        max_tokens = self._max_tokens(wanted, len(prompt.token_ids))
-        builder = ResponseBuilder(kind, self.loaded.name)
-        pieces = self._generate(prompt, wanted, max_tokens=max_tokens)
         num_prompt_tokens = len(prompt.token_ids)
+        max_tokens = self._max_tokens(wanted, num_prompt_tokens)
+        builder = ResponseBuilder(kind, self.loaded.name, num_prompt_tokens=num_prompt_tokens)
+        pieces = self._generate(prompt, wanted, max_tokens=max_tokens)
         if wanted.stream:
-            events = _events(pieces, builder, num_prompt_tokens, has_usage=wanted.include_usage)
-            return sse.EventStreamResponse(events)
-        whole = await sse.unless_disconnected(request, _whole(pieces, builder, num_prompt_tokens))
+            return sse.EventStreamResponse(_events(pieces, builder, has_usage=wanted.include_usage))
+        whole = await sse.unless_disconnected(request, _whole(pieces, builder))
         return Response(orjson.dumps(whole), media_type="application/json")
 
     def _max_tokens(self, wanted: GenerationRequest, num_prompt_tokens: int) -> int:
@@ -202,35 +194,19 @@ class CompletionService:
 
 
 async def _whole(
-    pieces: AsyncGenerator[TextPiece, None], builder: ResponseBuilder, num_prompt_tokens: int
+    pieces: AsyncGenerator[TextPiece, None], builder: ResponseBuilder
 ) -> dict[str, Any]:
-    texts = []
-    async for piece in pieces:
-        texts.append(piece.text)
-    return builder.whole(
-        "".join(texts),
-        finish_reason=piece.finish_reason or "stop",
-        usage=replies.usage(num_prompt_tokens, piece),
-    )
+    answer = [piece async for piece in pieces]
+    return builder.whole("".join(piece.text for piece in answer), answer[-1])
 
 
 async def _events(
-    pieces: AsyncGenerator[TextPiece, None],
-    builder: ResponseBuilder,
-    num_prompt_tokens: int,
-    *,
-    has_usage: bool,
+    pieces: AsyncGenerator[TextPiece, None], builder: ResponseBuilder, *, has_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     piece = None
     try:
         async for piece in pieces:
-            chunk = builder.chunk(
-                piece.text,
-                is_first=piece.completion_tokens == 1,
-                finish_reason=piece.finish_reason,
-                has_usage=has_usage,
-            )
-            yield sse.event(chunk)
+            yield sse.event(builder.chunk(piece, has_usage=has_usage))
     except ApiError as problem:
         if piece is None:
             raise  # nothing was sent yet: an ordinary error response
@@ -240,7 +216,7 @@ async def _events(
         await pieces.aclose()
     assert piece is not None, "a generation without a token"
     if has_usage:
-        yield sse.event(builder.usage_chunk(replies.usage(num_prompt_tokens, piece)))
+        yield sse.event(builder.usage_chunk(piece))
     yield sse.DONE
 
 

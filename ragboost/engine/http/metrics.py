@@ -21,33 +21,28 @@ class _EngineCounters(Collector):
     def collect(self) -> list[Metric]:
         store, chunks = self._engine.store, self._engine.chunk_scheduler
         families: list[Metric] = [
-            CounterMetricFamily(
-                f"{_PREFIX}prefix_cache_queries",
+            _counter(
+                "prefix_cache_queries",
                 "Prompt tokens looked up in the prefix cache.",
-                value=store.queried_tokens,
+                store.queried_tokens,
             ),
-            CounterMetricFamily(
-                f"{_PREFIX}prefix_cache_hits",
-                "Prompt tokens found in the prefix cache.",
-                value=store.hit_tokens,
+            _counter(
+                "prefix_cache_hits", "Prompt tokens found in the prefix cache.", store.hit_tokens
             ),
         ]
-        if chunks is None:
-            return families
-        tokens = CounterMetricFamily(
-            f"{_PREFIX}reuse_prompt_tokens",
-            "Prompt tokens of requests with chunk reuse, by source of their KV: exact, "
-            "approximate, recomputed or computed.",
-            labels=["source"],
-        )
-        for source in ("exact", "approximate", "recomputed", "computed"):
-            tokens.add_metric([source], getattr(chunks.totals, source))
-        stored = CounterMetricFamily(
-            f"{_PREFIX}chunks_stored",
-            "Chunks computed and stored.",
-            value=chunks.totals.chunks_stored,
-        )
-        return [*families, tokens, stored]
+        if chunks is not None:
+            totals = chunks.totals
+            tokens = CounterMetricFamily(
+                f"{_PREFIX}reuse_prompt_tokens",
+                "Prompt tokens of requests with chunk reuse, by source of their KV: exact, "
+                "approximate, recomputed or computed.",
+                labels=["source"],
+            )
+            for source in ("exact", "approximate", "recomputed", "computed"):
+                tokens.add_metric([source], getattr(totals, source))
+            stored = _counter("chunks_stored", "Chunks computed and stored.", totals.chunks_stored)
+            families += [tokens, stored]
+        return families
 
 
 class EngineMetrics:
@@ -103,3 +98,7 @@ class EngineMetrics:
     def render(self) -> bytes:
         """Return the exposition text."""
         return generate_latest(self._registry)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(_PREFIX + name, text, value=value)

@@ -8,10 +8,10 @@ from typing import Any
 
 from ragboost.engine.http import protocol
 from ragboost.engine.http.extension import Extension, ReuseDefaults, check_inside, parse_extension
+from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
 from ragboost.engine.text.cutting import cut_text, cut_tokens, find_documents, find_in_messages
-from ragboost.engine.text.graph_prompts import GraphPrompts, GraphRequest
-from ragboost.engine.text.tokenizer import ChatTokenizer
+from ragboost.engine.text.graph_prompts import GraphRequest
 from ragboost.errors import RequestError
 
 
@@ -19,23 +19,14 @@ class Prompts:
     """Builds the prompts of one model.
 
     Args:
-        tokenizer: of the model.
-        vocab_size: of the model.
+        loaded: the model.
         reuse: defaults of chunk reuse.
-        graphs: lays out prompts with graphs.
     """
 
-    def __init__(
-        self,
-        tokenizer: ChatTokenizer,
-        *,
-        vocab_size: int,
-        reuse: ReuseDefaults,
-        graphs: GraphPrompts,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._graphs = graphs
-        self._vocab_size = vocab_size
+    def __init__(self, loaded: LoadedModel, *, reuse: ReuseDefaults) -> None:
+        self._tokenizer = loaded.tokenizer
+        self._graphs = loaded.graphs
+        self._vocab_size = loaded.runner.vocab_size
         self._reuse = reuse
 
     def chat_ids(self, body: protocol.Body) -> list[int]:

@@ -28,25 +28,6 @@ class TextPiece(NamedTuple):
     reused: ReusedTokens | None = None
 
 
-def usage(prompt_tokens: int, piece: TextPiece) -> dict[str, Any]:
-    """Return the `usage` object, with the sources of all prompt tokens if chunks were reused."""
-    cached, reused = piece.cached_tokens, piece.reused
-    result: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": piece.completion_tokens,
-        "total_tokens": prompt_tokens + piece.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-    if reused is not None:
-        result["ragboost"] = {
-            "exact_cached_tokens": cached,
-            "approx_cached_tokens": reused.approximate,
-            "recomputed_tokens": reused.recomputed,
-            "computed_tokens": prompt_tokens - cached - sum(reused),
-        }
-    return result
-
-
 def error(message: str, *, kind: str, param: str | None = None, code: str) -> dict[str, Any]:
     """Return OpenAI's error object."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -68,46 +49,59 @@ class ResponseBuilder:
     Args:
         kind: chat or text completion.
         model: name in the API.
+        num_prompt_tokens: length of the prompt.
     """
 
-    def __init__(self, kind: Kind, model: str) -> None:
+    def __init__(self, kind: Kind, model: str, *, num_prompt_tokens: int) -> None:
         self._is_chat = kind == "chat"
         self._name = "chat.completion" if self._is_chat else "text_completion"
         self._chunk_name = "chat.completion.chunk" if self._is_chat else "text_completion"
-        prefix = "chatcmpl" if self._is_chat else "cmpl"
-        self._id = f"{prefix}-{uuid.uuid4().hex}"
+        self._id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
+        self._num_prompt_tokens = num_prompt_tokens
 
-    def whole(self, text: str, *, finish_reason: str, usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, text: str, last: TextPiece) -> dict[str, Any]:
         """Return the response of a request that does not stream."""
         content: dict[str, Any] = {"text": text}
         if self._is_chat:
             content = {"message": {"role": "assistant", "content": text}}
-        return {
-            **self._head(self._name),
-            "choices": [_choice(content, finish_reason)],
-            "usage": usage,
-        }
+        return self._object(self._name, [_choice(content, last)], usage=self._usage(last))
 
-    def chunk(
-        self, text: str, *, is_first: bool, finish_reason: str | None, has_usage: bool
-    ) -> dict[str, Any]:
+    def chunk(self, piece: TextPiece, *, has_usage: bool) -> dict[str, Any]:
         """Return one event of a stream; its `usage` is null if a last event will have one."""
-        content: dict[str, Any] = {"text": text}
+        content: dict[str, Any] = {"text": piece.text}
         if self._is_chat:
-            role = {"role": "assistant"} if is_first else {}
-            content = {"delta": {**role, "content": text}}
-        chunk = {**self._head(self._chunk_name), "choices": [_choice(content, finish_reason)]}
-        return {**chunk, "usage": None} if has_usage else chunk
+            role = {"role": "assistant"} if piece.completion_tokens == 1 else {}
+            content = {"delta": {**role, "content": piece.text}}
+        usage = {"usage": None} if has_usage else {}
+        return self._object(self._chunk_name, [_choice(content, piece)], **usage)
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def usage_chunk(self, last: TextPiece) -> dict[str, Any]:
         """Return the last event of a stream with `stream_options.include_usage`."""
-        return {**self._head(self._chunk_name), "choices": [], "usage": usage}
+        return self._object(self._chunk_name, [], usage=self._usage(last))
 
-    def _head(self, name: str) -> dict[str, Any]:
-        return {"id": self._id, "object": name, "created": self._created, "model": self._model}
+    def _object(self, name: str, choices: list[dict[str, Any]], **usage: Any) -> dict[str, Any]:
+        head = {"id": self._id, "object": name, "created": self._created, "model": self._model}
+        return {**head, "choices": choices, **usage}
+
+    def _usage(self, last: TextPiece) -> dict[str, Any]:
+        num_prompt, cached, reused = self._num_prompt_tokens, last.cached_tokens, last.reused
+        usage: dict[str, Any] = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": last.completion_tokens,
+            "total_tokens": num_prompt + last.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        if reused is not None:
+            usage["ragboost"] = {
+                "exact_cached_tokens": cached,
+                "approx_cached_tokens": reused.approximate,
+                "recomputed_tokens": reused.recomputed,
+                "computed_tokens": num_prompt - cached - sum(reused),
+            }
+        return usage
 
 
-def _choice(content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+def _choice(content: dict[str, Any], piece: TextPiece) -> dict[str, Any]:
+    return {"index": 0, **content, "logprobs": None, "finish_reason": piece.finish_reason}

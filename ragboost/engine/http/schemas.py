@@ -52,29 +52,20 @@ class DetokenizeRequest(BaseModel):
     tokens: list[int]
 
 
-class PromptTokensDetails(BaseModel):
-    """Prompt tokens by source."""
-
-    cached_tokens: int = Field(description="Served from exact cached KV.")
-
-
-class TokenSources(BaseModel):
-    """Source of all prompt tokens; the four add up to `prompt_tokens`."""
-
-    exact_cached_tokens: int
-    approx_cached_tokens: int
-    recomputed_tokens: int
-    computed_tokens: int
-
-
 class CompletionUsage(BaseModel):
     """Token counts of a completion."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    ragboost: TokenSources | None = Field(None, description="With chunk reuse or a graph.")
+    prompt_tokens_details: dict[str, int] = Field(
+        description="`cached_tokens`: prompt tokens served from exact cached KV."
+    )
+    ragboost: dict[str, int] | None = Field(
+        None,
+        description="With chunk reuse or a graph: `exact_cached_tokens`, `approx_cached_tokens`, "
+        "`recomputed_tokens` and `computed_tokens`, which add up to `prompt_tokens`.",
+    )
 
 
 class Completion(BaseModel):

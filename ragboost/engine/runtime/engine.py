@@ -22,10 +22,8 @@ class Engine:
     """A model served by one thread.
 
     Args:
-        runner: the model.
-        store: its prefix cache.
-        max_running: requests in one batch.
-        max_step_tokens: tokens computed in one step.
+        runner, store: the model and its prefix cache.
+        max_running, max_step_tokens: requests in one batch and tokens computed in one step.
         max_waiting: requests that may wait; further ones are rejected.
         publish: called in the engine thread with the cache events of each step.
         chunk_scheduler: reuses chunks; None: no request may ask for it.

@@ -96,13 +96,9 @@ class Cleared:
 Event = Stored | Removed | Cleared
 
 
-class _Leaf(NamedTuple):
-    """A heap entry of an evictable block; stale once the block is used, extended or dropped."""
-
-    priority: float
-    tie: int
-    block: CacheBlock
-    last_used: int
+_Leaf = tuple[float, int, CacheBlock, int]
+"""Heap entry of an evictable block: priority, tie-breaker, block, its `last_used` at that time. It
+is stale once the block is used, extended or dropped."""
 
 
 class BlockCache:
@@ -114,7 +110,7 @@ class BlockCache:
     Args:
         num_blocks: capacity.
         block_size: tokens per block.
-        policy: chooses the free leaf to evict; None: the least recently used.
+        policy: chooses the free leaf to evict; None: the least recently used or released.
     """
 
     def __init__(
@@ -152,12 +148,10 @@ class BlockCache:
         self._clock += 1
         for block in blocks:
             assert self.holds(block), f"block {block.key.hex()[:8]} is not in the cache"
-            block.num_users += 1
             self._use(block, is_hit=True)
 
     def release(self, blocks: Sequence[CacheBlock]) -> None:
-        """Release held blocks, root first, and mark them as used. Blocks that `clear` has dropped
-        in the meantime are skipped."""
+        """Release held blocks, root first, and mark them as used, except those `clear` dropped."""
         self._clock += 1
         for block in blocks:
             if not self.holds(block):
@@ -207,7 +201,6 @@ class BlockCache:
             else:
                 assert num_found == len(blocks), "a cached block below a new one"
                 num_found, event_parent = num_found + 1, block
-            block.num_users += 1
             self._use(block, is_hit=is_hit)
             blocks.append(block)
             parent = block
@@ -236,8 +229,8 @@ class BlockCache:
         evicted = 0
         while evicted < num_blocks and self._leaves:
             leaf = heapq.heappop(self._leaves)
-            if self._is_current(leaf):
-                self._drop(leaf.block)
+            if _is_current(leaf) and self.holds(leaf[2]):
+                self._drop(leaf[2])
                 evicted += 1
         return evicted
 
@@ -289,7 +282,7 @@ class BlockCache:
         slots = sorted([*self._free, *(block.slot for block in blocks)])
         assert slots == list(range(self.num_blocks)), f"slots lost or doubled: {slots}"
         children = Counter(block.parent.key for block in blocks if block.parent is not None)
-        offered = {(leaf.last_used, leaf.block.slot) for leaf in self._leaves}
+        offered = {(last_used, leaf.slot) for _, _, leaf, last_used in self._leaves}
         for block in blocks:
             if block.parent is not None:
                 assert self.holds(block.parent), f"slot {block.slot} outlived its parent"
@@ -299,31 +292,26 @@ class BlockCache:
             counted = children[block.key]
             assert block.num_children == counted, (block.slot, block.num_children, counted)
             assert block.num_users >= 0, (block.slot, block.num_users)
-            if self._is_evictable(block) and not self._is_reordered:
+            if _is_free_leaf(block) and not self._is_reordered:
                 assert (block.last_used, block.slot) in offered, f"slot {block.slot} not offered"
 
-    def _is_evictable(self, block: CacheBlock) -> bool:
-        return block.num_users == 0 and block.num_children == 0 and self.holds(block)
-
-    def _is_current(self, leaf: _Leaf) -> bool:
-        return leaf.last_used == leaf.block.last_used and self._is_evictable(leaf.block)
-
     def _use(self, block: CacheBlock, *, is_hit: bool) -> None:
+        block.num_users += 1
         block.last_used = self._clock
         if self._policy is not None:
             size = float(self.block_size)
             self._policy.used(block.key, Use(self._clock, size, size, is_hit))
 
     def _offer(self, block: CacheBlock) -> None:
-        if not self._is_evictable(block):
+        if not _is_free_leaf(block):
             return
         if len(self._leaves) > 4 * self.num_blocks + 64:  # mostly stale entries
-            self._leaves = [leaf for leaf in self._leaves if self._is_current(leaf)]
+            self._leaves = [e for e in self._leaves if _is_current(e) and self.holds(e[2])]
             heapq.heapify(self._leaves)
         self._num_pushes += 1
         used = block.last_used
         priority = used if self._policy is None else self._policy.priority(block.key)
-        heapq.heappush(self._leaves, _Leaf(priority, self._num_pushes, block, used))
+        heapq.heappush(self._leaves, (priority, self._num_pushes, block, used))
 
     def _add(self, key: bytes, parent: CacheBlock | None) -> CacheBlock | None:
         if not self._free and not self.evict(1):
@@ -343,3 +331,11 @@ class BlockCache:
         if block.parent is not None:
             block.parent.num_children -= 1
             self._offer(block.parent)
+
+
+def _is_free_leaf(block: CacheBlock) -> bool:
+    return block.num_users == 0 and block.num_children == 0
+
+
+def _is_current(leaf: _Leaf) -> bool:
+    return leaf[3] == leaf[2].last_used and _is_free_leaf(leaf[2])

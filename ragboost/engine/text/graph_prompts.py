@@ -90,9 +90,12 @@ class GraphPrompts:
                 with_facts(messages, path_text(request.paths)), template_kwargs=template_kwargs
             )
             return PromptTokens(self._tokenizer.encode(text, add_special_tokens=False))
-        is_tree = self._attention == "dependency"
-        write = self._writer.prompt if is_tree else self._writer.subgraphs
-        prompt = write(request.paths, messages, template_kwargs=template_kwargs)
+        prompt = self._writer.prompt(
+            request.paths,
+            messages,
+            is_tree=self._attention == "dependency",
+            template_kwargs=template_kwargs,
+        )
         layout = self._depcache.layout(prompt).with_last_in_place()
         ratio = request.recompute_ratio
         graph = GraphPrompt(layout, self._recompute_ratio if ratio is None else ratio)
@@ -115,36 +118,30 @@ class PromptWriter:
         paths: Sequence[RelationPath],
         messages: Sequence[Mapping[str, Any]],
         *,
+        is_tree: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> DepPrompt:
-        """Return the text before the paths, the paths as a tree, and the text after them.
+        """Return the text before the paths, the paths, and the text after them.
 
         The paths precede the first user message, after the same text for every question.
+
+        Args:
+            paths: at least one.
+            messages: with string contents.
+            is_tree: whether paths that begin alike share tokens. Else they are written out, and
+                those of one root form a subgraph that does not attend to the others.
+            template_kwargs: for the chat template.
 
         Raises:
             RequestError: there is no user message, or the template omits the paths.
         """
-        before, after = self._around(messages, template_kwargs)
-        tokens = [
-            [token for segment in path_segments(path) for token in self._segment_ids(segment)]
-            for path in paths
-        ]
-        return DepPrompt.of(before, tokens, after)
-
-    def subgraphs(
-        self,
-        paths: Sequence[RelationPath],
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> DepPrompt:
-        """Return the same with written-out paths; those of one root form a part that does not
-        attend to the others.
-
-        Raises:
-            RequestError: as `prompt`.
-        """
-        before, after = self._around(messages, template_kwargs, ends_line=True)
+        before, after = self._around(messages, template_kwargs, ends_line=not is_tree)
+        if is_tree:
+            tokens = [
+                [token for segment in path_segments(path) for token in self._segment_ids(segment)]
+                for path in paths
+            ]
+            return DepPrompt.of(before, tokens, after)
         by_root: dict[str, list[RelationPath]] = {}
         for path in paths:
             by_root.setdefault(path.root, []).append(path)
@@ -162,13 +159,6 @@ class PromptWriter:
         *,
         ends_line: bool = False,
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the ids before and after the paths.
-
-        Args:
-            messages: with string contents.
-            template_kwargs: for the chat template.
-            ends_line: whether the paths end with a line break of their own.
-        """
         marker = "ragboost-graph"
         while any(marker in message["content"] for message in messages):
             marker += "-x"

@@ -207,7 +207,7 @@ def test_written_out_subgraphs_are_the_text_of_ordinary_attention() -> None:
     request = parse_graph({"paths": [PATHS[0], PATHS[3], PATHS[1]]})
     writer = PromptWriter(tokenizer)
 
-    nodes = writer.subgraphs(request.paths, messages).nodes
+    nodes = writer.prompt(request.paths, messages, is_tree=False).nodes
 
     tokens = [token for node in nodes if isinstance(node, LinearNode) for token in node.tokens]
     ordered = [request.paths[0], request.paths[2], request.paths[1]]
