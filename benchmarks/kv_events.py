@@ -19,7 +19,6 @@ from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
-from ragboost.context import IndexEntry
 from ragboost.engine_hooks.events import (
     BlockRemoved,
     BlockStored,
@@ -29,6 +28,7 @@ from ragboost.engine_hooks.events import (
     encode_batch,
 )
 from ragboost.engine_hooks.reporter import Reporter
+from ragboost.index import IndexEntry
 from ragboost.rewriting.tenants import TenantKey, Tenants
 
 BLOCKS_PER_PROMPT = 250
@@ -121,7 +121,7 @@ def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -
             key, documents, lengths, frames=frames, tokens_before=8, prompt_tokens=2100
         )
         start = time.perf_counter()
-        cached = index.cached_prefix(documents, lengths)[1]
+        cached = index.cached_prefix(documents).cached_tokens
         layout = follower.on_sent(f"r{number}", layout, cached_tokens=cached)
         taken.append(time.perf_counter() - start)
         index.insert(documents, lengths)

@@ -9,18 +9,18 @@ import contextlib
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
-from ragboost.booster.cache_model import Residency
+from ragboost.booster.residency import Residency
+from ragboost.bounded_map import BoundedMap
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.in_flight import InFlight
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
-from ragboost.context import IndexEntry
 from ragboost.errors import ContextIndexError
-from ragboost.index.pressure import EvictionForecast
+from ragboost.index import EvictionForecast, IndexEntry
 from ragboost.rewriting.tenants import CacheMode, TenantKey, Tenants
 
 logger = logging.getLogger(__name__)
@@ -63,12 +63,12 @@ class CacheFollower:
         self._mode = CacheMode()
         self._forecast = EvictionForecast()
         self._in_flight = InFlight()
-        self._layouts: OrderedDict[str, PromptLayout] = OrderedDict()  # by request id
+        self._layouts = BoundedMap[str, PromptLayout](max_entries=_MAX_REQUESTS)  # by request id
         self._replaced: deque[PromptLayout] = deque()  # their ids now name other documents
         self._unconfirmed: deque[_Unconfirmed] = deque()
         self._failed: deque[tuple[PromptLayout, IndexEntry]] = deque()
         # The request with this text before its documents whose blocks changed last.
-        self._by_preamble: OrderedDict[tuple[TenantKey, str], str] = OrderedDict()
+        self._by_preamble = BoundedMap[tuple[TenantKey, str], str](max_entries=_MAX_PREAMBLES)
         self._scale: float | None = None  # of layouts with estimated lengths
         self._unknown_tokens = 0  # of layouts with counted lengths
         self._lock = threading.Lock()  # of the next three
@@ -126,12 +126,10 @@ class CacheFollower:
             layout = layout._replace(scale=self._scale or 1.0)
         if request_id is None:
             return layout
-        old = self._layouts.pop(request_id, None)
+        old = self._layouts.peek(request_id)
         if old is not None and old.documents != layout.documents[: len(old.documents)]:
             self._replaced.append(old)
-        self._layouts[request_id] = layout
-        if len(self._layouts) > _MAX_REQUESTS:
-            self._layouts.popitem(last=False)
+        self._layouts.put(request_id, layout)
         self._in_flight.add(
             request_id,
             prompt_tokens=layout.total,
@@ -163,7 +161,7 @@ class CacheFollower:
         if prompt_tokens:
             corrected = layout.corrected(prompt_tokens)._replace(exact_ends=ends)
             self._learn(corrected)
-            if request_id is not None and self._layouts.get(request_id) is layout:
+            if request_id is not None and self._layouts.peek(request_id) is layout:
                 self._correct(request_id, corrected)
             layout = corrected
         if self._mode.is_exact:
@@ -231,15 +229,14 @@ class CacheFollower:
             self._scale += _SCALE_WEIGHT * (layout.scale - self._scale)
 
     def _correct(self, request_id: str, layout: PromptLayout) -> None:
-        self._layouts[request_id] = layout
-        self._layouts.move_to_end(request_id)
+        self._layouts.put(request_id, layout)
         tokens = self._resident_tokens(request_id)
         if tokens is not None:
             self.on_change("", Changes({request_id: tokens}))
 
     def _cached_before(self, layout: PromptLayout) -> int:
         """Return the cached tokens of the text before the documents, such as a system prompt."""
-        request_id = self._by_preamble.get((layout.tenant, layout.preamble))
+        request_id = self._by_preamble.peek((layout.tenant, layout.preamble))
         resident = None if request_id is None else self._resident_tokens(request_id)
         # Labels begin alike: about half of a frame belongs to the common text.
         return min(resident or 0, layout.start + sum(layout.frames[:1]) // 2)
@@ -256,7 +253,7 @@ class CacheFollower:
                 tenant.booster(self.name).residency.follow(
                     is_exact=mode.is_exact,
                     capacity_tokens=mode.capacity_tokens,
-                    pressure=mode.pressure,
+                    eviction_forecast=mode.pressure,
                 )
         if becomes_exact:  # drop what the model assumed
             await self._clear()
@@ -274,25 +271,25 @@ class CacheFollower:
         # that a request loses, but not one that is stored again for another request.
         in_order = sorted(resident_tokens.items(), key=lambda item: item[1])
         for number, (request_id, tokens) in enumerate(in_order, start=1):
-            layout = self._layouts.get(request_id)
+            layout = self._layouts.peek(request_id)
             if layout is not None:
                 await self._set_resident(layout, tokens)
                 if tokens:
-                    self._note_preamble(layout, request_id)
+                    self._by_preamble.put((layout.tenant, layout.preamble), request_id)
             self._in_flight.confirm(request_id, tokens)
             if not tokens:
-                self._layouts.pop(request_id, None)
+                self._layouts.pop(request_id)
             if number % _CHANGES_PER_STEP == 0:
                 await asyncio.sleep(0)
 
     async def _set_resident(self, layout: PromptLayout, resident_tokens: int) -> None:
-        count, cut = layout.resident(resident_tokens, block_size=self._block_size)
+        count, partial = layout.resident(resident_tokens, block_size=self._block_size)
         async with self._residency(layout) as residency:
             if residency is None:
                 return
             try:
                 residency.set_resident(
-                    layout.documents, layout.tokens, num_documents=count, cut_tokens=cut
+                    layout.documents, layout.tokens, num_documents=count, partial_tokens=partial
                 )
             except ContextIndexError as error:  # an empty index is better than a wrong one
                 logger.error("backend %s: clearing a broken index: %s", self.name, error)
@@ -339,14 +336,7 @@ class CacheFollower:
             resident = sum(mirror.num_resident_tokens for mirror in mirrors)
             self._in_flight.capacity_tokens = self.capacity_tokens
             batch = self._in_flight.next_batch(resident_tokens=resident, is_batched=is_batched)
-            self._forecast.expect(*batch, is_batched=is_batched)
-
-    def _note_preamble(self, layout: PromptLayout, request_id: str) -> None:
-        key = layout.tenant, layout.preamble
-        self._by_preamble[key] = request_id
-        self._by_preamble.move_to_end(key)
-        if len(self._by_preamble) > _MAX_PREAMBLES:
-            self._by_preamble.popitem(last=False)
+            self._forecast.update(*batch, is_batched=is_batched)
 
     def _resident_tokens(self, request_id: str) -> int | None:
         for stream in self.streams.values():

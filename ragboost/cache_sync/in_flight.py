@@ -15,14 +15,14 @@ class NextBatch(NamedTuple):
     """The state of the cache in which a request sent now will be computed.
 
     Attributes:
-        kept_share: share of the present and expected tokens that will still be cached.
+        retained_share: share of the present and expected tokens that will still be cached.
         number: of the batch that will compute it, if it has room.
-        room_tokens: new tokens that this batch has room for.
+        free_tokens: new tokens that this batch has room for.
     """
 
-    kept_share: float
+    retained_share: float
     number: int
-    room_tokens: float
+    free_tokens: float
 
 
 class InFlight:
@@ -61,7 +61,7 @@ class InFlight:
         """
         self.remove(request_id)
         number = self._next_number
-        if max(0, prompt_tokens - cached_tokens) >= self._room_tokens(self._batches.get(number)):
+        if max(0, prompt_tokens - cached_tokens) >= self._free_tokens(self._batches.get(number)):
             number += 1
         if self._last not in self._batches:
             self._running = number
@@ -116,10 +116,10 @@ class InFlight:
             running = self._batches.get(self._running)
             if running is not None:  # room for a partial block
                 stored += running.num_requests * running.block_size
-        kept_share = 1.0
+        retained_share = 1.0
         if self.capacity_tokens is not None and stored > self.capacity_tokens:
-            kept_share -= (stored - self.capacity_tokens) / total
-        return NextBatch(kept_share, number, self._room_tokens(batch))
+            retained_share -= (stored - self.capacity_tokens) / total
+        return NextBatch(retained_share, number, self._free_tokens(batch))
 
     @property
     def _next_number(self) -> int:
@@ -127,7 +127,7 @@ class InFlight:
             return max(self._running, self._last + 2)  # a number that no request was given
         return self._last + (self._last == self._running)
 
-    def _room_tokens(self, batch: "_Batch | None") -> float:
+    def _free_tokens(self, batch: "_Batch | None") -> float:
         if batch is None or self.capacity_tokens is None:
             return math.inf
         # Each request takes a partial block, and one that the engine reserves.

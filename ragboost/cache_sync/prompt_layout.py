@@ -23,7 +23,7 @@ _SCALES = 0.25, 4.0
 # are an error of the estimates on both sides of the documents.
 _MIN_UNKNOWN_TOKENS = 48
 _UNKNOWN_SHARE = 0.25  # of the estimated text behind the documents
-_MIN_CUT_TOKENS = 16
+_MIN_PARTIAL_TOKENS = 16
 _BREAKS_PER_FRAME = 2  # tokens of the line breaks around a label
 _TEMPLATE_TOKENS = 8  # of a chat template, around one message
 
@@ -33,11 +33,11 @@ class ResidentDocuments(NamedTuple):
 
     Attributes:
         num_documents: leading documents that are cached, up to the last block that they fill.
-        cut_tokens: cached tokens of the next document, in the index's tokens.
+        partial_tokens: cached tokens of the next document, in the index's tokens.
     """
 
     num_documents: int
-    cut_tokens: int = 0
+    partial_tokens: int = 0
 
 
 class PromptLayout(NamedTuple):
@@ -92,8 +92,8 @@ class PromptLayout(NamedTuple):
             is_measured: the documents' lengths were counted.
             counter: lengths of labels, and the estimate of other text.
         """
-        recorded = context.recorded
-        assert recorded is not None, "a later turn has no documents at the front"
+        entry = context.index_entry
+        assert entry is not None, "a later turn has no documents at the front"
         per_byte = counter.tokens_per_byte
         frames = tuple([counter.count_frame(label) for label in context.labels])
         behind = (len(context.query) + bytes_behind) * per_byte
@@ -102,11 +102,11 @@ class PromptLayout(NamedTuple):
         before = round(bytes_before * per_byte) + _TEMPLATE_TOKENS
         return cls(
             tenant,
-            recorded.documents,
-            recorded.tokens,
+            entry.documents,
+            entry.tokens,
             frames=frames,
             tokens_before=before,
-            prompt_tokens=before + sum(recorded.tokens) + sum(frames) + round(behind),
+            prompt_tokens=before + sum(entry.tokens) + sum(frames) + round(behind),
             is_measured=is_measured,
             preamble=preamble,
         )
@@ -195,8 +195,8 @@ class PromptLayout(NamedTuple):
         if count == len(ends):
             return ResidentDocuments(count)
         end = max(cached_tokens, ends[count - 1] if count else 0)
-        cut = self.cached_documents(end) - sum(self.tokens[:count])
-        return ResidentDocuments(count, cut if cut > _MIN_CUT_TOKENS else 0)
+        partial = self.cached_documents(end) - sum(self.tokens[:count])
+        return ResidentDocuments(count, partial if partial > _MIN_PARTIAL_TOKENS else 0)
 
 
 def locate_documents(

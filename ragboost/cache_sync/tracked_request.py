@@ -70,7 +70,7 @@ def exact_ends(
     Returns:
         None if the response has no token ids of the prompt, or a document is not found in them.
     """
-    if usage is None or usage.prompt_ids is None or context.recorded is None:
+    if usage is None or usage.prompt_ids is None or context.index_entry is None:
         return None
     documents = []
     for document in context.documents:

@@ -175,7 +175,7 @@ class BoostPipeline:
                 context,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=cached_tokens,
-                found_tokens=layout.cached_documents(cached_tokens) if layout else None,
+                cached_document_tokens=layout.cached_documents(cached_tokens) if layout else None,
             )
 
     def answered(
@@ -192,8 +192,8 @@ class BoostPipeline:
         if followed is None or followed.layout is None or context is None:
             return
         is_computed = is_computed and prepared.ticket.backend.name == followed.follower.name
-        if context.recorded is not None and not is_computed:
-            followed.follower.on_failure(followed.name, followed.layout, context.recorded)
+        if context.index_entry is not None and not is_computed:
+            followed.follower.on_failure(followed.name, followed.layout, context.index_entry)
             return
         followed.follower.on_response(
             followed.name,
@@ -385,7 +385,7 @@ def _follow(
     if context is None:
         return None
     layout = None
-    if context.recorded is not None:
+    if context.index_entry is not None:
         layout = PromptLayout.of(
             context,
             tenant.key,

@@ -33,19 +33,19 @@ def test_a_repeated_id_names_the_latest_request() -> None:
     assert (len(flight), flight.num_tokens) == (1, 32)
 
 
-def kept_share(flight: InFlight, resident: int, *, is_batched: bool = False) -> float:
-    return flight.next_batch(resident_tokens=resident, is_batched=is_batched).kept_share
+def retained_share(flight: InFlight, resident: int, *, is_batched: bool = False) -> float:
+    return flight.next_batch(resident_tokens=resident, is_batched=is_batched).retained_share
 
 
 def test_what_fits_stays_and_what_does_not_is_shared_out() -> None:
     flight = InFlight()
     sent(flight, "a", 1600)
-    assert kept_share(flight, 10**9) == 1.0
+    assert retained_share(flight, 10**9) == 1.0
     flight.capacity_tokens = 2000
-    assert kept_share(flight, 400) == 1.0
-    assert kept_share(flight, 2400) == 0.5
+    assert retained_share(flight, 400) == 1.0
+    assert retained_share(flight, 2400) == 0.5
     flight.remove("a")
-    assert kept_share(flight, 2000) == 1.0
+    assert retained_share(flight, 2000) == 1.0
 
 
 def batch(flight: InFlight) -> int:
@@ -78,7 +78,7 @@ def test_a_batch_holds_no_more_than_fits_into_the_cache() -> None:
     flight.capacity_tokens = 1000
     sent(flight, "running", 160)
     sent(flight, "a", 640)
-    number, room = batch(flight), flight.next_batch(resident_tokens=0, is_batched=True).room_tokens
+    number, room = batch(flight), flight.next_batch(resident_tokens=0, is_batched=True).free_tokens
     assert 200 < room < 360
     sent(flight, "b", 400)
     assert batch(flight) == number + 1
@@ -93,8 +93,8 @@ def test_what_a_batch_computes_itself_evicts_nothing_that_it_finds() -> None:
     flight.capacity_tokens = 2000
     sent(flight, "running", 160)
     sent(flight, "waiting", 800)
-    assert kept_share(flight, 2000) < kept_share(flight, 2000, is_batched=True) < 1.0
-    assert kept_share(flight, 1800, is_batched=True) == 1.0
+    assert retained_share(flight, 2000) < retained_share(flight, 2000, is_batched=True) < 1.0
+    assert retained_share(flight, 1800, is_batched=True) == 1.0
 
 
 def test_requests_are_bounded() -> None:

@@ -108,8 +108,7 @@ def misfits(
             start, end = (len(tokenize(request.prompt[:at])) for at in match.span(2))
             held += max(0, min(cached, end) - start)
         keys = [DOCUMENTS[i].key for i in numbers]
-        lengths = booster.tokens.count_documents([DOCUMENTS[i] for i in numbers])
-        believed = booster.index.cached_prefix(keys, lengths)[1]
+        believed = booster.index.cached_prefix(keys).cached_tokens
         if abs(believed - held) > tolerance:
             found.append(f"{numbers}: believed {believed}, held {held}")
     return found
