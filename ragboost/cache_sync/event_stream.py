@@ -6,6 +6,7 @@ not know sockets, threads or clocks: the caller feeds frames and carries out `ta
 
 import enum
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,15 +26,6 @@ _COUNTER_OF_EVENT = {
     BlockRemoved: "num_removed",
     AllBlocksCleared: "num_cleared",
 }
-_COUNTERS = (
-    "num_batches",
-    "num_duplicates",
-    "num_gaps",
-    "num_restarts",
-    "num_replays",
-    "num_unreadable",
-    *_COUNTER_OF_EVENT.values(),
-)
 
 
 class StreamState(enum.StrEnum):
@@ -51,18 +43,18 @@ class StreamStatus(NamedTuple):
     """A stream's state and its counters since the start, for metrics and `/ready`."""
 
     state: StreamState
-    num_batches: int
-    num_duplicates: int
-    num_gaps: int
-    num_restarts: int
-    num_replays: int
-    num_unreadable: int
-    num_stored: int
-    num_removed: int
-    num_cleared: int
     num_unknown: int
     num_blocks: int
     num_resident_tokens: int
+    num_batches: int = 0
+    num_duplicates: int = 0
+    num_gaps: int = 0
+    num_restarts: int = 0
+    num_replays: int = 0
+    num_unreadable: int = 0
+    num_stored: int = 0
+    num_removed: int = 0
+    num_cleared: int = 0
 
 
 class EventStream:
@@ -74,22 +66,23 @@ class EventStream:
 
     Args:
         name: for log messages.
-        mirror: owned by the stream from now on.
         has_replay: `take_request` may request replays.
         on_change: called after each batch that changed the resident tokens of a request, by the
             thread that feeds the stream.
+
+    Attributes:
+        mirror: of the publisher's cache.
     """
 
     def __init__(
         self,
         name: str = "",
         *,
-        mirror: PrefixMirror | None = None,
         has_replay: bool = False,
         on_change: Callable[[Changes], None] | None = None,
     ) -> None:
         self.name = name
-        self.mirror = PrefixMirror() if mirror is None else mirror
+        self.mirror = PrefixMirror()
         self.has_replay = has_replay
         self.is_connected = False
         self._on_change = on_change
@@ -99,7 +92,7 @@ class EventStream:
         self._replay: _Replay | None = None
         self._request: int | None = None
         self._is_replay_down = False
-        self._counts = dict.fromkeys(_COUNTERS, 0)
+        self._counts: Counter[str] = Counter()
 
     @property
     def state(self) -> StreamState:

@@ -4,14 +4,14 @@ The receiving half of `engine_hooks.reporter`. Knows no web framework and no clo
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
 from ragboost.cache_sync.event_stream import EventStream
-from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
-from ragboost.engine_hooks.reports import Reply, Report, decode_report, encode_reply
+from ragboost.cache_sync.prefix_mirror import Changes
+from ragboost.engine_hooks.reports import Reply, Report, decode_report, encode
 from ragboost.errors import RequestError
 
 
@@ -20,7 +20,6 @@ class ReportReceiver:
 
     Args:
         on_change: called with the stream's name by the thread that calls `receive`.
-        media: see `PrefixMirror`.
         silence_s: seconds without a report after which a stream is FALLBACK; plug-ins report at
             least every 5 s.
         max_streams: further streams are refused.
@@ -34,14 +33,12 @@ class ReportReceiver:
         self,
         *,
         on_change: Callable[[str, Changes], None] | None = None,
-        media: Iterable[str] = ("GPU",),
         silence_s: float = 15.0,
         max_streams: int = 256,
         check: Callable[[str], object] | None = None,
     ) -> None:
         self.streams: dict[str, EventStream] = {}
         self._on_change = on_change
-        self._media = tuple(media)
         self._silence_s = silence_s
         self._max_streams = max_streams
         self._check = check
@@ -77,7 +74,7 @@ class ReportReceiver:
                     stream.receive(seq, payload)
             if report.is_replay and report.is_last and not stream.has_request:
                 stream.replay_ended()
-            return encode_reply(Reply(replay_from=stream.take_request()))
+            return encode(Reply(replay_from=stream.take_request()))
 
     def expire(self, *, now: float) -> None:
         """Disconnect streams that have been silent for too long; call every few seconds."""
@@ -99,7 +96,6 @@ class ReportReceiver:
                 )
             stream = EventStream(
                 report.stream,
-                mirror=PrefixMirror(media=self._media),
                 has_replay=True,
                 on_change=self._on_change and partial(self._on_change, report.stream),
             )

@@ -15,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.event_stream import EventStream
-from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
+from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _END = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 100
 _FRAMES_PER_POLL = 256
+_MAX_QUEUED_FRAMES = 10_000  # during a replay; more become a gap
 _MAX_FRAME_BYTES = 256 * 1024 * 1024
 _MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
@@ -30,7 +31,6 @@ _MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 class _Options(NamedTuple):
     replay_timeout_s: float
     probe_interval_s: float
-    max_queued_frames: int
 
 
 class Subscriber:
@@ -42,10 +42,8 @@ class Subscriber:
     Args:
         sources: the publishers.
         on_change: called in the subscriber's thread with the stream's name.
-        media: see `PrefixMirror`.
         replay_timeout_s: seconds without a frame after which a replay fails.
         probe_interval_s: seconds without a frame after which a stream is probed for lost batches.
-        max_queued_frames: live frames queued by ZeroMQ during a replay; more become a gap.
 
     Attributes:
         streams: by name of the source.
@@ -56,20 +54,17 @@ class Subscriber:
         sources: Iterable[EventSource],
         *,
         on_change: Callable[[str, Changes], None] | None = None,
-        media: Iterable[str] = ("GPU",),
         replay_timeout_s: float = 5.0,
         probe_interval_s: float = 2.0,
-        max_queued_frames: int = 10_000,
     ) -> None:
         self.streams: dict[str, EventStream] = {}
         self._sources = tuple(sources)
-        self._options = _Options(replay_timeout_s, probe_interval_s, max_queued_frames)
+        self._options = _Options(replay_timeout_s, probe_interval_s)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         for source in self._sources:
             self.streams[source.name] = EventStream(
                 source.name,
-                mirror=PrefixMirror(media=media),
                 has_replay=source.replay_endpoint is not None,
                 on_change=on_change and partial(on_change, source.name),
             )
@@ -142,7 +137,7 @@ class _Link:
         self._active_at = time.monotonic()
         self._dealer: zmq.Socket[bytes] | None = None
         self._sub = context.socket(zmq.SUB)
-        self._sub.set_hwm(options.max_queued_frames)
+        self._sub.set_hwm(_MAX_QUEUED_FRAMES)
         self._configure(self._sub, source.endpoint)
         self._sub.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
         self._sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)

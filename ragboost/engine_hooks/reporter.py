@@ -24,7 +24,7 @@ from ragboost.engine_hooks.reports import (
     REPORT_PATH,
     Report,
     decode_reply,
-    encode_report,
+    encode,
 )
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,6 @@ class Reporter:
         self._kept_bytes = 0
         self._next = 0  # number of the first batch that the proxy has not acknowledged
         self._connection: http.client.HTTPConnection | None = None
-        self._encode = msgspec.msgpack.Encoder().encode
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ragboost-reporter", daemon=True)
         self._thread.start()
@@ -131,7 +130,7 @@ class Reporter:
     def _encode_queued(self) -> None:
         while self._queue:
             number, ts, events = self._queue.popleft()
-            payload = self._encode((ts, events))
+            payload = encode((ts, events))
             self._kept.append((number, payload))
             self._kept_bytes += len(payload)
             while len(self._kept) > self._max_kept or self._kept_bytes > self._max_kept_bytes:
@@ -179,7 +178,7 @@ class Reporter:
         )
         connection = self._connection or self._connect()
         path = self._url.path.rstrip("/") + REPORT_PATH
-        connection.request("POST", path, body=encode_report(report), headers=self._headers)
+        connection.request("POST", path, body=encode(report), headers=self._headers)
         response = connection.getresponse()
         body = response.read()
         if response.status != 200:

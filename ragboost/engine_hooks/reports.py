@@ -33,36 +33,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     replay_from: int | None = None
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode_report = msgspec.msgpack.Decoder(Report).decode
-_decode_reply = msgspec.msgpack.Decoder(Reply).decode
-
-
-def encode_report(report: Report) -> bytes:
-    """Encode the body of a POST."""
-    return _encode(report)
-
-
-def decode_report(body: bytes) -> Report:
-    """Decode the body of a POST.
-
-    Raises:
-        msgspec.DecodeError: invalid report.
-    """
-    report: Report = _decode_report(body)
-    return report
-
-
-def encode_reply(reply: Reply) -> bytes:
-    """Encode the body of a response."""
-    return _encode(reply)
-
-
-def decode_reply(body: bytes) -> Reply:
-    """Decode the body of a response.
-
-    Raises:
-        msgspec.DecodeError: invalid reply.
-    """
-    reply: Reply = _decode_reply(body)
-    return reply
+encode = msgspec.msgpack.Encoder().encode
+decode_report = msgspec.msgpack.Decoder(Report).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+"""All decoders raise `msgspec.DecodeError`."""

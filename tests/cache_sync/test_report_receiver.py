@@ -5,7 +5,7 @@ import pytest
 from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.report_receiver import ReportReceiver
 from ragboost.engine_hooks.events import BlockStored, EventBatch, encode_batch
-from ragboost.engine_hooks.reports import Report, decode_reply, encode_report
+from ragboost.engine_hooks.reports import Report, decode_reply, encode
 from ragboost.errors import RequestError
 
 
@@ -18,7 +18,7 @@ def test_a_silent_stream_is_a_fallback_until_it_reports_again() -> None:
     receiver = ReportReceiver(silence_s=10.0)
 
     def report(now: float, **fields: object) -> int | None:
-        body = encode_report(Report(stream="a", epoch="e", **fields))  # type: ignore[arg-type]
+        body = encode(Report(stream="a", epoch="e", **fields))  # type: ignore[arg-type]
         return decode_reply(receiver.receive(body, now=now)).replay_from
 
     assert report(0.0, batches=[frame(0)]) == 0
@@ -40,6 +40,6 @@ def test_a_body_that_is_no_report_is_a_request_error() -> None:
     for body in (b"", b"{}", encode_batch(EventBatch(ts=1.0, events=()))):
         with pytest.raises(RequestError, match="invalid cache event report"):
             receiver.receive(body, now=0.0)
-    receiver.receive(encode_report(Report(stream="a", epoch="e")), now=0.0)
+    receiver.receive(encode(Report(stream="a", epoch="e")), now=0.0)
     with pytest.raises(RequestError, match="'b' is refused"):
-        receiver.receive(encode_report(Report(stream="b", epoch="e")), now=0.0)
+        receiver.receive(encode(Report(stream="b", epoch="e")), now=0.0)

@@ -16,7 +16,7 @@ import pytest
 from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
-from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, encode_report
+from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, encode
 from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.tokens import TokenCounter
 from ragboost.types import Document
@@ -446,7 +446,7 @@ def test_hook_reports_are_followed_over_http() -> None:
             url = proxy.url + REPORT_PATH
 
             def report(report: Report) -> int | None:
-                answer = httpx.post(url, content=encode_report(report))
+                answer = httpx.post(url, content=encode(report))
                 assert answer.status_code == 200, answer.text
                 return decode_reply(answer.content).replay_from
 
@@ -482,7 +482,7 @@ def test_a_report_must_name_a_backend_where_there_are_several_and_show_a_key() -
 
             def report(stream: str, key: str) -> httpx.Response:
                 headers = {"authorization": f"Bearer {key}"}
-                body = encode_report(Report(stream=stream, epoch="e"))
+                body = encode(Report(stream=stream, epoch="e"))
                 return httpx.post(proxy.url + REPORT_PATH, content=body, headers=headers)
 
             assert report("one/0", "wrong").status_code == 401
