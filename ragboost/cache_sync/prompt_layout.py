@@ -95,9 +95,9 @@ class PromptLayout(NamedTuple):
         entry = context.index_entry
         assert entry is not None, "a later turn has no documents at the front"
         per_byte = counter.tokens_per_byte
-        frames = tuple([counter.count_frame(label) for label in context.labels])
+        frames = tuple(counter.count_frames(context.labels))
         behind = (len(context.query) + bytes_behind) * per_byte
-        if context.hints:
+        if context.hints and frames:
             behind += _hint_tokens(context, frames, per_byte)
         before = round(bytes_before * per_byte) + _TEMPLATE_TOKENS
         return cls(
@@ -234,9 +234,10 @@ def _find(raw: bytes, part: bytes, start: int) -> int | None:
 
 
 def _hint_tokens(context: Context, frames: Sequence[int], per_byte: float) -> float:
-    """Estimate the hints: the labels in them as long as in the frames, and the text between."""
-    labels = dict(zip(context.labels, frames, strict=True))
-    named = [label for hint in context.hints for label in hint.labels]
-    counted = sum([max(labels.get(label, 0) - _BREAKS_PER_FRAME, 0) for label in named])
-    num_bytes = sum([len(hint.text) for hint in context.hints]) - sum(map(len, named))
-    return counted + num_bytes * per_byte
+    """Estimate the hints: labels as long as those of the documents, and the text between them."""
+    labels, hints = context.labels, context.hints
+    num_labels = sum([len(hint.labels) for hint in hints])
+    num_bytes = sum([len(hint.text) for hint in hints])
+    label_bytes = sum([len(label) for label in labels]) / len(labels)
+    label_tokens = sum(frames) / len(frames) - _BREAKS_PER_FRAME
+    return num_labels * label_tokens + (num_bytes - num_labels * label_bytes) * per_byte

@@ -1,7 +1,7 @@
 """Cache the lengths of documents in tokens, so that no request waits for a tokenizer.
 
 A request uses a counted length if there is one, else an estimate. Estimated documents are queued to
-be counted for the next request, by `tokens.background` or `cache_sync.tokenize`. Does not know
+be counted for the next request, by `tokens.background` or `cache_sync.tokenizer`. Does not know
 engines.
 """
 
@@ -90,14 +90,18 @@ class TokenCounter:
         """Return the tokens of each document's title and text, at least 1 each."""
         return [self._length(document) for document in documents]
 
-    def count_frame(self, label: str) -> int:
-        """Tokens of a document's label and the line breaks around it, remembered like a document's.
+    def count_frames(self, labels: Iterable[str]) -> list[int]:
+        """Return the tokens of each label with the line breaks around it, in the same cache.
 
-        Estimates by bytes are far too low for labels, which are digits and punctuation.
+        Labels are digits and punctuation, so that estimates from their bytes are far too low.
         """
-        frame = f"\n\n{label}\n"
-        known = self._known(frame)
-        return self._add(frame, frame) if known is None else known
+        frames = [f"\n\n{label}\n" for label in labels]
+        lengths, estimates = self._lengths, self._estimates
+        known = [lengths.get(frame) or estimates.get(frame) for frame in frames]
+        return [
+            self._add(frame, frame) if length is None else length
+            for frame, length in zip(frames, known, strict=True)
+        ]
 
     def are_exact(self, keys: Iterable[str]) -> bool:
         """Return True if the lengths of all these documents have been counted."""
@@ -151,13 +155,7 @@ class TokenCounter:
                 self._update_ratio(prompt_tokens, round(estimated_tokens / self._ratio))
 
     def _length(self, document: Document) -> int:
-        known = self._known(document.key)
-        if known is not None:
-            return known
-        text = f"{document.title}\n{document.text}" if document.title else document.text
-        return self._add(document.key, text)
-
-    def _known(self, key: str) -> int | None:
+        key = document.key
         known = self._lengths if key in self._lengths else self._estimates
         if key in known:
             try:
@@ -165,7 +163,8 @@ class TokenCounter:
                 return known[key]
             except KeyError:  # dropped by another thread
                 pass
-        return None
+        text = f"{document.title}\n{document.text}" if document.title else document.text
+        return self._add(key, text)
 
     def _add(self, key: str, text: str) -> int:
         length = self.count(text)  # outside the lock: a given counter may be slow
