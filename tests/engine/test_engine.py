@@ -77,7 +77,7 @@ def test_batched_requests_give_what_they_give_alone(engine: Engine) -> None:
     prompts = [prompt(30 + 37 * i, first=i) for i in range(5)]
     together = [Request(engine, ids, max_tokens=6) for ids in prompts]
     batched = [[output.token_id for output in request.finish()] for request in together]
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
     alone = [
         [output.token_id for output in Request(engine, ids, max_tokens=6).finish()]
         for ids in prompts
@@ -116,7 +116,7 @@ def test_abort_frees_blocks_and_room(engine: Engine) -> None:
     requests[0].next()
     for request in requests:
         engine.abort(request.sequence)
-    engine.reset_prefix_cache().result(10)  # commands are obeyed in order
+    engine.reset_prefix_cache().result()  # commands are obeyed in order
     assert engine.num_running == engine.num_waiting == 0
     assert all(request.sequence.kv is None for request in requests)
     assert Request(engine, prompt(10)).finish()[-1].finish_reason == "length"
@@ -132,7 +132,7 @@ def test_reset_while_running_leaves_the_answer_unchanged(engine: Engine) -> None
     expected = [output.token_id for output in Request(engine, prompt(64), max_tokens=60).finish()]
     request = Request(engine, prompt(64), max_tokens=60)
     tokens = [request.next().token_id]
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
     tokens += [output.token_id for output in request.finish()]
     assert tokens == expected
     assert Request(engine, prompt(64)).finish()[0].cached_tokens == 0
@@ -176,7 +176,7 @@ def test_a_failing_step_fails_all_requests_and_the_engines_health(loaded: Loaded
     assert [request.finish()[-1] for request in requests] == [Output(None, "error", 0)] * 2
     assert not engine.is_healthy
     assert not Request(engine, prompt(10)).is_accepted
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
     engine.stop()
 
 

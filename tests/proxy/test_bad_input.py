@@ -17,7 +17,7 @@ QUESTION = [{"role": "user", "content": "why?"}]
 
 @pytest.fixture
 def client(proxy: ProxyServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=proxy.url, timeout=30) as client:
+    with httpx.Client(base_url=proxy.url) as client:
         yield client
 
 

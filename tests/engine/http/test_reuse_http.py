@@ -84,11 +84,11 @@ def test_usage_says_where_every_prompt_token_came_from(empty: Served) -> None:
 
 def test_a_request_that_does_not_ask_is_exact_and_says_nothing(empty: Served) -> None:
     plain = ask(empty, [2, 0, 1], ragboost=None)
-    empty.engine.reset_prefix_cache().result(10)
+    empty.engine.reset_prefix_cache().result()
     ask(empty, [0, 1, 2], ragboost=APPROX)
     wait_until_stored(empty)
     for ragboost in (None, {"reuse": "exact"}, {}):
-        empty.engine.reset_prefix_cache().result(10)
+        empty.engine.reset_prefix_cache().result()
         again = ask(empty, [2, 0, 1], ragboost=ragboost)
         assert again.choices[0].message.content == plain.choices[0].message.content
         assert "ragboost" not in again.usage.model_extra

@@ -101,7 +101,7 @@ def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> No
     assert engine.reuser is not None
     reuse = engine.reuser.reuse
     for policy in ("gradual", "mean-layers", "epic", "two-stage", "cacheblend"):
-        engine.reset_prefix_cache().result(10)
+        engine.reset_prefix_cache().result()
         parts = parts_of([2, 3, 1])
         got = Request(engine, parts, approx=approx(policy, 0.3)).tokens()[0]
         alone = reuse.prefill(parts.system, parts.chunks, parts.question, policy=policy, ratio=0.3)
@@ -119,10 +119,10 @@ def test_every_policy_runs_in_the_engine_and_its_tokens_add_up(engine: Engine, p
 
 def test_recomputing_everything_is_exact_and_may_be_shared(engine: Engine) -> None:
     want = Request(engine, parts_of([3, 1, 2]), approx=None).tokens()
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
     Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
     wait_for_chunks(engine, 3)
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
 
     whole = Request(engine, parts_of([3, 1, 2]), approx=approx(ratio=1.0))
     assert whole.tokens() == want
@@ -138,7 +138,7 @@ def test_approximate_kv_is_invisible_to_exact_requests(engine: Engine, ratio: fl
     exact = Request(engine, parts_of([3, 1, 2]), approx=None, max_tokens=40).tokens()
     assert engine.reuser is not None
     engine.reuser.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
 
     request = Request(engine, parts_of([3, 1, 2]), approx=approx(ratio=ratio), max_tokens=40)
     request.finish()
@@ -161,9 +161,9 @@ def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(engine:
 
     alone = []
     for number in range(len(orders)):
-        engine.reset_prefix_cache().result(10)
+        engine.reset_prefix_cache().result()
         alone.append(start(number).tokens())
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
     together = [start(number) for number in range(len(orders))]
     assert [request.tokens() for request in together] == alone
 
@@ -312,7 +312,7 @@ def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
     tensors = [t for kv in stored if kv is not None for layer in kv.layers for t in layer]
     before = [tensor.clone() for tensor in tensors]
     for policy in ("gradual", "two-stage", "reuse", "full"):
-        engine.reset_prefix_cache().result(10)
+        engine.reset_prefix_cache().result()
         Request(engine, parts_of([3, 1, 2]), approx=approx(policy), max_tokens=20).finish()
     assert len(tensors) == 4 * 2 * 2
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))

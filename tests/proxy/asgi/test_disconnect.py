@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
 
@@ -15,7 +16,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
 
 
 def open_request(port: int, body: dict[str, Any]) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", port))
     data = json.dumps(body).encode()
     connection.sendall(
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
@@ -34,23 +35,23 @@ def count(proxy: ProxyServer, outcome: str) -> float:
 def test_leaving_before_the_answer_begins_cancels_the_backend(
     engine: FakeEngine, proxy: ProxyServer, stream: bool
 ) -> None:
-    engine.misbehave(never_answer=True)
+    engine.misbehave(hold=True)
     connection = open_request(proxy.port, {**CHAT, "stream": stream})
-    engine.wait_until(lambda: engine.num_active == 1)
+    eventually(lambda: engine.num_active, equals=1)
     connection.close()
-    engine.wait_until(lambda: engine.num_cancelled == 1)
-    engine.wait_until(lambda: count(proxy, "client_left") == 1)
+    eventually(lambda: engine.num_cancelled, equals=1)
+    eventually(lambda: count(proxy, "client_left"), equals=1)
 
 
 def test_leaving_in_the_middle_of_a_stream_cancels_the_backend(
     engine: FakeEngine, proxy: ProxyServer
 ) -> None:
-    engine.misbehave(chunk_delay_s=0.3)
+    engine.misbehave(hold_after_chunks=1)
     connection = open_request(proxy.port, {**CHAT, "stream": True})
     assert connection.recv(100)
     connection.close()
-    engine.wait_until(lambda: engine.num_cancelled == 1)
-    engine.wait_until(lambda: count(proxy, "client_left") == 1)
+    eventually(lambda: engine.num_cancelled, equals=1)
+    eventually(lambda: count(proxy, "client_left"), equals=1)
 
 
 def test_leaving_while_sending_never_reaches_the_backend(
@@ -61,7 +62,7 @@ def test_leaving_while_sending_never_reaches_the_backend(
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
     )
     connection.close()
-    engine.wait_until(lambda: count(proxy, "client_left") == 1)
+    eventually(lambda: count(proxy, "client_left"), equals=1)
     assert engine.requests == []
 
 
@@ -72,7 +73,7 @@ def test_leaving_while_a_large_request_is_boosted_leaves_the_tenant_usable(
     connection = open_request(proxy.port, {**CHAT, "ragboost": {"documents": documents}})
     connection.close()
     body = {**CHAT, "ragboost": {"documents": documents[:3]}}
-    answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, timeout=20)
+    answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
     assert answer.status_code == 200
     assert answer.headers["x-ragboost-documents"] == "3"
 

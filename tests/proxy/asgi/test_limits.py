@@ -11,7 +11,7 @@ from tests.fakes.proxy import ProxyServer
 
 
 def answer_to(port: int, *pieces: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
         for piece in pieces:
             connection.sendall(piece)
         answer = b""
