@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 DEADLINE_S = 60.0  # reached by a failing test alone
+SERVER_START_S = 240.0  # of a process that imports torch and loads a model
 _POLL_S = 0.005
 _ANYTHING_TRUE = object()
 

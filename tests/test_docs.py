@@ -28,7 +28,6 @@ def test_the_examples_of_the_session_api_run() -> None:
             ["bash", "-euo", "pipefail", "-c", script],
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
         assert result.returncode == 0, result.stderr
@@ -131,7 +130,6 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
             env=env,
             capture_output=True,
             text=True,
-            timeout=110,
             check=False,
         )
 

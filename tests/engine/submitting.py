@@ -35,7 +35,7 @@ class Request:
         self.is_accepted = engine.submit(self.sequence)
 
     def next(self) -> Output:
-        return self.outputs.get(timeout=20)
+        return self.outputs.get()
 
     def finish(self) -> list[Output]:
         outputs = [self.next()]

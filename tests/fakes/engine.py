@@ -88,7 +88,8 @@ class FakeEngine:
 
     Attributes:
         url: base URL, without /v1.
-        requests: every request received, in order.
+        requests: every request received, in order, without those of `asked`.
+        asked: paths that a proxy asks for on its own, in order.
         cache: the prefix cache.
         events: the event publisher, or None.
         num_active: requests being answered now; `peak_active` the most at one time.
@@ -109,6 +110,7 @@ class FakeEngine:
         publish = self.events.publish_events if self.events else None
         self.cache = PrefixCache(block_size, capacity_tokens, publish=publish)
         self.requests: list[Received] = []
+        self.asked: list[str] = []
         self.num_active = self.peak_active = self.num_cancelled = 0
         self.url = ""
         self._behaviour = self._holding = Misbehaviour()
@@ -206,6 +208,7 @@ class FakeEngine:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path in ("/kv_event_sources", "/server_info", "/metrics", "/chunk_reuse"):
+            self.asked.append(request.path)
             return self._describe(request.path)
         body = await request.read()
         assert request.transport is not None
@@ -232,7 +235,6 @@ class FakeEngine:
             self.num_active -= 1
 
     def _describe(self, path: str) -> web.Response:
-        """What a proxy asks on its own; not recorded in `requests`."""
         if path == "/kv_event_sources" and self.events is not None:
             return web.json_response({"0": self.events.source})
         if path == "/metrics" and self.cache.capacity_blocks is not None:

@@ -119,9 +119,9 @@ def test_the_proxy_serves_and_streams_in_ray_serve(engine: FakeEngine) -> None:
 
     for names in (FIRST, SECOND):
         documents = row("", names)["documents"]
-        answer = httpx.post(url, json={**body, "ragboost": {"documents": documents}}, timeout=60)
+        answer = httpx.post(url, json={**body, "ragboost": {"documents": documents}})
         assert answer.status_code == 200, answer.text
-    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as stream:
+    with httpx.stream("POST", url, json={**body, "stream": True}) as stream:
         events = [line for line in stream.iter_lines() if line]
 
     boosted_request = engine.completions[1]

@@ -1,10 +1,8 @@
 """The HTTP surface, with the official SDK against a real server on loopback."""
 
-import contextlib
 import itertools
 import json
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -12,6 +10,7 @@ import openai
 import pytest
 
 from tests.engine.conftest import MODEL, Served
+from tests.engine.leaving import leave_while_running, wait_until_idle
 
 DOCUMENTS = [
     {"title": "Lease", "text": "The lease was signed by Ada Lovelace in the spring. " * 6},
@@ -37,13 +36,6 @@ def cached(answer: Any) -> int:
 def metric(served: Served, name: str) -> float:
     lines = httpx.get(f"{served.url}/metrics").text.splitlines()
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
-
-
-def wait_until_idle(served: Served) -> None:
-    deadline = time.monotonic() + 20
-    while served.engine.num_running or served.engine.num_waiting:
-        assert time.monotonic() < deadline, "the engine still computes"
-        time.sleep(0.01)
 
 
 def test_second_identical_request_reports_cached_tokens(fresh: Served) -> None:
@@ -155,7 +147,7 @@ def test_stop_string_ends_the_answer_in_front_of_it(served: Served) -> None:
     assert answer.choices[0].message.content == text[: text.index(stop)]
     assert answer.choices[0].finish_reason == "stop"
     assert "".join(c.choices[0].delta.content for c in streamed) == text[: text.index(stop)]
-    wait_until_idle(served)
+    wait_until_idle(served.engine)
 
 
 def test_seed_repeats_a_sampled_answer(served: Served) -> None:
@@ -259,14 +251,7 @@ def test_client_that_leaves_frees_the_engine(fresh: Served, is_stream: bool) -> 
         "stream": is_stream,
     }
     before = metric(fresh, "ragboost_engine_generation_tokens_total")
-    url = f"{fresh.url}/v1/completions"
-    with (
-        httpx.Client(timeout=0.3) as client,
-        contextlib.suppress(httpx.ReadTimeout),
-        client.stream("POST", url, json=body) as reply,
-    ):
-        next(reply.iter_raw())
-    wait_until_idle(fresh)
+    leave_while_running(fresh, body)
     assert metric(fresh, "ragboost_engine_generation_tokens_total") - before < 1500
     cache = fresh.engine.store.cache
     cache.check_integrity()

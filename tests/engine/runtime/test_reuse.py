@@ -18,6 +18,7 @@ from ragboost.engine.runtime.core import Engine
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.sampling import SamplingParams
 from tests.engine.submitting import Request
+from tests.eventually import eventually
 
 STEP = 64
 SETTINGS = EngineSettings(
@@ -63,13 +64,9 @@ def parts_of(numbers: list[int], *, question: int = 1, system: list[int] = SYSTE
 
 
 def wait_for_chunks(engine: Engine, count: int) -> None:
-    assert engine.reuser is not None
-    done = threading.Event()
-    for _ in range(2000):
-        if engine.reuser.totals.chunks_stored >= count and not engine.reuser.has_work:
-            return
-        done.wait(0.01)
-    raise AssertionError(f"{engine.reuser.totals.chunks_stored} of {count} chunks were stored")
+    reuser = engine.reuser
+    assert reuser is not None
+    eventually(lambda: reuser.totals.chunks_stored >= count and not reuser.has_work)
 
 
 def approx(policy: str = "gradual", ratio: float = 0.25) -> Approx:
