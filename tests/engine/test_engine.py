@@ -85,22 +85,18 @@ def test_batched_requests_give_what_they_give_alone(engine: Engine) -> None:
     assert batched == alone
 
 
-def test_long_prefill_does_not_stop_decoding(engine: Engine) -> None:
+def test_long_prefill_does_not_stop_decoding(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[list[int]] = []
     forward = engine.runner.forward
 
-    class Spy:
-        """The real runner, noting the rows of each step."""
+    def note_rows(segments: list) -> torch.Tensor:  # type: ignore[type-arg]
+        steps.append([len(segment.token_ids) for segment in segments])
+        return forward(segments)
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(engine.runner, name)
-
-        def forward(self, segments: list) -> torch.Tensor:  # type: ignore[type-arg]
-            steps.append([len(segment.token_ids) for segment in segments])
-            return forward(segments)
-
-    engine.scheduler._runner = Spy()  # type: ignore[assignment]
-    decoding = Request(engine, prompt(20), max_tokens=200)
+    monkeypatch.setattr(engine.runner, "forward", note_rows)
+    decoding = Request(engine, prompt(20), max_tokens=900)
     decoding.next()
     Request(engine, prompt(640, first=3), max_tokens=1).finish()
     engine.abort(decoding.sequence)
@@ -155,21 +151,17 @@ def test_stopping_fails_what_is_running(loaded: LoadedModel) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_failing_step_fails_all_requests_and_the_engines_health(loaded: LoadedModel) -> None:
+def test_a_failing_step_fails_all_requests_and_the_engines_health(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     is_submitted = threading.Event()
 
-    class Broken:
-        """The real runner, with a forward that fails once both requests are there."""
+    def fail(segments: object) -> None:
+        is_submitted.wait()
+        raise RuntimeError("out of memory")
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(loaded.runner, name)
-
-        def forward(self, segments: object) -> None:
-            assert is_submitted.wait()
-            raise RuntimeError("out of memory")
-
+    monkeypatch.setattr(loaded.runner, "forward", fail)
     engine = make_engine(loaded, SETTINGS)
-    engine.scheduler._runner = Broken()  # type: ignore[assignment]
     engine.start()
     requests = [Request(engine, prompt(64)) for _ in range(2)]
     is_submitted.set()

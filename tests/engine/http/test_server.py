@@ -234,7 +234,7 @@ def test_unknown_routes_and_large_bodies_have_the_same_error_shape(served: Serve
 def test_full_engine_answers_503_at_once(
     served: Served, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
-    monkeypatch.setattr(served.engine, "_max_pending", 0)
+    monkeypatch.setattr(served.engine, "submit", lambda request: False)
     with pytest.raises(openai.InternalServerError, match="the engine is full") as caught:
         ask(served, "anyone?", stream=is_stream)
     assert caught.value.status_code == 503

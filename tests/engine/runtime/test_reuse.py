@@ -45,13 +45,15 @@ def engine(loaded: LoadedModel) -> Iterator[Engine]:
     engine.stop()
     engine.store.cache.check_integrity()
     assert not engine.scheduler.has_work
-    assert all(block.num_users == 0 for block in blocks(engine))
+    assert_nothing_is_held(engine)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name in ("ragboost-choosing", "ragboost-storing")]
 
 
-def blocks(engine: Engine) -> list:  # type: ignore[type-arg]
-    return list(engine.store.cache._blocks.values())
+def assert_nothing_is_held(engine: Engine) -> None:
+    cache = engine.store.cache
+    cache.evict(len(cache))
+    assert len(cache) == 0, "a block that a request holds is not evicted"
 
 
 def chunk(number: int, length: int = 40) -> tuple[int, ...]:
@@ -165,12 +167,14 @@ def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(engine:
     assert [request.tokens() for request in together] == alone
 
 
-def test_decoding_goes_on_while_another_request_chooses_and_computes(engine: Engine) -> None:
+def test_decoding_goes_on_while_another_request_chooses_and_computes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step has at most the budget in rows, whatever it does; so have pieces between steps."""
     assert engine.reuser is not None
     numbers = list(range(1, 21))
     engine.reuser.reuse.precompute(SYSTEM, [chunk(number) for number in numbers])
-    steps, pieces = watch(engine)
+    steps, pieces = watch(engine, monkeypatch)
     decoding = Request(engine, parts_of([30]), approx=None, max_tokens=1500)
     decoding.next()
     assert Request(engine, parts_of(numbers[::-1]), approx=approx()).sources()[1] > 500
@@ -186,21 +190,15 @@ def test_decoding_goes_on_while_another_request_chooses_and_computes(engine: Eng
     assert len([rows for rows in steps if rows[0] == 1]) >= len(pieces)
 
 
-def watch(engine: Engine) -> tuple[list[list[int]], list[int]]:
+def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], list[int]]:
     """Note the rows of each step, and of each piece between steps."""
     steps: list[list[int]] = []
     pieces: list[int] = []
     forward = engine.runner.forward
 
-    class Spy:
-        """The real runner."""
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(engine.runner, name)
-
-        def forward(self, segments: list) -> torch.Tensor:  # type: ignore[type-arg]
-            steps.append([len(segment.token_ids) for segment in segments])
-            return forward(segments)
+    def note_rows(segments: list) -> torch.Tensor:  # type: ignore[type-arg]
+        steps.append([len(segment.token_ids) for segment in segments])
+        return forward(segments)
 
     assert engine.reuser is not None
     adapter = engine.reuser.reuse.adapter
@@ -215,7 +213,7 @@ def watch(engine: Engine) -> tuple[list[list[int]], list[int]]:
             pieces.append(len(tokens))
             return adapter.forward(tokens, *args, **kwargs)
 
-    engine.scheduler._runner = Spy()  # type: ignore[assignment]
+    monkeypatch.setattr(engine.runner, "forward", note_rows)
     engine.reuser.reuse.adapter = Watched()
     return steps, pieces
 
@@ -252,7 +250,7 @@ def test_abort_frees_everything_at_any_stage(loaded: LoadedModel, is_cold: bool)
         scheduler.abort(sequence)
         assert sequence.kv is None
         assert not scheduler.running
-        assert all(block.num_users == 0 for block in blocks(engine))
+        assert_nothing_is_held(engine)
         names = [thread.name for thread in threading.enumerate()]
         assert "ragboost-choosing" not in names
         scheduler.close()
