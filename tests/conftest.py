@@ -1,7 +1,6 @@
 """A FakeEngine, and the proxy as a real server in front of it."""
 
 import inspect
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from tests.eventually import DEADLINE_S
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.sockets import find_unused_port
 
 # No test fails because the machine is slow: examples of Hypothesis have no time limit,
 settings.register_profile("slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,10 +36,7 @@ def proxy(engine: FakeEngine) -> Iterator[ProxyServer]:
 @pytest.fixture
 def unused_port() -> int:
     """A port on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    return find_unused_port()
 
 
 @pytest.fixture

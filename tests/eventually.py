@@ -43,15 +43,9 @@ def eventually(
         time.sleep(_POLL_S)
 
 
-async def eventually_async(
-    condition: Callable[[], T],
-    *,
-    equals: Any = _ANYTHING_TRUE,
-    ignoring: tuple[type[Exception], ...] = (AssertionError,),
-    within_s: float = DEADLINE_S,
-) -> T:
-    """Do as `eventually`, and let the event loop run between two calls."""
-    polls = _poll(condition, equals, ignoring, within_s)
+async def eventually_async(condition: Callable[[], T], **options: Any) -> T:
+    """Do as `eventually`, with its options, and let the event loop run between two calls."""
+    polls = _poll(condition, **options)
     while True:
         try:
             next(polls)
@@ -68,9 +62,9 @@ async def run_event_loop(passes: int = 20) -> None:
 
 def _poll(
     condition: Callable[[], T],
-    equals: Any,
-    ignoring: tuple[type[Exception], ...],
-    within_s: float,
+    equals: Any = _ANYTHING_TRUE,
+    ignoring: tuple[type[Exception], ...] = (AssertionError,),
+    within_s: float = DEADLINE_S,
 ) -> Generator[None, None, T]:
     deadline = time.monotonic() + within_s
     seen: object

@@ -5,7 +5,6 @@ lines say.
 """
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ import pytest
 
 from tests.environments import ENGINE_PYTHON, needs, own_environment
 from tests.eventually import SERVER_START_S, eventually
+from tests.sockets import find_unused_port
 
 ROOT = Path(__file__).parents[1]
 ALONE = {  # what it says; these need no server, or start their own
@@ -69,9 +69,7 @@ def engine_url() -> Iterator[str]:
 @contextmanager
 def running(*arguments: str) -> Iterator[str]:
     """A server, started from the command line."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_unused_port()
     url = f"http://127.0.0.1:{port}"
     command = [ENGINE_PYTHON, "-m", "ragboost", *arguments, "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, env=ENV, stderr=subprocess.DEVNULL) as server:

@@ -1,12 +1,27 @@
 """Sequences submitted to an engine without HTTP, for the tests of this folder."""
 
 import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from ragboost.config import EngineSettings
 from ragboost.engine.http.extension import Approx
+from ragboost.engine.loading import LoadedModel, make_engine
 from ragboost.engine.parts import Parts
 from ragboost.engine.runtime.core import Engine
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.runtime.sampling import SamplingParams
+
+
+@contextmanager
+def running(loaded: LoadedModel, settings: EngineSettings) -> Iterator[Engine]:
+    """An engine that runs, and has no work left when it is stopped."""
+    engine = make_engine(loaded, settings)
+    engine.start()
+    yield engine
+    engine.stop()
+    engine.store.cache.check_integrity()
+    assert not engine.scheduler.has_work
 
 
 class Request:

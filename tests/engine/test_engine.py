@@ -15,7 +15,7 @@ from ragboost.engine.runtime.core import Engine
 from ragboost.engine.runtime.request import Output
 from ragboost.engine.runtime.sampling import SamplingParams, sample
 from ragboost.errors import ConfigError
-from tests.engine.submitting import Request
+from tests.engine.submitting import Request, running
 
 SETTINGS = EngineSettings(
     builtin_size="tiny",
@@ -36,12 +36,8 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
-    engine = make_engine(loaded, SETTINGS)
-    engine.start()
-    yield engine
-    engine.stop()
-    engine.store.cache.check_integrity()
-    assert not engine.scheduler.has_work
+    with running(loaded, SETTINGS) as engine:
+        yield engine
 
 
 def prompt(length: int, *, first: int = 10) -> list[int]:

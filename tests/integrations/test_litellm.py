@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from ragboost.integrations.litellm.hook import RefusedError
 from tests.eventually import SERVER_START_S, eventually
 from tests.fakes import FakeEngine
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies, words
+from tests.sockets import find_unused_port
 
 pytestmark = own_environment
 ROOT = Path(__file__).parents[2]
@@ -100,9 +100,7 @@ def litellm_url(engine: FakeEngine, tmp_path: Path) -> Iterator[str]:
         "litellm_settings": {"callbacks": ["ragboost.integrations.litellm.proxy_handler_instance"]},
     }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_unused_port()
     code = "from litellm import run_server; run_server()"
     command = [sys.executable, "-c", code, "--config", str(tmp_path / "config.yaml")]
     command += ["--host", "127.0.0.1", "--port", str(port)]

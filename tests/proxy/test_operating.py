@@ -17,6 +17,7 @@ from ragboost.proxy.app import create_app
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
+from tests.metrics import read_metric
 from tests.proxy.routing.test_routing import ask, documents
 
 ROOT = Path(__file__).parents[2]
@@ -198,14 +199,9 @@ def test_shadow_mode_forwards_the_original_and_counts_what_was_missed(
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=raw)
         assert answer.headers["x-ragboost-bypass"] == "shadow"
         assert engine.requests[-1].body == raw
-    metrics = httpx.get(f"{proxy.url}/metrics").text
-    found = {
-        line.split(" ")[0]: float(line.split(" ")[1])
-        for line in metrics.splitlines()
-        if line.startswith("ragboost_shadow")
-    }
-    assert found['ragboost_shadow_cached_prompt_tokens_total{order="sent"}'] == 0
-    assert found['ragboost_shadow_cached_prompt_tokens_total{order="boosted"}'] > 1000
+    cached = "ragboost_shadow_cached_prompt_tokens_total"
+    assert read_metric(proxy.url, cached, order="sent") == 0
+    assert read_metric(proxy.url, cached, order="boosted") > 1000
 
 
 def test_shadow_mode_renders_a_ragboost_object_as_it_was_given(
@@ -223,10 +219,7 @@ def test_shadow_mode_renders_a_ragboost_object_as_it_was_given(
         "Document 1 tells"
     )
     assert "ragboost" not in engine.completions[-1].json
-    dropped = "ragboost_shadow_dropped_prompt_tokens_total"
-    lines = httpx.get(f"{proxy.url}/metrics").text.splitlines()
-    value = next(line for line in lines if line.startswith(dropped)).split(" ")[1]
-    assert float(value) > 400
+    assert read_metric(proxy.url, "ragboost_shadow_dropped_prompt_tokens_total") > 400
 
 
 def test_shadow_mode_counts_what_a_conversation_without_a_name_would_not_have_repeated(
@@ -240,10 +233,7 @@ def test_shadow_mode_counts_what_a_conversation_without_a_name_would_not_have_re
     before, after = (received.json["messages"] for received in engine.completions)
     assert after[0] == before[0]
     assert "Document 1 tells" in after[-1]["content"]
-    dropped = "ragboost_shadow_dropped_prompt_tokens_total"
-    lines = httpx.get(f"{proxy.url}/metrics").text.splitlines()
-    value = next(line for line in lines if line.startswith(dropped)).split(" ")[1]
-    assert float(value) > 400
+    assert read_metric(proxy.url, "ragboost_shadow_dropped_prompt_tokens_total") > 400
 
 
 def test_shadow_mode_leaves_documents_in_messages_alone(

@@ -16,6 +16,7 @@ from ragboost.types import Document
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.metrics import read_metric
 
 TEXTS = [f"Passage {i}. " + f"Part {i} has {i * 13} pieces. " * 8 for i in range(4)]
 APPROX = {"policy": "gradual", "ratio": 0.2}
@@ -60,17 +61,11 @@ def post(proxy: ProxyServer, body: dict[str, Any]) -> dict[str, Any]:
     return usage
 
 
-def num_stored(engine_url: str) -> float:
-    lines = httpx.get(f"{engine_url}/metrics").text.splitlines()
-    name = "ragboost_engine_chunks_stored_total "
-    return next(float(line.removeprefix(name)) for line in lines if line.startswith(name))
-
-
 def test_documents_that_ordering_leaves_over_are_reused_as_chunks(
     in_front: ProxyServer, engine_url: str
 ) -> None:
     cold = post(in_front, body_of([0, 1, 2], reuse=APPROX))["ragboost"]
-    eventually(lambda: num_stored(engine_url), equals=3)
+    eventually(lambda: read_metric(engine_url, "ragboost_engine_chunks_stored_total"), equals=3)
     usage = post(in_front, body_of([3, 1, 0], reuse=APPROX))
     warm = usage["ragboost"]
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.engine.conftest import MODEL, Served
 from tests.engine.leaving import leave_while_running, wait_until_idle
+from tests.metrics import read_metric
 
 DOCUMENTS = [
     {"title": "Lease", "text": "The lease was signed by Ada Lovelace in the spring. " * 6},
@@ -31,11 +32,6 @@ def ask(served: Served, text: str, **fields: Any) -> Any:
 def cached(answer: Any) -> int:
     count: int = answer.usage.prompt_tokens_details.cached_tokens
     return count
-
-
-def metric(served: Served, name: str) -> float:
-    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
 def test_second_identical_request_reports_cached_tokens(fresh: Served) -> None:
@@ -250,9 +246,9 @@ def test_client_that_leaves_frees_the_engine(fresh: Served, is_stream: bool) -> 
         "ignore_eos": True,
         "stream": is_stream,
     }
-    before = metric(fresh, "ragboost_engine_generation_tokens_total")
+    before = read_metric(fresh.url, "ragboost_engine_generation_tokens_total")
     leave_while_running(fresh, body)
-    assert metric(fresh, "ragboost_engine_generation_tokens_total") - before < 1500
+    assert read_metric(fresh.url, "ragboost_engine_generation_tokens_total") - before < 1500
     cache = fresh.engine.store.cache
     cache.check_integrity()
     assert cache.evict(len(cache)) > 0
@@ -277,15 +273,17 @@ def test_requests_in_parallel_all_answer(fresh: Served) -> None:
 
 
 def test_metrics_health_and_models(fresh: Served) -> None:
-    queries = metric(fresh, "ragboost_engine_prefix_cache_queries_total")
-    hits = metric(fresh, "ragboost_engine_prefix_cache_hits_total")
+    def metric(name: str) -> float:
+        return read_metric(fresh.url, f"ragboost_engine_{name}")
+
+    queries, hits = metric("prefix_cache_queries_total"), metric("prefix_cache_hits_total")
     answers = [ask(fresh, "Count me. " * 20) for _ in range(2)]
     asked = sum(answer.usage.prompt_tokens for answer in answers)
-    assert metric(fresh, "ragboost_engine_prefix_cache_queries_total") - queries == asked
-    assert metric(fresh, "ragboost_engine_prefix_cache_hits_total") - hits == cached(answers[1])
-    assert metric(fresh, "ragboost_engine_num_requests_running") == 0
-    assert metric(fresh, "ragboost_engine_kv_cache_capacity_tokens") == 4096
-    assert 0 < metric(fresh, "ragboost_engine_kv_cache_usage_perc") < 1
+    assert metric("prefix_cache_queries_total") - queries == asked
+    assert metric("prefix_cache_hits_total") - hits == cached(answers[1])
+    assert metric("num_requests_running") == 0
+    assert metric("kv_cache_capacity_tokens") == 4096
+    assert 0 < metric("kv_cache_usage_perc") < 1
     assert httpx.get(f"{fresh.url}/health").status_code == 200
     assert [model.id for model in fresh.client.models.list()] == [MODEL]
 

@@ -17,7 +17,7 @@ from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
 from ragboost.engine.runtime.core import Engine
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.sampling import SamplingParams
-from tests.engine.submitting import Request
+from tests.engine.submitting import Request, running
 from tests.eventually import eventually
 
 STEP = 64
@@ -39,12 +39,8 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
-    engine = make_engine(loaded, SETTINGS)
-    engine.start()
-    yield engine
-    engine.stop()
-    engine.store.cache.check_integrity()
-    assert not engine.scheduler.has_work
+    with running(loaded, SETTINGS) as engine:
+        yield engine
     assert_nothing_is_held(engine)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name in ("ragboost-choosing", "ragboost-storing")]

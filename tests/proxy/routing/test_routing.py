@@ -22,6 +22,7 @@ from ragboost.types import Document, Request
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.metrics import read_metric
 
 
 @pytest.fixture
@@ -52,6 +53,10 @@ def ask(url: str, *ids: int, question: str = "why?", **fields: Any) -> httpx.Res
     answer = httpx.post(f"{url}/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     return answer
+
+
+def gauge(proxy: ProxyServer, name: str, backend: str) -> float:
+    return read_metric(proxy.url, f"ragboost_backend_{name}", backend=backend)
 
 
 def counts(engines: list[FakeEngine]) -> list[int]:
@@ -114,11 +119,10 @@ def test_load_counts_until_the_end_of_a_stream(engines: list[FakeEngine]) -> Non
             chunks = answer.iter_raw()
             next(chunks)
             assert ask(proxy.url, 1, 2, question="b").headers["x-ragboost-backend"] != home
-            assert _metric(proxy, f'ragboost_backend_running{{backend="{home}"}}') == "1.0"
+            assert gauge(proxy, "running", home) == 1
             at_home.release()
             list(chunks)
-        running = f'ragboost_backend_running{{backend="{home}"}}'
-        eventually(lambda: _metric(proxy, running), equals="0.0")
+        eventually(lambda: gauge(proxy, "running", home), equals=0)
 
 
 def test_a_conversation_stays_where_its_history_lives(engines: list[FakeEngine]) -> None:
@@ -200,8 +204,8 @@ def test_a_refused_connection_goes_to_another_backend(
         answers = [ask(proxy.url, i, i + 50) for i in range(4)]
         assert {answer.headers["x-ragboost-backend"] for answer in answers} == {"e1"}
         assert httpx.get(f"{proxy.url}/v1/models").status_code == 200
-        assert _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "0.0"
-        assert _metric(proxy, 'ragboost_backend_up{backend="e1"}') == "1.0"
+        assert gauge(proxy, "up", "e0") == 0
+        assert gauge(proxy, "up", "e1") == 1
 
 
 def test_an_error_status_is_not_sent_to_another_backend(engines: list[FakeEngine]) -> None:
@@ -235,9 +239,9 @@ def test_a_backend_that_comes_back_gets_requests_again(
     url = f"http://127.0.0.1:{unused_port}"
     with proxy_for(url, engines[0].url, router={"health_interval_s": 0.05}) as proxy:
         ask(proxy.url, 1)
-        assert _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "0.0"
+        assert gauge(proxy, "up", "e0") == 0
         with FakeEngine(port=unused_port):
-            eventually(lambda: _metric(proxy, 'ragboost_backend_up{backend="e0"}'), equals="1.0")
+            eventually(lambda: gauge(proxy, "up", "e0"), equals=1)
             homes = {ask(proxy.url, 7 + i).headers["x-ragboost-backend"] for i in range(4)}
             assert "e0" in homes
 
@@ -247,7 +251,7 @@ def test_a_sick_backend_is_left_out(engines: list[FakeEngine]) -> None:
         engines[0].url, engines[1].url, router={"health_interval_s": 0.05, "max_failures": 2}
     ) as proxy:
         engines[0].misbehave(status=500)
-        eventually(lambda: _metric(proxy, 'ragboost_backend_up{backend="e0"}'), equals="0.0")
+        eventually(lambda: gauge(proxy, "up", "e0"), equals=0)
         homes = {ask(proxy.url, i).headers["x-ragboost-backend"] for i in range(4)}
         assert homes == {"e1"}
 
@@ -263,7 +267,7 @@ def test_a_backend_that_was_down_is_not_expected_to_hold_anything(
         for _ in range(2):
             assert ask(proxy.url, 1, 2).headers["x-ragboost-backend"] == "e1"
         with FakeEngine(port=unused_port):
-            eventually(lambda: _metric(proxy, 'ragboost_backend_up{backend="e0"}'), equals="1.0")
+            eventually(lambda: gauge(proxy, "up", "e0"), equals=1)
             answer = ask(proxy.url, 2, 1)
             assert answer.headers["x-ragboost-backend"] == "e1"
             assert int(answer.headers["x-ragboost-cached-tokens-predicted"]) > 0
@@ -299,11 +303,6 @@ def test_two_backends_of_one_name_are_refused() -> None:
     backends = [{"url": "http://a:1"}, {"url": "http://a:1/v1"}]
     with pytest.raises(ConfigError, match="'a:1' is there twice"):
         create_app(Settings(backends=backends))  # type: ignore[arg-type]
-
-
-def _metric(proxy: ProxyServer, name: str) -> str:
-    lines = httpx.get(f"{proxy.url}/metrics").text.splitlines()
-    return next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(name))
 
 
 async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> None:

@@ -17,8 +17,9 @@ from tests.eventually import eventually, run_event_loop
 from tests.fakes import FakeEngine
 from tests.fakes.clock import LoopClock
 from tests.fakes.proxy import ProxyServer, proxy_settings
-from tests.proxy.asgi.test_disconnect import open_request
+from tests.metrics import read_metric
 from tests.proxy.routing.test_routing import ask
+from tests.sockets import open_request
 
 LONG_MS = 3_600_000.0
 
@@ -253,7 +254,7 @@ def test_a_full_waiting_room_is_a_429_that_says_when_to_come_back(engine: FakeEn
         threads[0].start()
         eventually(lambda: engine.num_active, equals=1)
         threads[1].start()
-        eventually(lambda: "ragboost_queue_depth 1.0" in _metrics(proxy))
+        eventually(lambda: read_metric(proxy.url, "ragboost_queue_depth"), equals=1)
         refused = httpx.post(f"{proxy.url}/v1/chat/completions", json={"messages": []})
         engine.release()
         for thread in threads:
@@ -270,14 +271,10 @@ def test_a_client_that_leaves_the_queue_is_never_sent(engine: FakeEngine) -> Non
         busy = threading.Thread(target=ask, args=(proxy.url, 1))
         busy.start()
         eventually(lambda: engine.num_active, equals=1)
-        with open_request(proxy.port, {"messages": []}):
-            eventually(lambda: "ragboost_queue_depth 1.0" in _metrics(proxy))
-        eventually(lambda: "ragboost_queue_depth 0.0" in _metrics(proxy))
+        with open_request(proxy.port, "/v1/chat/completions", {"messages": []}):
+            eventually(lambda: read_metric(proxy.url, "ragboost_queue_depth"), equals=1)
+        eventually(lambda: read_metric(proxy.url, "ragboost_queue_depth"), equals=0)
         engine.release()
         busy.join()
         ask(proxy.url, 2)
     assert len(engine.completions) == 2
-
-
-def _metrics(proxy: ProxyServer) -> str:
-    return httpx.get(f"{proxy.url}/metrics").text

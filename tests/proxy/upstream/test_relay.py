@@ -4,7 +4,7 @@ import gzip
 import http.client
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,24 +13,10 @@ import pytest
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
+from tests.sockets import exchange
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
 BOOSTED = {**CHAT, "ragboost": {"documents": ["one text", "another text"]}}
-
-
-@pytest.fixture
-def client(proxy: ProxyServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=proxy.url) as client:
-        yield client
-
-
-def raw_exchange(port: int, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(request)
-        answer = b""
-        while data := connection.recv(65536):
-            answer += data
-        return answer
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"])
@@ -298,7 +284,7 @@ def test_three_hundred_requests_are_upstream_at_the_same_time(
 
 
 def test_a_request_with_two_lengths_is_refused(proxy: ProxyServer, engine: FakeEngine) -> None:
-    answer = raw_exchange(
+    answer = exchange(
         proxy.port,
         b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n"
         b"0\r\n\r\n",
