@@ -36,7 +36,7 @@ class ProxyServer:
 def proxy_settings(backend_url: str, **sections: dict[str, Any]) -> Settings:
     """Settings for a test: a free port, no time to drain, and what the test wants."""
     proxy = {"port": 0, "drain_s": 1, **sections.pop("proxy", {})}
-    backend = {"url": backend_url, **sections.pop("backend", {})}
+    backend = {"url": backend_url, "connect_timeout_s": DEADLINE_S, **sections.pop("backend", {})}
     # Lengths stay estimates, and nothing is asked of the engine beside the test.
     sections.setdefault("tokens", {"ask_backend": False})
     return Settings(proxy=proxy, backend=backend, **sections)  # type: ignore[arg-type]
