@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import urlsplit
 
-from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.engine import Engine
 from tests.engine.conftest import Served
 from tests.eventually import eventually
 from tests.sockets import open_request
