@@ -17,9 +17,7 @@ import yaml
 from ragboost import __version__
 from ragboost.config import load_settings
 from ragboost.proxy.observability.metrics import Metrics
-from tests.fakes.proxy import ProxyServer, engine, proxy, unused_port
-
-__all__ = ["engine", "proxy", "unused_port"]
+from tests.fakes.proxy import ProxyServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8")
