@@ -178,7 +178,7 @@ def test_a_list_in_the_environment_that_is_not_json_is_explained(
 ) -> None:
     monkeypatch.setenv("RAGBOOST_PROXY__API_KEYS", "secret")
 
-    with pytest.raises(ConfigError, match="environment: .*must be JSON") as caught:
+    with pytest.raises(ConfigError, match=r"environment: .*must be JSON") as caught:
         load_settings()
 
     assert "secret" not in str(caught.value)
