@@ -90,7 +90,7 @@ def test_bad_lines_are_named(tmp_path: Path) -> None:
         ("{", r"cases.jsonl:2: not valid JSON"),
         ("[1]", r"cases.jsonl:2: must be an object, got list"),
         ('{"question": "q"}', r"cases.jsonl:2: needs a question and documents"),
-        ('{"question": "q", "documents": ["d"]}', r"cases.jsonl:2: has texts, and the model"),
+        ('{"question": "q", "documents": ["d"]}', r"cases.jsonl:2: has texts, but the model"),
     ]:
         path.write_text(f"\n{text}\n", encoding="utf-8")
         with pytest.raises(RequestError, match=reason):
