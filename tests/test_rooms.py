@@ -13,11 +13,13 @@ ROOT = Path(__file__).parents[1]
 ROOMS = [
     "version",
     "errors",
+    "bounded_map",
+    "jsonl",
     "types",
-    "context",
     "config",
     "plots",
     "index",
+    "context",
     "ordering",
     "dedup",
     "hints",
@@ -44,7 +46,7 @@ ROOMS = [
 # Rooms within a package, in the same way; files beside them may import all of them.
 INNER_ROOMS = {
     "proxy": ["asgi", "observability", "upstream", "routing", "routes"],
-    "engine": ["runtime", "http"],
+    "engine": ["runtime", "text", "http"],
     "chunk_cache": [
         "eviction",
         "kv",

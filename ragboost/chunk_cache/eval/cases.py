@@ -5,8 +5,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ragboost.chunk_cache.jsonl import read_objects
 from ragboost.errors import RequestError
+from ragboost.jsonl import read_objects
 from ragboost.types import as_documents
 
 SYSTEM = "Answer the question from the documents, in as few words as possible.\n\n"
