@@ -341,7 +341,7 @@ def test_what_the_command_cannot_use_is_named(tmp_path: Path) -> None:
         ("--edges", '{"source": 1, "target": 2, "weight": NaN}', ":2: weight must be a finite"),
         ("--trace", '{"doc_ids": 1}', ":2: doc_ids must be a list of ids, got 1"),
         ("--trace", '{"doc_ids": [1, null]}', ":2: no document of the corpus has the id None"),
-        ("--vectors", "1 2 3", "is no .npy file of numbers"),
+        ("--vectors", "1 2 3", "is not a .npy file of numbers"),
     ],
 )
 def test_a_line_that_says_nothing_about_neighbours_is_named(
@@ -358,4 +358,4 @@ def test_vectors_of_another_corpus_are_refused(tmp_path: Path) -> None:
     command = make_corpus(tmp_path)
     np.save(tmp_path / "vectors.npy", np.ones((2, 4)))
     done = CliRunner().invoke(app, [*command, "--vectors", str(tmp_path / "vectors.npy")])
-    assert "has shape (2, 4) and not a row for each of 3 documents" in str(done.exception)
+    assert "has shape (2, 4), expected a row for each of 3 documents" in str(done.exception)
