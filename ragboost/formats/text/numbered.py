@@ -1,0 +1,203 @@
+"""Numbered and labelled documents: `[Doc_1] ...`, `Document 1: ...`, `Source 1: ...`, `[1] ...`.
+
+A label begins a line. The labels of a text count from 0 or 1 without a gap, or are distinct ids
+(`[Doc_x]` only); `[1]` is a label only inside an explicit frame, since it may be a citation. A last
+document without an unambiguous end keeps its position. Short texts under a label without brackets
+(`Document 1: the plan`) are taken for notes or code and are not renumbered.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ragboost.formats.groups import DocumentBlock, Number, TextGroup
+from ragboost.formats.text.frames import Frame
+from ragboost.formats.text.spans import code_fences, is_in_code, strip
+
+_FORMS = (
+    ("[Doc_", "]"),
+    ("[Doc ", "]"),
+    ("[Document_", "]"),
+    ("[Document ", "]"),
+    ("[Source ", "]"),
+    ("[Passage ", "]"),
+    ("Document [", "]"),
+    ("Passage [", "]"),
+    ("Document ", ":"),
+    ("Doc ", ":"),
+    ("Source ", ":"),
+    ("Passage ", ":"),
+    ("### Document ", ""),
+    ("## Document ", ""),
+    ("### Source ", ""),
+)
+_FRAMED_FORMS = (*_FORMS, ("[", "]"))
+_FIRST_CHARACTERS = tuple({prefix[0] for prefix, _ in _FRAMED_FORMS})
+_IDS = "[Doc_"
+_MAX_LABEL = 48
+_MIN_CHARS = 40  # on average, under a label without brackets
+_CLOSERS = ("question", "query", "user question", "user query", "answer", "instruction", "task")
+
+
+class _Label(NamedTuple):
+    start: int  # of the line
+    name_start: int
+    name_end: int
+    end: int  # after the suffix
+
+
+def find(text: str, frame: Frame | None = None, *, is_closed: bool = False) -> list[TextGroup]:
+    """Find one run of labelled documents.
+
+    Args:
+        text: the whole text.
+        frame: the frame to search; None for the whole text.
+        is_closed: nothing follows the documents in the text.
+    """
+    where = frame or Frame(0, len(text), len(text))
+    labels, prefix = _labels(text, where, _FRAMED_FORMS if frame else _FORMS)
+    names = [text[label.name_start : label.name_end] for label in labels]
+    is_counted = _is_counted(names)
+    if not is_counted and (prefix != _IDS or len(set(names)) < len(names)):
+        return []
+    if len(labels) < 2 or is_in_code(code_fences(text), labels[0].start):
+        return []
+    ends = _ends(text, labels, where, is_closed=is_closed or frame is not None)
+    blocks = tuple(
+        _block(text, label, end, is_counted=is_counted)
+        for label, end in zip(labels, ends, strict=False)
+    )
+    if len(blocks) < 2 or not all(_is_prose(block.text) for block in blocks):
+        return []
+    is_explicit = is_closed or frame is not None or "[" in (prefix or "")
+    if not is_explicit and sum(len(block.text or "") for block in blocks) < _MIN_CHARS * len(
+        blocks
+    ):
+        return []
+    end = where.close if frame else blocks[-1].end
+    return [TextGroup(text, blocks, max(end, blocks[-1].end))]
+
+
+def _labels(
+    text: str, where: Frame, forms: Sequence[tuple[str, str]]
+) -> tuple[list[_Label], str | None]:
+    """Return the labels of the form that occurs first in the text, and its prefix."""
+    found: dict[str, list[_Label]] = {}
+    for at in _line_starts(text, where):
+        if text[at : at + 1] not in _FIRST_CHARACTERS:
+            continue
+        for prefix, suffix in forms:
+            if text.startswith(prefix, at, where.end):
+                label = _label(text, at, prefix, suffix)
+                if label is not None:
+                    found.setdefault(prefix, []).append(label)
+    several = [(labels[0].start, prefix) for prefix, labels in found.items() if len(labels) > 1]
+    if not several:
+        return [], None
+    first = min(several)[1]
+    return found[first], first
+
+
+def _line_starts(text: str, where: Frame) -> Iterator[int]:
+    yield where.start
+    at = text.find("\n", where.start, where.end)
+    while at >= 0:
+        yield at + 1
+        at = text.find("\n", at + 1, where.end)
+
+
+def _label(text: str, at: int, prefix: str, suffix: str) -> _Label | None:
+    start = at + len(prefix)
+    end = start
+    limit = min(len(text), start + _MAX_LABEL)
+    if prefix == _IDS:
+        while end < limit and (text[end].isalnum() or text[end] in "_.:~-"):
+            end += 1
+    else:
+        while end < limit and "0" <= text[end] <= "9":
+            end += 1
+    if end == start or not text.startswith(suffix, end):
+        return None
+    if not suffix and text[end : end + 1] not in (":", "\n", "\r", " "):
+        return None
+    return _Label(at, start, end, end + len(suffix))
+
+
+def _is_counted(names: Sequence[str]) -> bool:
+    return any(names == [str(first + at) for at in range(len(names))] for first in (0, 1))
+
+
+def _ends(text: str, labels: Sequence[_Label], where: Frame, *, is_closed: bool) -> list[int]:
+    """Return the ends of the documents, one fewer than labels if the last one's is ambiguous."""
+    starts = [label.start for label in labels[1:]]
+    ends = [strip(text, label.end, start)[1] for label, start in zip(labels, starts, strict=False)]
+    ends = [max(end, label.end) for end, label in zip(ends, labels, strict=False)]
+    last = labels[-1].end
+    if is_closed:
+        return [*ends, max(last, strip(text, last, where.end)[1])]
+    candidates = [_blank_line(text, labels, ends, where), *_closing_line(text, labels, ends, where)]
+    known = [end for end in candidates if end is not None]
+    return [*ends, max(last, strip(text, last, min(known))[1])] if known else ends
+
+
+def _blank_line(
+    text: str, labels: Sequence[_Label], ends: Sequence[int], where: Frame
+) -> int | None:
+    """Return the offset of the next separator, if no other document contains one."""
+    separators = {text[end : label.start] for end, label in zip(ends, labels[1:], strict=True)}
+    separator = min(separators, key=len)
+    is_inside = any(
+        text.find(separator, _text_start(text, label, end), end) >= 0
+        for label, end in zip(labels, ends, strict=False)
+    )
+    if is_inside:
+        return None
+    last = labels[-1]
+    at = text.find(separator, _text_start(text, last, where.end), where.end)
+    return at if at >= 0 else None
+
+
+def _text_start(text: str, label: _Label, end: int) -> int:
+    return strip(text, label.end, end)[0]
+
+
+def _closing_line(
+    text: str, labels: Sequence[_Label], ends: Sequence[int], where: Frame
+) -> list[int]:
+    """Return the first line after the last document that begins the next part of a prompt; none
+    if other documents have such lines, too."""
+    for label, end in zip(labels, ends, strict=False):
+        if _find_closer(text, label.end, end) is not None:
+            return []
+    closer = _find_closer(text, labels[-1].end, where.end)
+    return [] if closer is None else [closer]
+
+
+def _find_closer(text: str, start: int, end: int) -> int | None:
+    at = text.find("\n", start, end)
+    while at >= 0:
+        line = text[at + 1 : min(end, at + 1 + _MAX_LABEL)].partition("\n")[0]
+        if _is_closer(line):
+            return at
+        at = text.find("\n", at + 1, end)
+    return None
+
+
+def _is_closer(line: str) -> bool:
+    if line.startswith(("---", "===", "</")):
+        return True
+    head, colon, _ = line.partition(":")
+    return bool(colon) and head.strip(" #*").lower().removesuffix("s") in _CLOSERS
+
+
+def _block(text: str, label: _Label, end: int, *, is_counted: bool) -> DocumentBlock:
+    start, stop = strip(text, label.end, end)
+    prefix = text[label.start : label.name_start].lstrip("# ")
+    suffix = "]" if text[label.name_end : label.name_end + 1] == "]" else ""
+    number = Number(label.name_start, label.name_end, prefix, suffix) if is_counted else None
+    name = prefix + text[label.name_start : label.name_end] + suffix
+    return DocumentBlock(label.start, end, text[start:stop], start, stop, number, name)
+
+
+def _is_prose(text: str | None) -> bool:
+    """Return True for two words or more: links and names are not documents."""
+    return bool(text) and len((text or "")[:1000].split(None, 1)) == 2

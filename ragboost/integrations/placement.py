@@ -1,0 +1,106 @@
+"""Put a framework's own objects into a Booster's order, each with its label and rank.
+
+Knows texts and ids. Does not know any framework.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ragboost.booster.booster import Booster
+from ragboost.types import Document
+
+T = TypeVar("T")
+
+_MAX_NAME = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Generic[T]):
+    """One of the caller's objects at its new position.
+
+    Attributes:
+        value: the object.
+        label: its label in hints, such as `[Doc_7]`.
+        rank: its position in relevance order, from 0.
+        duplicates: less relevant objects with the same text, which it replaces.
+    """
+
+    value: T
+    label: str
+    rank: int
+    duplicates: tuple[T, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement(Generic[T]):
+    """A request's objects in prompt order.
+
+    Attributes:
+        placed: each once.
+        blank: objects without text, which are not ordered.
+        hint: the order hint; empty if nothing moved.
+    """
+
+    placed: tuple[Placed[T], ...]
+    blank: tuple[T, ...]
+    hint: str
+
+
+def named_document(text: str, *, name: object = None) -> Document:
+    """Return a Document for a framework's text.
+
+    A name of up to 16 characters becomes its id and so its label in the prompt. Longer names, such
+    as the UUIDs of vector stores, are not worth their tokens there and are ignored.
+    """
+    short = isinstance(name, str) and 0 < len(name) <= _MAX_NAME
+    return Document(text, id=name if short and isinstance(name, str) else None)
+
+
+def place(
+    booster: Booster,
+    query: str,
+    values: Sequence[T],
+    *,
+    as_document: Callable[[T], Document | None],
+) -> Placement[T]:
+    """Order and de-duplicate objects at the front of a prompt.
+
+    Args:
+        booster: mirrors the engine's prefix cache.
+        query: the question.
+        values: most relevant first.
+        as_document: converts an object to what the model reads; None for a blank one.
+
+    Raises:
+        ContextIndexError: an invariant does not hold; send the objects unchanged.
+    """
+    documents = [as_document(value) for value in values]
+    known = [(rank, document) for rank, document in enumerate(documents) if document is not None]
+    context = booster.boost(query, [document for _, document in known])
+    ranks: dict[int, list[int]] = {}
+    for (rank, _), position in zip(known, context.positions, strict=True):
+        ranks.setdefault(position, []).append(rank)
+    placed = tuple(
+        Placed(
+            values[ranks[position][0]],
+            label,
+            ranks[position][0],
+            tuple(values[rank] for rank in ranks[position][1:]),
+        )
+        for position, label in enumerate(context.labels)
+    )
+    blank = tuple(v for v, document in zip(values, documents, strict=True) if document is None)
+    return Placement(placed, blank, "\n".join(hint.text for hint in context.hints))
+
+
+def best(values: Sequence[T], k: int, *, identity: Callable[[T], str]) -> list[T]:
+    """Return the `k` most relevant distinct objects, with their duplicates."""
+    kept: list[T] = []
+    seen: set[str] = set()
+    for value in values:
+        name = identity(value)
+        if name in seen or len(seen) < k:
+            seen.add(name)
+            kept.append(value)
+    return kept
