@@ -64,7 +64,7 @@ class GraphFields(Fields):
 
 
 class RagboostFields(Fields):
-    """What a request asks of the engine beyond OpenAI's fields."""
+    """Fields of the engine beyond OpenAI's."""
 
     reuse: Any = Field(
         None, description='Chunk reuse: "exact", "approx", or an object with `policy` and `ratio`.'

@@ -99,7 +99,7 @@ class GenerationRequest(Fields):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """True if a stream ends with its usage."""
         return bool(self.stream_options.get("include_usage"))
 
     def sampling(self, max_tokens: int) -> SamplingParams:
