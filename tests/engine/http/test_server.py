@@ -219,6 +219,24 @@ def test_odd_but_valid_bodies_are_served(served: Served) -> None:
     assert httpx.post(url, json=body).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"ragboost":{"\\ud800":1}',
+        b'"ragboost":{"graph":{"paths":[["\\ud800"]],"\\ud800":1}}',
+        b'"stop":"\\ud800"',
+        b'"cache_salt":"\\ud800"',
+        b'"chat_template_kwargs":{"\\ud800":1,"tokenize":true}',
+        b'"n":"\\ud800"',
+    ],
+)
+def test_lone_surrogates_in_names_and_settings_are_a_400(served: Served, fields: bytes) -> None:
+    body = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1,' + fields + b"}"
+    reply = httpx.post(f"{served.url}/v1/chat/completions", content=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"]
+
+
 def test_unknown_routes_and_large_bodies_have_the_same_error_shape(served: Served) -> None:
     assert httpx.get(f"{served.url}/v1/nothing").json()["error"]["message"] == "Not Found"
     large = httpx.post(f"{served.url}/v1/completions", content=b"x" * (33 * 1024 * 1024))
