@@ -2,7 +2,7 @@
 
 Knows entities and edges. Does not know questions. SQLite because it needs no package, keeps a graph
 on disk that is larger than memory, and answers "the edges of this entity" in microseconds from an
-index; docs/graph.md has the comparison.
+index; docs/lab/graph.md has the comparison.
 """
 
 import sqlite3

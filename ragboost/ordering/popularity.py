@@ -7,7 +7,8 @@ contexts hold it together with everything before it, times its tokens. Knows no 
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-# Measured in docs/benchmarks.md: without the relevance order as a prior, MultiHop-RAG loses 0.007.
+# Measured in docs/lab/ordering.md: without the relevance order as a prior, MultiHop-RAG loses
+# 0.007.
 _RANK_WEIGHT = 2.0
 _RANK_DECAY = 0.8
 

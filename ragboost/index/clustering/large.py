@@ -2,7 +2,7 @@
 
 Contexts are parted by their most valuable common documents, each part is clustered, the best merges
 of all parts are kept, and the clusters that remain go into the next level. What is lost by never
-comparing contexts of different parts is measured in docs/benchmarks.md. Knows arrays only.
+comparing contexts of different parts is measured in docs/lab/ordering.md. Knows arrays only.
 """
 
 import numpy as np

@@ -14,7 +14,7 @@ from ragboost.index.clustering.base import Ints, Merges
 
 Floats = NDArray[np.float32]
 
-_LOSS_WEIGHT = 0.04  # of the tokens that the smaller side loses; measured in docs/benchmarks.md
+_LOSS_WEIGHT = 0.04  # of the tokens that the smaller side loses; measured in docs/lab/ordering.md
 _CANDIDATES = 4  # partners remembered per cluster
 _BLOCK_CELLS = 1 << 20  # cells of the overlap matrix looked at at a time
 _DENSE_SHARE = 1 / 14  # documents in more of the contexts than this go through the matrix product
