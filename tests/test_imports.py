@@ -25,6 +25,7 @@ RULES: dict[str, set[str]] = {
     "ragboost": set(),
     "ragboost.types": set(),
     "ragboost.errors": set(),
+    "ragboost.jsonl": set(),
     "ragboost.context": set(),
     "ragboost.tokens": set(),
     "ragboost.config": SETTINGS,

@@ -1,18 +1,18 @@
-"""References to text that stands earlier in the same payload.
+"""References to text that occurs earlier in the same payload.
 
-A reference quotes the beginning of the document, so that it can be found in any shape. Without
-state: the same history gets the same references.
+A reference quotes the beginning of the document, so that the model finds it in any shape. It
+depends on the payload alone: the same history always yields the same references.
 """
 
 _QUOTE_CHARS = 100
 _LOOK_CHARS = 400
 
 
-class Standing:
-    """The texts that stand in a payload so far.
+class EarlierTexts:
+    """The texts of a payload up to the current one.
 
     Args:
-        template: of the reference; contains `{document}`.
+        template: the text of a reference; contains `{document}`.
     """
 
     def __init__(self, template: str) -> None:
@@ -21,7 +21,7 @@ class Standing:
         self._by_quote: dict[str, str | None] = {}  # None: two texts begin like this
 
     def add(self, text: str) -> None:
-        """Add a text in full; white space around it does not count."""
+        """Add a whole text; surrounding white space is ignored."""
         text = text.strip()
         if text in self._texts:
             return
@@ -30,8 +30,8 @@ class Standing:
         self._by_quote[quote] = None if quote in self._by_quote else text
 
     def reference(self, text: str) -> str | None:
-        """What may stand for a text: None where it does not stand earlier, where another one begins
-        like it, and where the reference would be no shorter."""
+        """Return a reference to a text; None if it does not occur earlier, if another text begins
+        like it, or if the reference would not be shorter."""
         text = text.strip()
         if text not in self._texts:
             return None
@@ -43,7 +43,7 @@ class Standing:
 
 
 def _quote(text: str) -> str:
-    """The first words in one line."""
+    """Return the first words of a text on one line."""
     start = text[:_LOOK_CHARS].split()
     line = " ".join(start)
     if len(line) <= _QUOTE_CHARS:

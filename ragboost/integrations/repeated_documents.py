@@ -1,41 +1,41 @@
-"""Documents in the tool results of one conversation: a repeated one becomes a reference.
+"""Replace documents that tool results of a conversation repeat by references.
 
-Without state beyond one reading: the same conversation is always written the same way.
+Depends on the conversation alone: the same messages always yield the same bytes.
 """
 
 from collections.abc import Sequence
 
 from ragboost.config import Settings
 from ragboost.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
-from ragboost.formats.references import Standing
-from ragboost.formats.spans import strip
+from ragboost.formats.references import EarlierTexts
 from ragboost.formats.text import find_groups
+from ragboost.formats.text.spans import strip
 
 
-class Results:
-    """Reads the texts of a conversation from its beginning on.
-
-    Attributes:
-        num_referred: documents for which a reference stands.
+class RepeatedDocuments:
+    """Rewrites the texts of one conversation, from its first message on.
 
     Args:
-        settings: of formats, hints and de-duplication.
+        settings: settings of formats, hints and de-duplication.
+
+    Attributes:
+        num_referred: documents replaced by a reference so far.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.num_referred = 0
         self._has_references = settings.dedup.enabled and settings.hints.location
         self._registered = settings.formats.delimiters
-        self._standing = Standing(settings.hints.location_template)
+        self._earlier = EarlierTexts(settings.hints.location_template)
 
-    def read(self, text: str, *, is_tool: bool, documents: Sequence[str] = ()) -> str:
-        """The text as the model shall see it.
+    def rewrite(self, text: str, *, is_tool: bool, documents: Sequence[str] = ()) -> str:
+        """Return the next text of the conversation, with references.
 
         Args:
-            text: of a message.
-            is_tool: it is a tool's result: only there references are written.
-            documents: the documents that stand in it, in order, if somebody knows; otherwise they
-                are found by their marks.
+            text: a message's text.
+            is_tool: the text is a tool's result; only these get references.
+            documents: the documents in the text, in order, if known; otherwise they are found by
+                their markup.
         """
         groups: Sequence[Group] = _known(text, documents) or find_groups(
             text, registered=self._registered, is_tool=is_tool
@@ -52,15 +52,15 @@ class Results:
     def _read_block(self, group: Group, block: DocumentBlock, *, may_refer: bool) -> Edit | None:
         if block.text is None:
             return None
-        reference = self._standing.reference(block.text) if may_refer else None
+        reference = self._earlier.reference(block.text) if may_refer else None
         if reference is None:
-            self._standing.add(block.text)
+            self._earlier.add(block.text)
             return None
         return group.referred(block, reference)
 
 
 def _known(text: str, documents: Sequence[str]) -> list[TextGroup]:
-    """The places of documents that stand one behind the other; none if one is not there."""
+    """Return the group of documents that occur in this order; none if one is missing."""
     blocks: list[DocumentBlock] = []
     at = 0
     for document in documents:
