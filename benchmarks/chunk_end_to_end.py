@@ -35,7 +35,6 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from benchmarks.chunk_served import SOURCES, Answer, Served, serve
 from ragboost.booster.booster import Booster
-from ragboost.chunk_cache.eval.tasks import TASKS, TaskPrompt, make_prompts
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.config import (
     DedupSettings,
@@ -49,6 +48,7 @@ from ragboost.config import (
 from ragboost.demo.corpus import standard_library
 from ragboost.demo.workload import WorkloadTurn
 from ragboost.engine.builtin import build_tokenizer
+from research.tasks import TASKS, TaskPrompt, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"
 WAYS = ("plain", "exact", "approx")

@@ -13,12 +13,13 @@ ROOT = Path(__file__).parents[1]
 ROOMS = [
     "version",
     "errors",
+    "bounded_map",
     "jsonl",
     "types",
-    "context",
     "config",
     "plots",
     "index",
+    "context",
     "ordering",
     "dedup",
     "hints",
@@ -47,14 +48,15 @@ INNER_ROOMS = {
     "proxy": ["asgi", "observability", "upstream", "routing", "routes"],
     "engine": ["runtime", "http"],
     "chunk_cache": [
+        "eviction",
         "kv",
         "model",
-        "eviction",
         "selection",
         "craft",
         "dependency",
         "precompute",
         "eval",
+        "commands",
     ],
 }
 MAX_FILES = 15

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ragboost.chunk_cache.eviction import make_replacement
+from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.kv.base import KVStore
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
@@ -112,7 +112,7 @@ def make_engine(
         loaded.runner.layout,
         capacity_tokens=settings.capacity_tokens,
         block_size=settings.block_size,
-        policy=None if settings.eviction == "lru" else make_replacement(settings.eviction),
+        policy=None if settings.eviction == "lru" else make_eviction_policy(settings.eviction),
     )
     if settings.reuse_policy not in POLICIES:
         raise ConfigError(

@@ -175,7 +175,7 @@ class BoostPipeline:
                 context,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=cached_tokens,
-                found_tokens=front.cached_documents(cached_tokens) if front else None,
+                cached_document_tokens=front.cached_documents(cached_tokens) if front else None,
             )
 
     def answered(
@@ -192,8 +192,8 @@ class BoostPipeline:
         if followed is None or followed.front is None or context is None:
             return
         is_computed = is_computed and prepared.ticket.backend.name == followed.follower.name
-        if context.recorded is not None and not is_computed:
-            followed.follower.failed(followed.name, followed.front, context.recorded)
+        if context.index_entry is not None and not is_computed:
+            followed.follower.failed(followed.name, followed.front, context.index_entry)
             return
         followed.follower.answered(
             followed.name,
@@ -385,7 +385,7 @@ def _follow(
     if context is None:
         return None
     front = None
-    if context.recorded is not None:
+    if context.index_entry is not None:
         front = front_of(
             context,
             tenant.key,

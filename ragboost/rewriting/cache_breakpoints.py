@@ -32,7 +32,7 @@ def mark_shared(body: Mapping[str, Any], context: Context, *, style: Style) -> M
         context: its documents; in a later turn there are none at the front, and nothing is marked.
         style: whose marks.
     """
-    recorded = context.recorded
+    recorded = context.index_entry
     if style == "none" or recorded is None or not recorded.documents:
         return body
     if style == "openai":

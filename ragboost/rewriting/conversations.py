@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from ragboost.booster.session import SessionState, Turn
+from ragboost.booster import SessionState, Turn
 
 Link = bytes
 """Hash of an original history; the next message's link is made from it."""

@@ -261,7 +261,7 @@ class Rewriter:
             context,
             search_path=recorded.search_path,
             predicted_cached_tokens=recorded.cached_tokens,
-            recorded=recorded,
+            index_entry=recorded,
         )
 
     def _as_given(self, found: Found) -> Context:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ragboost.chunk_cache.eviction import Replacement, Use
+from ragboost.chunk_cache.eviction import EvictionPolicy, Use
 
 _ROOT = b"ragboost-prefix-cache"
 
@@ -111,7 +111,7 @@ class BlockCache:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, policy: Replacement | None = None
+        self, num_blocks: int, block_size: int, *, policy: EvictionPolicy | None = None
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size

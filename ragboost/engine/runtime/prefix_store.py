@@ -5,7 +5,7 @@ Joins `BlockCache` (which blocks) and `KVPool` (where they lie). Only exact KV p
 
 from collections.abc import Iterable
 
-from ragboost.chunk_cache.eviction import Replacement
+from ragboost.chunk_cache.eviction import EvictionPolicy
 from ragboost.engine.runtime.kv import KVLayout, KVPool
 from ragboost.engine.runtime.prefix_cache import BlockCache, Event
 from ragboost.engine.runtime.request import EngineRequest
@@ -28,7 +28,7 @@ class PrefixStore:
         *,
         capacity_tokens: int,
         block_size: int,
-        policy: Replacement | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
         num_blocks = capacity_tokens // block_size
         self.cache = BlockCache(num_blocks, block_size, policy=policy)

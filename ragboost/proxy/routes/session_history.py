@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from ragboost.booster.session import Turn
+from ragboost.booster import Turn
 from ragboost.proxy.upstream.answers import Message
 from ragboost.rewriting.conversations import HistoryDelta, Link, SentHistory, SentMessage
 

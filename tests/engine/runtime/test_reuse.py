@@ -330,7 +330,7 @@ def test_a_policy_that_the_model_is_too_small_for_computes_everything(
     finally:
         engine.reuser.reuse.adapter.num_layers = 2
     assert (exact, approximate, recomputed, computed) == (0, 0, 0, 112)
-    assert "this policy looks at layer 1" in caplog.text
+    assert "this policy needs layer 1" in caplog.text
 
 
 def test_token_prompts_with_text_between_chunks_add_up(engine: Engine) -> None:
