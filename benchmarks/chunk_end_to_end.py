@@ -115,9 +115,9 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
                 answers[way].append(served[way].ask(_body(turn, way, args.ratio)))
             storing_s += served["approx"].wait_until_stored()
             print(f"\rworkload {number + 1}/{len(drawn)}", end="", file=sys.stderr)
-        reuser = served["approx"].engine.reuser
-        assert reuser is not None
-        stored = reuser.totals.chunks_stored
+        chunk_scheduler = served["approx"].engine.chunk_scheduler
+        assert chunk_scheduler is not None
+        stored = chunk_scheduler.totals.chunks_stored
     print(file=sys.stderr)
     measured = {way: found[args.warm :] for way, found in answers.items()}
     result = {way: _summary(found) for way, found in measured.items()}

@@ -21,9 +21,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
-from ragboost.engine.http.graph_request import PromptWriter, parse_graph
-from ragboost.engine.runtime.graph import TUNED
-from ragboost.engine.tokenizer import ChatTokenizer
+from ragboost.engine.http.extension import parse_graph
+from ragboost.engine.loading import TUNED
+from ragboost.engine.text.graph_prompts import PromptWriter
+from ragboost.engine.text.tokenizer import ChatTokenizer
 from research.dependency_tuning import TuningExample, answer_loss, collate
 
 

@@ -16,6 +16,7 @@ class EngineSettings(Section):
     )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    docs: bool = Field(True, description="Serve `/openapi.json` and `/docs`.")
     capacity_tokens: int = Field(
         65_536, ge=16, description="Size of the prefix cache, in tokens of KV."
     )

@@ -28,7 +28,7 @@ def keys_of(tokens: list[int], *, salt: str | None = None) -> list[bytes]:
 def put(cache: BlockCache, tokens: list[int], *, salt: str | None = None) -> list[CacheBlock]:
     """Insert and keep hold of the blocks of `tokens`, as a running request does."""
     keys = keys_of(tokens, salt=salt)
-    return [item.block for item in cache.insert(keys, tokens, parent=None, salt=salt)]
+    return cache.insert(keys, tokens, parent=None, salt=salt).blocks
 
 
 def test_match_returns_the_longest_cached_prefix_of_full_blocks() -> None:
@@ -88,7 +88,7 @@ def test_blocks_dropped_by_clear_may_still_be_released_and_are_no_parents() -> N
     held = put(cache, [1, 2])
     cache.clear()
     keys = keys_of([1, 2, 3, 4])
-    assert cache.insert(keys[1:], [3, 4], parent=held[0]) == []
+    assert cache.insert(keys[1:], [3, 4], parent=held[0]).blocks == []
     cache.release(held)
     assert len(put(cache, [1, 2, 3, 4])) == 2
     assert isinstance(cache.take_events()[1], Cleared)
@@ -156,7 +156,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             parent=held[-1] if held else None,
             salt=salt,
         )
-        held = [*held, *(item.block for item in inserted)]
+        held = [*held, *inserted.blocks]
         self.running.append(held)
         return held
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back: the model's tokenizer, its chat template, and a text stream.
+"""Convert between text and token ids: tokenizer, chat template, incremental detokenization.
 
 Knows the tokenizer. Does not know the model, requests or HTTP.
 """
@@ -16,17 +16,17 @@ _MAX_PENDING_TOKENS = 8  # a character has at most 4 bytes, so at most 4 byte-le
 class ChatTokenizer:
     """A Hugging Face tokenizer with the calls that a server needs.
 
-    Encoding may run in another thread than decoding; two encodings at once are not safe.
+    One thread may encode while another decodes; concurrent encodings are not safe.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # The first call settles truncation and padding inside the fast tokenizer; later calls then
-        # only read it, so that decoding in another thread is safe.
+        # The first call sets truncation and padding inside the fast tokenizer; later calls only
+        # read them, so that decoding in another thread is safe.
         tokenizer("ready", add_special_tokens=False)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`; lone surrogates, which no tokenizer takes, become `?`."""
+        """Return the ids of `text`; lone surrogates, which no tokenizer accepts, become `?`."""
         clean = text.encode("utf-8", "replace").decode()
         ids = self._tokenizer(clean, add_special_tokens=add_special_tokens, verbose=False)
         return list(ids["input_ids"])
@@ -39,7 +39,7 @@ class ChatTokenizer:
         return text
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Return the tokenizer's own spelling of each id."""
+        """Return the tokenizer's string for each id."""
         return list(self._tokenizer.convert_ids_to_tokens(list(ids)))
 
     def render_chat(
@@ -53,12 +53,12 @@ class ChatTokenizer:
 
         Args:
             messages: with string contents.
-            documents: `{"title", "text"}` and whatever else the template reads.
-            template_kwargs: further names for the template; `add_generation_prompt` is true unless
-                it is given or the last message is to be continued.
+            documents: objects with `title`, `text` and whatever else the template reads.
+            template_kwargs: further variables of the template. `add_generation_prompt` defaults to
+                true unless the last message is continued.
 
         Raises:
-            RequestError: the model has no chat template, or it refuses the conversation.
+            RequestError: the model has no chat template, or the template fails.
         """
         names = dict(template_kwargs or {})
         names.setdefault("add_generation_prompt", not names.get("continue_final_message", False))
@@ -81,13 +81,17 @@ class ChatTokenizer:
 
 
 class TextStream:
-    """Turns tokens into text as they come, and stops at stop strings.
+    """Incremental detokenization that ends at stop strings.
 
-    Text is held back while it may be part of a stop string or an unfinished character, so the
-    pieces put together are exactly what is returned at once.
+    Text is held back while it may belong to a stop string or an unfinished character, so that the
+    pieces joined are exactly the text decoded at once.
+
+    Args:
+        tokenizer: of the model.
+        stop: strings that end the text.
 
     Attributes:
-        is_stopped: a stop string was found; the text ends in front of it.
+        is_stopped: whether a stop string was found; the text ends before it.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, *, stop: Sequence[str] = ()) -> None:
@@ -95,22 +99,22 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stop = [text for text in stop if text]
         self._ids: list[int] = []
-        self._first = 0  # tokens before it are not decoded any more
-        self._read = 0  # tokens before it have been turned into text
+        self._first = 0  # tokens before this one are no longer decoded
+        self._read = 0  # tokens before this one have been decoded
         self._held = ""
 
     def push(self, token_id: int) -> str:
-        """Add a token; return the text that is now certain, maybe none."""
+        """Add a token; return the text that is now final, possibly empty."""
         self._ids.append(token_id)
         return self._release(self._decode(is_last=False), is_last=False)
 
     def finish(self) -> str:
-        """Return what was held back."""
+        """Return the text held back."""
         return self._release(self._decode(is_last=True), is_last=True)
 
     def _decode(self, *, is_last: bool) -> str:
-        # A token's text may depend on the one before it (spaces of SentencePiece), so both are
-        # decoded and the known part is cut off.
+        # A token's text may depend on the previous one (spaces in SentencePiece), so both are
+        # decoded and the known part is removed.
         known = self._tokenizer.decode(self._ids[self._first : self._read])
         text = self._tokenizer.decode(self._ids[self._first :])
         unfinished = text.endswith("�") and len(self._ids) - self._read < _MAX_PENDING_TOKENS
@@ -134,6 +138,6 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

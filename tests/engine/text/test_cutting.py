@@ -5,8 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.engine.builtin import build_tokenizer
-from ragboost.engine.parts import TextSpan, cut_text, cut_tokens, find_documents, find_in_messages
-from ragboost.engine.tokenizer import ChatTokenizer
+from ragboost.engine.text.cutting import (
+    TextSpan,
+    cut_text,
+    cut_tokens,
+    find_documents,
+    find_in_messages,
+)
+from ragboost.engine.text.tokenizer import ChatTokenizer
 
 TOKENIZER = ChatTokenizer(build_tokenizer())
 
@@ -17,36 +23,36 @@ def encode(text: str) -> list[int]:
 
 def test_a_chunk_has_the_same_ids_in_every_place() -> None:
     texts = ["The first document.", "Another one, longer.", "And a third."]
-    cut = []
+    chunks = []
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         prompt = "System.\n" + "\n\n".join(texts[i] for i in order) + "\n\nWhat?"
         spans = [
             TextSpan(prompt.index(texts[i]), prompt.index(texts[i]) + len(texts[i])) for i in order
         ]
-        parts = cut_text(prompt, spans, encode)
-        assert TOKENIZER.decode(parts.token_ids) == prompt
-        cut.append({order[place]: chunk for place, chunk in enumerate(parts.chunks)})
-        assert all(piece.is_chunk for piece in parts.pieces), "white space belongs to chunks"
-    assert cut[0] == cut[1] == cut[2]
+        cut = cut_text(prompt, spans, encode)
+        assert TOKENIZER.decode(cut.token_ids) == prompt
+        chunks.append({order[place]: chunk for place, chunk in enumerate(cut.chunks)})
+        assert all(part.is_chunk for part in cut.parts), "white space belongs to chunks"
+    assert chunks[0] == chunks[1] == chunks[2]
 
 
-def test_text_between_chunks_is_a_piece_that_is_no_chunk() -> None:
-    parts = cut_text("S <a>one</a> <b>two</b> Q", [TextSpan(5, 8), TextSpan(16, 19)], encode)
-    kinds = [(TOKENIZER.decode(piece.tokens), piece.is_chunk) for piece in parts.pieces]
+def test_text_between_chunks_is_a_part_that_is_no_chunk() -> None:
+    cut = cut_text("S <a>one</a> <b>two</b> Q", [TextSpan(5, 8), TextSpan(16, 19)], encode)
+    kinds = [(TOKENIZER.decode(part.tokens), part.is_chunk) for part in cut.parts]
     assert kinds == [("one", True), ("</a> <b>", False), ("two", True)]
-    assert TOKENIZER.decode(parts.system) == "S <a>"
-    assert TOKENIZER.decode(parts.question) == "</b> Q"
+    assert TOKENIZER.decode(cut.system) == "S <a>"
+    assert TOKENIZER.decode(cut.question) == "</b> Q"
 
 
 def test_a_system_prompt_may_end_before_the_first_chunk() -> None:
-    parts = cut_text("system|history|chunk|question", [TextSpan(15, 20)], encode, system_end=7)
-    assert TOKENIZER.decode(parts.system) == "system|"
-    assert [piece.is_chunk for piece in parts.pieces] == [False, True]
+    cut = cut_text("system|history|chunk|question", [TextSpan(15, 20)], encode, system_end=7)
+    assert TOKENIZER.decode(cut.system) == "system|"
+    assert [part.is_chunk for part in cut.parts] == [False, True]
 
 
 def test_something_is_left_to_compute_where_nothing_follows_the_last_chunk() -> None:
-    parts = cut_text("one two", [TextSpan(0, 4), TextSpan(4, 7)], encode)
-    assert TOKENIZER.decode(parts.question) == "two"
+    cut = cut_text("one two", [TextSpan(0, 4), TextSpan(4, 7)], encode)
+    assert TOKENIZER.decode(cut.question) == "two"
     assert cut_tokens([1, 2, 3], [TextSpan(1, 3)]).question == (2, 3)
     assert cut_text("only a question", [], encode).token_ids == encode("only a question")
 
@@ -57,16 +63,16 @@ def test_any_cut_gives_the_same_text(text: str, borders: list[int]) -> None:
     borders = sorted(min(border, len(text)) for border in borders)
     pairs = zip(borders[::2], borders[1::2], strict=False)
     spans = [TextSpan(start, stop) for start, stop in pairs if start < stop]
-    parts = cut_text(text, spans, encode)
-    assert TOKENIZER.decode(parts.token_ids, skip_special_tokens=False) == text
+    cut = cut_text(text, spans, encode)
+    assert TOKENIZER.decode(cut.token_ids, skip_special_tokens=False) == text
 
 
 def test_token_prompts_are_cut_as_they_are() -> None:
     tokens = list(range(20))
-    parts = cut_tokens(tokens, [TextSpan(3, 7), TextSpan(9, 12)])
-    assert parts.token_ids == tokens
-    assert parts.system == (0, 1, 2)
-    assert parts.chunks == [(3, 4, 5, 6), (9, 10, 11)]
+    cut = cut_tokens(tokens, [TextSpan(3, 7), TextSpan(9, 12)])
+    assert cut.token_ids == tokens
+    assert cut.system == (0, 1, 2)
+    assert cut.chunks == [(3, 4, 5, 6), (9, 10, 11)]
 
 
 def test_chunks_of_messages_are_found_in_the_rendered_conversation() -> None:
