@@ -1,7 +1,6 @@
 """Streams over real sockets: losses, delays, restarts, floods; the mirror soon equals again."""
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,17 +14,11 @@ from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.errors import ConfigError
 from tests.cache_sync.toy import ToyCache
+from tests.eventually import eventually as wait
 from tests.fakes.publisher import Publisher
 
 DOCUMENTS = [[1000 * i + j for j in range(8 + i % 5)] for i in range(12)]
 Frames = list[tuple[int, bytes]]
-
-
-def wait(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.005)
 
 
 class Rig:
@@ -57,6 +50,7 @@ class Rig:
         ) as subscriber:
             stream = subscriber.streams["toy/0"]
             wait(lambda: stream.is_connected)
+            wait(lambda: self.publisher.is_subscribed)  # behind the handshake
             yield stream
 
     def serve(self, requests: int) -> None:
@@ -131,10 +125,9 @@ def test_without_replay_the_first_batch_decides_between_exact_and_degraded(
 ) -> None:
     toy = rig(has_replay=False)
     toy.serve(3)
-    wait(lambda: toy.publisher.num_published == 3)
+    wait(lambda: toy.publisher.num_published > 0)
     with toy.listening() as stream:
         assert stream.state is StreamState.FALLBACK
-        assert toy.publisher.has_subscriber.wait(10)
         toy.serve(5)
         wait(lambda: stream.state is StreamState.DEGRADED)
         toy.cache.clear()
@@ -185,7 +178,6 @@ def test_a_gap_without_replay_empties_the_mirror_until_the_cache_is_cleared(
 ) -> None:
     toy = rig(has_replay=False, deliver=lambda seq, p: [] if seq == 20 else [(seq, p)])
     with toy.listening() as stream:
-        assert toy.publisher.has_subscriber.wait(10)
         toy.serve(15)
         toy.check(stream)
         toy.serve(15)
@@ -216,15 +208,13 @@ def test_a_restarted_engine_is_followed_whether_it_published_less_or_more(
 def test_a_restart_without_replay_is_exact_from_its_first_batch(rig: Callable[..., Rig]) -> None:
     toy = rig(has_replay=False)
     with toy.listening() as stream:
-        assert toy.publisher.has_subscriber.wait(10)
         toy.serve(10)
         toy.check(stream)
         toy.publisher.close()
         wait(lambda: stream.state is StreamState.FALLBACK)
         toy.cache.blocks.clear()
         toy.publisher = toy.make_publisher()
-        wait(lambda: stream.is_connected)
-        assert toy.publisher.has_subscriber.wait(10)
+        wait(lambda: toy.publisher.is_subscribed)
         toy.serve(5)
         toy.check(stream)
 
@@ -302,7 +292,7 @@ def test_each_rank_has_a_stream_of_its_own(tmp_path: Path) -> None:
     sources = [EventSource(f"toy/{i}", f"ipc://{tmp_path}/{i}") for i in range(2)]
     with Subscriber(sources) as subscriber:
         wait(lambda: all(stream.is_connected for stream in subscriber.streams.values()))
-        assert all(publisher.has_subscriber.wait(10) for publisher in publishers)
+        wait(lambda: all(each.is_subscribed for each in publishers))
         for i, cache in enumerate(caches):
             cache.run(DOCUMENTS[i] * 2, f"r{i}")
             publishers[i].publish(cache.take())

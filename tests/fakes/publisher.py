@@ -13,16 +13,11 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 
 class Publisher:
-    """Sockets for events and replays in one thread, as in vLLM and SGLang.
-
-    XPUB is PUB that also reads the subscriptions.
+    """PUB and ROUTER in one thread, as in vLLM and SGLang.
 
     Args:
         deliver: frames to send for one frame, in order: none drops it, several repeat or reorder.
-        has_topic: replayed messages carry the topic (vLLM, SGLang now), or do not (older).
-
-    Attributes:
-        has_subscriber: set when a subscription has arrived, which is after the connection.
+        has_topic: whether replayed messages carry the topic (vLLM, SGLang now) or not (older).
     """
 
     def __init__(
@@ -39,11 +34,12 @@ class Publisher:
         self.deliver = deliver or (lambda seq, payload: [(seq, payload)])
         self.is_mute = is_mute  # the replay endpoint takes requests and never answers
         self.sent = 0
-        self.has_subscriber = threading.Event()
+        self.is_subscribed = False
         self.topic, self._has_topic = topic, has_topic
         self.frames: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._queue: queue.Queue[bytes | None] = queue.Queue()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # XPUB is a PUB that tells of the first subscription and the end of the last one.
         self._pub, self.endpoint = self._bind(zmq.XPUB, endpoint)
         self._router: zmq.Socket[bytes] | None = None
         self.replay_endpoint: str | None = None
@@ -78,11 +74,10 @@ class Publisher:
 
     def _run(self) -> None:
         while True:
+            while self._pub.poll(0):
+                self.is_subscribed = self._pub.recv().startswith(b"\x01")
             if self._router is not None and self._router.poll(0):
                 self._answer(self._router)
-            while self._pub.poll(0):
-                is_subscription = self._pub.recv()[0] == 1
-                (self.has_subscriber.set if is_subscription else self.has_subscriber.clear)()
             try:
                 payload = self._queue.get(timeout=0.01)
             except queue.Empty:
