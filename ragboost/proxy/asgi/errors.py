@@ -1,4 +1,4 @@
-"""Our own errors, in OpenAI's shape. Upstream errors never come here: they pass unchanged."""
+"""The proxy's own errors, in OpenAI's shape. Errors of the backend are relayed unchanged."""
 
 from collections.abc import Mapping
 
@@ -34,6 +34,6 @@ def error_response(
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Make the answer to a request that we refuse or cannot forward."""
+    """Make the response to a request that is refused or cannot be forwarded."""
     body = error_body(status, message, param=param)
     return Response(body, status, headers=dict(headers or {}), media_type="application/json")

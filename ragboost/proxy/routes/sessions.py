@@ -276,5 +276,4 @@ def _shown(session: ChatSession, ttl_s: float) -> dict[str, Any]:
 async def _respond(exchange: RequestContext, watch: ClientWatch, response: Response) -> None:
     response.headers["x-request-id"] = exchange.request_id
     watch.finish()
-    exchange.has_started = True
     await response(exchange.scope, exchange.receive, exchange.send)

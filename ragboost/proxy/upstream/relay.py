@@ -111,7 +111,6 @@ async def _send_head(
         headers.extend(upstream.extra_headers)
         headers.append((b"x-ragboost-backend", turn.backend.name.encode("latin-1", "replace")))
         headers.append((b"x-ragboost-cached-tokens-predicted", b"%d" % turn.ticket.cached_tokens))
-    exchange.has_started = True
     exchange.status = response.status
     await exchange.send(
         {"type": "http.response.start", "status": response.status, "headers": headers}
