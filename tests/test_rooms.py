@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = [
     "version",
     "errors",
+    "bounded_map",
     "types",
     "context",
     "config",

@@ -19,10 +19,13 @@ from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.stream_metrics import StreamMetrics
 from ragboost.proxy.pipeline import BoostPipeline
-from ragboost.proxy.routes.completions import Completions, Passthrough, Reports, Status
+from ragboost.proxy.routes.completions import Completions
 from ragboost.proxy.routes.dashboard import Dashboard
+from ragboost.proxy.routes.passthrough import Passthrough
+from ragboost.proxy.routes.reports import Reports
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routes.sessions import session_routes
+from ragboost.proxy.routes.status import Status
 from ragboost.proxy.routing.admission import Dispatcher
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.rewriting.chunk_positions import ChunkPositions

@@ -20,7 +20,8 @@ from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.requests import ParsedRequest, UpstreamRequest
-from ragboost.proxy.routes.completions import Completions, Passthrough
+from ragboost.proxy.routes.completions import Completions
+from ragboost.proxy.routes.passthrough import Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routes.session_history import SessionHistory, SessionTurn, read_history
 from ragboost.proxy.routes.session_requests import TurnRequest, make_turn, parse_new_session

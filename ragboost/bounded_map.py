@@ -1,0 +1,108 @@
+"""A mapping bounded by number of entries, total size and age, evicting by last use."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class BoundedMap(Generic[K, V]):
+    """A mapping that evicts its least recently used entries while a bound is exceeded.
+
+    Not thread-safe. Iterates over its keys, least recently used first.
+
+    Args:
+        max_entries: entries kept.
+        max_size: total of the sizes given to `put`; None: unlimited.
+        ttl_s: seconds after its last use until an entry expires; None: never.
+        clock: monotonic, in seconds.
+
+    Attributes:
+        size: total size of the entries.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_entries: int,
+        max_size: int | None = None,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_entries = max_entries
+        self._max_size = max_size
+        self._ttl_s = ttl_s
+        self._clock = clock
+        # Time of last use (0.0 without a TTL), size and value; least recently used first.
+        self._entries: OrderedDict[K, tuple[float, int, V]] = OrderedDict()
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._entries)
+
+    def values(self) -> list[V]:
+        """Return the values, least recently used first."""
+        return [value for _, _, value in self._entries.values()]
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key, which counts as use; None if it is absent or expired."""
+        if self._ttl_s is not None:
+            self.expire()
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self.touch(key)
+        return entry[2]
+
+    def peek(self, key: K) -> V | None:
+        """Return the value of a key, neither counting as use nor expiring entries."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[2]
+
+    def touch(self, key: K) -> None:
+        """Count an existing entry as just used."""
+        if self._ttl_s is not None:
+            _, size, value = self._entries[key]
+            self._entries[key] = (self._clock(), size, value)
+        self._entries.move_to_end(key)
+
+    def put(self, key: K, value: V, *, size: int = 0) -> None:
+        """Keep a value as just used; evict others, and at last it, while a bound is exceeded."""
+        if size or self.size:
+            old = self._entries.get(key)
+            self.size += size - (old[1] if old else 0)
+        self._entries[key] = (0.0 if self._ttl_s is None else self._clock(), size, value)
+        self._entries.move_to_end(key)
+        while len(self._entries) > self._max_entries or (
+            self._max_size is not None and self.size > self._max_size
+        ):
+            self._evict()
+
+    def pop(self, key: K) -> V | None:
+        """Remove an entry and return its value; None if it is absent."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self.size -= entry[1]
+        return entry[2]
+
+    def expire(self) -> None:
+        """Remove the entries that were not used for `ttl_s`."""
+        if self._ttl_s is None:
+            return
+        limit = self._clock() - self._ttl_s
+        while self._entries and next(iter(self._entries.values()))[0] < limit:
+            self._evict()
+
+    def _evict(self) -> None:
+        _, (_, size, _) = self._entries.popitem(last=False)
+        self.size -= size
