@@ -1,7 +1,7 @@
-"""Uvicorn's httptools protocol, extended by limits on a request's head and by a disconnect callback.
+"""Uvicorn's httptools protocol with limits on a request's head and a disconnect callback.
 
 The only file that relies on uvicorn's internals; `tests/proxy/asgi/test_uvicorn_protocol.py` checks
-them against the installed release, and `scripts/check_packages.py` against the lowest supported one.
+it against the installed release, `scripts/check_packages.py` against the lowest supported one.
 
 Of `HttpToolsProtocol`: `app`, `config.loaded_app`, `cycle`, `flow`, `headers`, `loop`, `scope`,
 `transport`, `url`, and httptools' callbacks as methods. Of its request cycle: `body` (`receive`

@@ -12,8 +12,8 @@ from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.requests import UpstreamRequest
 from ragboost.proxy.routes.passthrough import Passthrough
 from ragboost.proxy.routing.admission import Admission, Dispatcher
-from ragboost.proxy.upstream.answers import AnswerReader
 from ragboost.proxy.upstream.relay import Upstream, boost_headers, relay, with_request_id
+from ragboost.proxy.upstream.response_reader import ResponseReader
 
 
 class Completions(Passthrough):
@@ -40,9 +40,8 @@ class Completions(Passthrough):
         prepared = await self._boosting.prepare(
             body, exchange.headers, place=turn.take, can_ask_usage=can_ask_usage
         )
-        reader: AnswerReader | None = None
-        if prepared.match is not None:
-            reader = AnswerReader(partial(self._boosting.report_answer, prepared))
+        report = partial(self._boosting.report_answer, prepared) if prepared.match else None
+        reader = ResponseReader(strips_usage=prepared.is_usage_added, on_messages=report)
         await self._relay(exchange, watch, turn, prepared, reader=reader)
 
     async def _relay(
@@ -52,7 +51,7 @@ class Completions(Passthrough):
         turn: Admission,
         prepared: UpstreamRequest,
         *,
-        reader: AnswerReader | None,
+        reader: ResponseReader,
     ) -> None:
         exchange.model = prepared.model
         self._metrics.observe_wait(seconds=turn.waited_s)
@@ -64,29 +63,28 @@ class Completions(Passthrough):
         if self._has_notes:
             exchange.notes.update(prepared.notes)
         upstream = self._upstream(exchange, prepared, reader=reader)
-        tap = None
+        usage = None
         try:
-            tap = await relay(exchange, watch, turn, upstream)
+            usage = await relay(exchange, watch, turn, upstream)
         finally:
             is_computed = 0 < exchange.status < 300
-            usage = tap.usage if tap is not None else None
             self._boosting.answered(prepared, usage, is_computed=is_computed)
             self._boosting.recent.add(exchange, prepared, usage)
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
             result = "boosted" if prepared.context is not None else "bypassed"
             self._metrics.observe_first_byte(self.endpoint, result, seconds=seconds)
-        if tap is not None and tap.usage is not None:
-            exchange.notes["prompt_tokens"] = tap.usage.prompt_tokens
-            exchange.notes["cached_tokens"] = tap.usage.cached_tokens
-            await self._boosting.report_usage(prepared, tap.usage)
+        if usage is not None:
+            exchange.notes["prompt_tokens"] = usage.prompt_tokens
+            exchange.notes["cached_tokens"] = usage.cached_tokens
+            await self._boosting.report_usage(prepared, usage)
 
     @staticmethod
     def _upstream(
-        exchange: RequestContext, prepared: UpstreamRequest, *, reader: AnswerReader | None
+        exchange: RequestContext, prepared: UpstreamRequest, *, reader: ResponseReader
     ) -> Upstream:
         rewritten = prepared.rewritten
-        is_read = prepared.context is not None or reader is not None
+        is_read = prepared.context is not None or reader.reads_messages
         headers = request_headers(exchange.headers, is_read=is_read)
         if prepared.added_tag is not None:
             headers = with_header(headers, SESSION_HEADER, prepared.added_tag.encode())
@@ -100,7 +98,5 @@ class Completions(Passthrough):
             with_request_id(headers, exchange),
             prepared.body,
             extra_headers=list(extra),
-            wants_usage=True,
-            is_usage_added=prepared.is_usage_added,
             reader=reader,
         )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from ragboost.booster.session import Turn
-from ragboost.proxy.upstream.answers import Message
+from ragboost.proxy.upstream.response_reader import Message
 from ragboost.rewriting.conversations import HistoryDelta, Link, SentHistory, SentMessage
 
 

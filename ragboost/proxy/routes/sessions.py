@@ -27,7 +27,7 @@ from ragboost.proxy.routes.session_history import SessionHistory, SessionTurn, r
 from ragboost.proxy.routes.session_requests import TurnRequest, make_turn, parse_new_session
 from ragboost.proxy.routing.admission import Admission, Dispatcher
 from ragboost.proxy.routing.assignment import Assignment
-from ragboost.proxy.upstream.answers import AnswerReader, Message
+from ragboost.proxy.upstream.response_reader import Message, ResponseReader
 from ragboost.rewriting.tenants import user_of
 from ragboost.sessions import ChatSession, ChatSessionStore
 
@@ -180,7 +180,7 @@ class SessionTurns(Completions):
                     answered = SessionTurn.of(request.new, answers[0], prepared.learned)
                     running.start_commit(self._commit(session, answered))
 
-            reader = AnswerReader(commit)
+            reader = ResponseReader(strips_usage=prepared.is_usage_added, on_messages=commit)
             running.is_ending = lambda: reader.is_ending
             await self._relay(exchange, watch, turn, prepared, reader=reader)
 

@@ -8,15 +8,15 @@ import logging
 import time
 from collections.abc import Sequence
 
+from ragboost.cache_sync.usage import Usage
 from ragboost.errors import BackendError, BackendTimeoutError
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.errors import error_body
 from ragboost.proxy.asgi.headers import response_headers, with_header
 from ragboost.proxy.asgi.request_context import REQUEST_ID, RequestContext
 from ragboost.proxy.routing.admission import Admission
-from ragboost.proxy.upstream.answers import AnswerReader, ReadingTap
 from ragboost.proxy.upstream.client import Response
-from ragboost.proxy.upstream.usage_taps import JsonTap, StreamTap, StrippingTap, Tap
+from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _EVENT_STREAM = "text/event-stream"
 class Upstream:
     """A request for the backend, complete."""
 
-    __slots__ = ("body", "extra_headers", "headers", "is_usage_added", "reader", "wants_usage")
+    __slots__ = ("body", "extra_headers", "headers", "reader")
 
     def __init__(
         self,
@@ -35,21 +35,17 @@ class Upstream:
         body: bytes,
         *,
         extra_headers: Sequence[tuple[bytes, bytes]] = (),
-        wants_usage: bool = False,
-        is_usage_added: bool = False,
-        reader: AnswerReader | None = None,
+        reader: ResponseReader | None = None,
     ) -> None:
         self.headers = headers
         self.body = body
         self.extra_headers = extra_headers
-        self.wants_usage = wants_usage
-        self.is_usage_added = is_usage_added
         self.reader = reader
 
 
 async def relay(
     exchange: RequestContext, watch: ClientWatch, turn: Admission, upstream: Upstream
-) -> Tap | None:
+) -> Usage | None:
     """Send a request to its backend and the answer to the client.
 
     Where the backend refuses the connection, others are tried. One that fails before its answer
@@ -58,21 +54,19 @@ async def relay(
     sees that it is not whole.
 
     Returns:
-        What looked at the answer, finished; None if nobody did or it is not whole.
+        The usage that a complete response reports, or None.
     """
     response = await _request(exchange, watch, turn, upstream)
     if response is None:
         return None
     try:
         exchange.outcome = _outcome(response.status)
-        tap = _tap(response, upstream)
-        await _send_head(exchange, turn, response, upstream, tap)
-        tap = await _send_body(exchange, watch, turn, response, tap)
-        if tap is not None and upstream.reader is not None:
-            upstream.reader.finish()
-        return tap
+        reader = upstream.reader if _is_readable(response) else None
+        await _send_head(exchange, turn, response, upstream, reader)
+        is_whole = await _send_body(exchange, watch, turn, response, reader)
+        return reader.usage if is_whole and reader is not None else None
     finally:
-        response.close()  # of no effect after the last byte; before it, this cancels the backend
+        response.close()  # no effect after the last byte; before it, this cancels the backend
 
 
 async def _request(
@@ -100,10 +94,10 @@ async def _send_head(
     turn: Admission,
     response: Response,
     upstream: Upstream,
-    tap: Tap | None,
+    reader: ResponseReader | None,
 ) -> None:
     headers = response_headers(response.headers)
-    if tap is not None and tap.changes_length:
+    if reader is not None and reader.start(is_stream=_is_stream(response)):
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     if get_header(headers, REQUEST_ID) is None:
         headers.append((REQUEST_ID, exchange.request_id.encode("latin-1")))
@@ -122,8 +116,8 @@ async def _send_body(
     watch: ClientWatch,
     turn: Admission,
     response: Response,
-    tap: Tap | None,
-) -> Tap | None:
+    reader: ResponseReader | None,
+) -> bool:
     last = b""
     send = exchange.send
     try:
@@ -131,7 +125,7 @@ async def _send_body(
             if exchange.first_byte is None:
                 exchange.first_byte = time.perf_counter()
                 turn.answered()
-            last = tap.feed(chunk) if tap else chunk
+            last = reader.feed(chunk) if reader else chunk
             if response.is_complete:
                 break
             if last:
@@ -141,15 +135,15 @@ async def _send_body(
     except BackendError as error:
         exchange.outcome = "truncated"
         logger.warning("%s: the backend's answer ended early: %s", exchange.scope["path"], error)
-        if held := tap.finish() if tap else b"":
+        if held := reader.take_held() if reader else b"":
             last = held
             await send({"type": "http.response.body", "body": held, "more_body": True})
         await _send_cut(exchange, watch, response, last)
-        return None
-    rest = last + (tap.finish() if tap else b"")
+        return False
+    rest = last + (reader.finish() if reader else b"")
     watch.finish()
     await send({"type": "http.response.body", "body": rest, "more_body": False})
-    return tap
+    return True
 
 
 async def _send_cut(
@@ -163,19 +157,9 @@ async def _send_cut(
         await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
-def _tap(response: Response, upstream: Upstream) -> Tap | None:
+def _is_readable(response: Response) -> bool:
     encoding = get_header(response.headers, b"content-encoding") or "identity"
-    if not upstream.wants_usage or response.status != 200 or encoding != "identity":
-        return None
-    is_stream = _is_stream(response)
-    tap: Tap = JsonTap()
-    if is_stream:
-        tap = StrippingTap() if upstream.is_usage_added else StreamTap()
-    if upstream.reader is None:
-        return tap
-    length = get_header(response.headers, b"content-length")
-    upstream.reader.start(is_stream=is_stream, num_bytes=int(length) if length else None)
-    return ReadingTap(tap, upstream.reader)
+    return response.status == 200 and encoding == "identity"
 
 
 def _is_stream(response: Response) -> bool:

@@ -88,9 +88,9 @@ async def connection(**limits: Any) -> AsyncIterator[Any]:
         protocol.connection_lost(None)
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():
+        for _ in iter(condition, True):
             await asyncio.sleep(0)
 
 
@@ -120,10 +120,10 @@ async def test_a_body_in_pieces_is_received_as_one_message() -> None:
         c.protocol.data_received(POST % 6 + b"ab")
         c.protocol.data_received(b"cd")
         c.protocol.data_received(b"ef")
-        await until(lambda: c.app.messages)
+        await until(lambda: len(c.app.messages) > 0)
         assert c.app.messages == [{"type": "http.request", "body": b"abcdef", "more_body": False}]
         c.app.respond.set()
-        await until(lambda: c.transport.written)
+        await until(lambda: c.transport.written != b"")
         assert c.protocol.cycle.response_complete
 
 
@@ -133,7 +133,7 @@ async def test_a_body_over_its_limit_is_passed_on_while_it_arrives() -> None:
         for _ in range(4):
             c.protocol.data_received(b"x" * 1000)
             await asyncio.sleep(0)
-        await until(lambda: c.app.messages and not c.app.messages[-1]["more_body"])
+        await until(lambda: [m["more_body"] for m in c.app.messages][-1:] == [False])
         assert c.app.messages[0]["more_body"]
         assert b"".join(message["body"] for message in c.app.messages) == b"x" * 4000
 
@@ -142,7 +142,7 @@ async def test_the_extension_reports_a_lost_connection_once_and_later_too() -> N
     lost: list[int] = []
     async with connection() as c:
         c.protocol.data_received(POST % 0)
-        await until(lambda: c.app.scopes)
+        await until(lambda: len(c.app.scopes) > 0)
         watch: Callable[[Callable[[], None] | None], None]
         watch = c.app.scopes[0]["extensions"][EXTENSION]["watch"]
         c.protocol.flow.pause_reading()
@@ -157,7 +157,7 @@ async def test_the_extension_reports_a_lost_connection_once_and_later_too() -> N
 async def test_a_head_over_its_limit_reaches_no_app() -> None:
     async with connection(max_header_bytes=1024) as c:
         c.protocol.data_received(b"GET /" + b"y" * 2000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
-        await until(lambda: c.transport.written)
+        await until(lambda: c.transport.written != b"")
         assert c.transport.written.startswith(b"HTTP/1.1 431")
         assert c.app.scopes == []
 
@@ -173,6 +173,6 @@ async def test_an_endless_head_is_refused_and_nothing_more_is_read() -> None:
 async def test_a_slow_head_never_writes_into_a_response_that_is_being_sent() -> None:
     async with connection(header_timeout_s=0.001) as c:
         c.protocol.data_received(POST % 0 + b"GET / HTTP/1.1\r\n")
-        await until(lambda: c.transport.calls)
+        await until(lambda: len(c.transport.calls) > 0)
         assert c.transport.calls[0] == "close"
         assert c.transport.written == b""
