@@ -15,7 +15,7 @@ from ragboost.proxy.asgi.errors import error_body
 from ragboost.proxy.asgi.headers import response_headers, with_header
 from ragboost.proxy.asgi.request_context import REQUEST_ID, RequestContext
 from ragboost.proxy.routing.admission import Admission
-from ragboost.proxy.upstream.client import Response
+from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header
 
@@ -71,7 +71,7 @@ async def relay(
 
 async def _request(
     exchange: RequestContext, watch: ClientWatch, turn: Admission, upstream: Upstream
-) -> Response | None:
+) -> UpstreamResponse | None:
     """Send the request; where no backend takes it, answer with an error and return None."""
     while True:
         try:
@@ -92,7 +92,7 @@ async def _request(
 async def _send_head(
     exchange: RequestContext,
     turn: Admission,
-    response: Response,
+    response: UpstreamResponse,
     upstream: Upstream,
     reader: ResponseReader | None,
 ) -> None:
@@ -115,7 +115,7 @@ async def _send_body(
     exchange: RequestContext,
     watch: ClientWatch,
     turn: Admission,
-    response: Response,
+    response: UpstreamResponse,
     reader: ResponseReader | None,
 ) -> bool:
     last = b""
@@ -147,7 +147,7 @@ async def _send_body(
 
 
 async def _send_cut(
-    exchange: RequestContext, watch: ClientWatch, response: Response, last: bytes
+    exchange: RequestContext, watch: ClientWatch, response: UpstreamResponse, last: bytes
 ) -> None:
     """End an answer that is not whole. Not sending the end makes the server cut the connection."""
     watch.finish()
@@ -157,12 +157,12 @@ async def _send_cut(
         await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
-def _is_readable(response: Response) -> bool:
+def _is_readable(response: UpstreamResponse) -> bool:
     encoding = get_header(response.headers, b"content-encoding") or "identity"
     return response.status == 200 and encoding == "identity"
 
 
-def _is_stream(response: Response) -> bool:
+def _is_stream(response: UpstreamResponse) -> bool:
     kind = get_header(response.headers, b"content-type") or ""
     return kind.partition(";")[0].strip().lower() == _EVENT_STREAM
 
