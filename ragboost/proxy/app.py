@@ -17,7 +17,6 @@ from ragboost.config import Settings
 from ragboost.engine_hooks.reports import REPORT_PATH
 from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.observability.stream_metrics import StreamMetrics
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.completions import Completions
 from ragboost.proxy.routes.dashboard import Dashboard
@@ -61,7 +60,7 @@ class _Parts:
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, backends=backends, tenants=tenants)
         chunks = ChunkPositions(settings.backend, backends.all)
-        metrics.watch(StreamMetrics(sync))
+        metrics.watch_streams(sync)
         boosting = BoostPipeline(settings, metrics, tenants=tenants, sync=sync, chunks=chunks)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         return cls(
