@@ -32,7 +32,7 @@ class RecentRequests:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterate over the completions as JSON values, latest first."""
-        return reversed(self._requests)
+        yield from reversed(self._requests)
 
     def label(self, key: Hashable) -> str:
         """Return the label of a document in prompts, or digits of its key while it is unknown."""
