@@ -11,7 +11,6 @@ from typing import Any
 from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.proxy.asgi.request_context import RequestContext
-from ragboost.proxy.requests import UpstreamRequest
 
 _MAX_DOCUMENTS = 30
 _MAX_LABEL = 60
@@ -38,23 +37,39 @@ class RecentRequests:
         """What prompts called the document of this key; digits of it while that is not known."""
         return self._labels.get(key) or f"[{str(key)[:8]}]"
 
-    def add(self, exchange: RequestContext, prepared: UpstreamRequest, usage: Usage | None) -> None:
-        """Take in a completion that is over."""
+    def add(
+        self,
+        exchange: RequestContext,
+        context: Context | None,
+        usage: Usage | None,
+        *,
+        backend: str,
+        bypass: str | None,
+    ) -> None:
+        """Add a completion that has ended.
+
+        Args:
+            exchange: its request and response.
+            context: its boosted documents, or None.
+            usage: as the backend reported it, or None.
+            backend: name of the backend.
+            bypass: the reason for which nothing was boosted, or None.
+        """
         first_byte = exchange.first_byte
         entry: dict[str, Any] = {
             "time": time.time(),
             "endpoint": exchange.endpoint,
             "model": exchange.model,
-            "backend": prepared.ticket.backend.name,
+            "backend": backend,
             "status": exchange.status,
-            "bypass": prepared.bypass,
+            "bypass": bypass,
             "ttft_ms": None if first_byte is None else (first_byte - exchange.started) * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,
             "before": [],
             "after": [],
         }
-        if (context := prepared.context) is not None:
+        if context is not None:
             entry["before"], entry["after"] = self._orders(context)
         self._requests.append(entry)
 
