@@ -53,6 +53,10 @@ class BoundedMap(Generic[K, V]):
         """Return the values, least recently used first."""
         return [value for _, _, value in self._entries.values()]
 
+    def items(self) -> list[tuple[K, V]]:
+        """Return the keys and values, least recently used first."""
+        return [(key, value) for key, (_, _, value) in self._entries.items()]
+
     def get(self, key: K) -> V | None:
         """Return the value of a key, which counts as use; None if it is absent or expired."""
         if self._ttl_s is not None:

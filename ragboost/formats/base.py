@@ -24,8 +24,9 @@ class Found:
         query: the question.
         documents: in relevance order.
         message: index of the message that is written anew for them; None: another field is.
-        preamble: hash of everything that stands before the first document; empty if nothing does
-            or it is not known. Requests share a prefix only if they have it in common.
+        path: keys and indices of the text or list that holds the first document, for documents in
+            place; the text before it is part of the prefix that requests can share.
+        start: offset of the first document in it.
         num_repeated: documents behind these, in other messages, for which a reference to earlier
             text of the payload is going to stand.
         num_later: documents behind these, including the repeated ones.
@@ -35,7 +36,8 @@ class Found:
     query: str
     documents: tuple[Document, ...]
     message: int | None
-    preamble: str = ""
+    path: tuple[str | int, ...] = ()
+    start: int = 0
     num_repeated: int = 0
     num_later: int = 0
     layout: object = None

@@ -16,7 +16,7 @@ from ragboost.formats.base import Found
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
 from ragboost.formats.references import Standing
-from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, preamble, put
+from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, put
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
 from ragboost.types import Document
@@ -71,13 +71,16 @@ class Messages:
         if leading is None:
             if not num_repeated:
                 return None
-            return Found("", (), None, "", num_repeated, num_later, layout)
+            return Found(
+                "", (), None, num_repeated=num_repeated, num_later=num_later, layout=layout
+            )
         slot, group = leading
         return Found(
             query="",
             documents=tuple([group.document(block) for block in group.blocks]),
             message=slot.message,
-            preamble=preamble(body, slot, group.blocks[0].start),
+            path=slot.path,
+            start=group.blocks[0].start,
             num_repeated=num_repeated,
             num_later=num_later,
             layout=layout,

@@ -26,8 +26,9 @@ from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routes.sessions import session_routes
 from ragboost.proxy.routes.status import Status
 from ragboost.proxy.routing.admission import Dispatcher
+from ragboost.proxy.shadow import ShadowPipeline
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.rewriting.chunk_positions import ChunkPositions
+from ragboost.proxy.upstream.chunk_reuse import ChunkReuse
 from ragboost.rewriting.tenants import Tenants
 from ragboost.sessions import ChatSessionStore, make_store
 from ragboost.version import __version__
@@ -48,7 +49,7 @@ class _Parts:
     backends: Backends
     metrics: Metrics
     sync: CacheSync
-    chunks: ChunkPositions
+    chunk_reuse: ChunkReuse
     boosting: BoostPipeline
     dispatcher: Dispatcher
     store: ChatSessionStore
@@ -59,16 +60,17 @@ class _Parts:
     def of(cls, settings: Settings) -> "_Parts":
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, backends=backends, tenants=tenants)
-        chunks = ChunkPositions(settings.backend, backends.all)
+        chunk_reuse = ChunkReuse(settings.backend, backends.all)
         metrics.watch_streams(sync)
-        boosting = BoostPipeline(settings, metrics, tenants=tenants, sync=sync, chunks=chunks)
+        pipeline = ShadowPipeline if settings.proxy.shadow else BoostPipeline
+        boosting = pipeline(settings, metrics, tenants=tenants, sync=sync, chunk_reuse=chunk_reuse)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         return cls(
             settings,
             backends=backends,
             metrics=metrics,
             sync=sync,
-            chunks=chunks,
+            chunk_reuse=chunk_reuse,
             boosting=boosting,
             dispatcher=dispatcher,
             store=make_store(settings.session),
@@ -84,7 +86,7 @@ class _Parts:
         self.backends.open()
         try:
             await self.sync.open()
-            await self.chunks.open()
+            await self.chunk_reuse.open()
             await self.dashboard.history.open()
             yield
         finally:
@@ -92,7 +94,7 @@ class _Parts:
             await self.turns.drain()
             await self.store.close()
             self.dispatcher.close()
-            await self.chunks.close()
+            await self.chunk_reuse.close()
             await self.sync.close()
             await self.backends.close()
 
@@ -134,7 +136,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
         openapi_url=None,
         redirect_slashes=False,
     )
-    app.state.cache_sync, app.state.chunk_spans = parts.sync, parts.chunks
+    app.state.cache_sync, app.state.chunk_reuse = parts.sync, parts.chunk_reuse
     app.add_exception_handler(Exception, _internal_error)
     completions = _completions(parts)
     app.direct = {

@@ -12,7 +12,6 @@ from ragboost.bounded_map import BoundedMap
 from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.proxy.asgi.request_context import RequestContext
-from ragboost.proxy.requests import UpstreamRequest
 
 _MAX_DOCUMENTS = 30
 _MAX_LABEL = 60
@@ -38,23 +37,39 @@ class RecentRequests:
         """Return the label of a document in prompts, or digits of its key while it is unknown."""
         return self._labels.peek(key) or f"[{str(key)[:8]}]"
 
-    def add(self, request: RequestContext, sent: UpstreamRequest, usage: Usage | None) -> None:
-        """Remember a finished completion."""
+    def add(
+        self,
+        request: RequestContext,
+        context: Context | None,
+        usage: Usage | None,
+        *,
+        backend: str,
+        bypass: str | None,
+    ) -> None:
+        """Add a completion that has ended.
+
+        Args:
+            request: its request and response.
+            context: its boosted documents, or None.
+            usage: as the backend reported it, or None.
+            backend: name of the backend.
+            bypass: the reason for which nothing was boosted, or None.
+        """
         first_byte = request.first_byte
         entry: dict[str, Any] = {
             "time": time.time(),
             "endpoint": request.endpoint,
             "model": request.model,
-            "backend": sent.ticket.backend.name,
+            "backend": backend,
             "status": request.status,
-            "bypass": sent.bypass,
+            "bypass": bypass,
             "ttft_ms": None if first_byte is None else (first_byte - request.started) * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,
             "before": [],
             "after": [],
         }
-        if (context := sent.context) is not None:
+        if context is not None:
             entry["before"], entry["after"] = self._orders(context)
         self._requests.append(entry)
 

@@ -15,12 +15,13 @@ from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.tracing import Tracing
 from ragboost.proxy.routing.admission import Admission, Dispatcher
-from ragboost.proxy.upstream.relay import Upstream, relay, with_request_id
+from ragboost.proxy.upstream.relay import relay
+from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.rewriting.headers import get_header
 
 
 class Passthrough:
-    """Relays any request untouched."""
+    """Relay any request unchanged."""
 
     endpoint = "other"
 
@@ -33,7 +34,7 @@ class Passthrough:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request and count it, whatever becomes of it."""
+        """Answer one request, and count it however it ends."""
         exchange = RequestContext(scope, receive, send, endpoint=self.endpoint)
         span = self._tracing.start(exchange) if self._tracing else None
         has_ended = False
@@ -41,7 +42,7 @@ class Passthrough:
             await self._answer_or_refuse(exchange)
             has_ended = True
         finally:
-            if not has_ended:  # a bug, or the server stops before the answer is over
+            if not has_ended:  # a bug, or the server stops before the response ends
                 exchange.outcome = "internal_error"
             seconds = time.perf_counter() - exchange.started
             self._metrics.count_request(
@@ -69,18 +70,18 @@ class Passthrough:
         declared = get_header(exchange.headers, b"content-length")
         body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
         async with ClientWatch(exchange.scope, exchange.receive) as watch:
-            with self._dispatcher.turn() as turn:
+            with self._dispatcher.admission() as admission:
                 try:
-                    await self._forward(exchange, watch, turn, body)
+                    await self._forward(exchange, watch, admission, body)
                 finally:
                     if self._has_notes:
-                        exchange.notes.update(turn.notes)
+                        exchange.notes.update(admission.notes)
         if watch.has_left:
             exchange.outcome = "client_left"
 
     async def _forward(
-        self, exchange: RequestContext, watch: ClientWatch, turn: Admission, body: bytes
+        self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
     ) -> None:
-        turn.take_any()
-        headers = with_request_id(request_headers(exchange.headers), exchange)
-        await relay(exchange, watch, turn, Upstream(headers, body))
+        admission.take_any()
+        upstream = UpstreamRequest(body, request_headers(exchange.headers))
+        await relay(exchange, watch, admission, upstream)

@@ -10,7 +10,7 @@ import msgspec
 
 from ragboost.errors import RequestError
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
-from ragboost.rewriting.body import JsonBody, MalformedBodyError
+from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 
 _CREATE_FIELDS = ("model", "system", "metadata")
 _MAX_METADATA = 16
@@ -78,13 +78,13 @@ def make_turn(raw: bytes, history: Sequence[bytes], *, model: str | None) -> Tur
         RequestError: names the field that is wrong.
     """
     try:
-        payload = JsonBody.parse(raw)
+        payload = JsonBody(raw)
     except MalformedBodyError as error:
         raise RequestError(f"the body is no JSON object: {error}") from None
-    body = payload.body
+    body = payload.fields
     new = _new_messages(payload)
     fields: dict[str, Any] = {
-        name: msgspec.Raw(payload.field(name)) for name in body if name not in _TURN_FIELDS
+        name: msgspec.Raw(payload.field_bytes(name)) for name in body if name not in _TURN_FIELDS
     }
     if body.get("model") is None and model is not None:
         fields["model"] = model
@@ -100,20 +100,20 @@ def make_turn(raw: bytes, history: Sequence[bytes], *, model: str | None) -> Tur
     if documents and not _asks(body):
         raise RequestError("documents need a new message of the user", param="messages")
     if is_flat:
-        fields[FIELD] = {"documents": msgspec.Raw(payload.field("documents"))}
+        fields[FIELD] = {"documents": msgspec.Raw(payload.field_bytes("documents"))}
     elif ours:
-        fields[FIELD] = msgspec.Raw(payload.field(FIELD))
+        fields[FIELD] = msgspec.Raw(payload.field_bytes(FIELD))
     return TurnRequest(msgspec.json.encode(fields), new, is_flat)
 
 
 def _new_messages(payload: JsonBody) -> list[bytes]:
-    body = payload.body
+    body = payload.fields
     if (query := body.get("query")) is not None:
         if "messages" in body:
             raise RequestError("give either query or messages, not both", param="query")
         if not isinstance(query, str) or not query.strip():
             raise RequestError("query must be a non-empty string", param="query")
-        return [b'{"role":"user","content":' + payload.field("query") + b"}"]
+        return [b'{"role":"user","content":' + payload.field_bytes("query") + b"}"]
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(

@@ -19,15 +19,15 @@ from ragboost.proxy.asgi.limits import BodyTooLargeError
 from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.pipeline import BoostPipeline
-from ragboost.proxy.requests import ParsedRequest, UpstreamRequest
 from ragboost.proxy.routes.completions import Completions
 from ragboost.proxy.routes.passthrough import Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routes.session_history import SessionHistory, SessionTurn, read_history
 from ragboost.proxy.routes.session_requests import TurnRequest, make_turn, parse_new_session
 from ragboost.proxy.routing.admission import Admission, Dispatcher
-from ragboost.proxy.routing.assignment import Assignment
+from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import Message, ResponseReader
+from ragboost.rewriting.sent_history import HistoryDelta
 from ragboost.rewriting.tenants import user_of
 from ragboost.sessions import ChatSession, ChatSessionStore
 
@@ -56,7 +56,7 @@ class SessionList(Passthrough):
         self._ttl_s = settings.session.ttl_s
 
     async def _forward(
-        self, exchange: RequestContext, watch: ClientWatch, turn: Admission, body: bytes
+        self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
     ) -> None:
         if exchange.method == "POST":
             response = await self._create(user_of(exchange.headers), body)
@@ -120,7 +120,7 @@ class SessionItem(Passthrough):
         self._ttl_s = settings.session.ttl_s
 
     async def _forward(
-        self, exchange: RequestContext, watch: ClientWatch, turn: Admission, body: bytes
+        self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
     ) -> None:
         owner, session_id = user_of(exchange.headers), _session_id(exchange)
         await self._turns.settled(session_id)
@@ -162,7 +162,7 @@ class SessionTurns(Completions):
         self._turns = turns
 
     async def _forward(
-        self, exchange: RequestContext, watch: ClientWatch, turn: Admission, body: bytes
+        self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
     ) -> None:
         owner, session_id = user_of(exchange.headers), _session_id(exchange)
         await _get(self._store, owner, session_id)  # nobody learns of others' sessions by a 409
@@ -171,23 +171,23 @@ class SessionTurns(Completions):
             turns = await self._store.turns(session_id)
             history = read_history(turns, system=session.system)
             request = make_turn(body, history.messages, model=session.model)
-            prepared = await self._prepare(exchange, turn, request, history)
+            upstream = await self._prepare(exchange, admission, request, history)
             exchange.scope = {**exchange.scope, "path": _CHAT, "raw_path": _CHAT.encode()}
 
             def commit(answers: list[Message]) -> None:
-                self._boosting.report_answer(prepared, answers)
-                if answers:  # the first choice goes on
-                    answered = SessionTurn.of(request.new, answers[0], prepared.learned)
+                if answers:  # the first choice continues the session
+                    delta = upstream.result.delta if upstream.result is not None else None
+                    answered = SessionTurn.of(request.new, answers[0], delta or HistoryDelta())
                     running.start_commit(self._commit(session, answered))
 
-            reader = ResponseReader(strips_usage=prepared.is_usage_added, on_messages=commit)
+            reader = ResponseReader(strips_usage=upstream.is_usage_added, on_messages=commit)
             running.is_ending = lambda: reader.is_ending
-            await self._relay(exchange, watch, turn, prepared, reader=reader)
+            await self._relay(exchange, watch, admission, upstream, reader=reader)
 
     async def _prepare(
         self,
         exchange: RequestContext,
-        turn: Admission,
+        admission: Admission,
         request: TurnRequest,
         history: SessionHistory,
     ) -> UpstreamRequest:
@@ -198,12 +198,13 @@ class SessionTurns(Completions):
                 "of proxy.max_body_bytes; start another one"
             )
 
-        async def place(draft: ParsedRequest) -> Assignment:
-            return await turn.take(draft._replace(session=_session_id(exchange)))
-
         try:
             return await self._boosting.prepare(
-                request.body, exchange.headers, place=place, past=history.past
+                request.body,
+                exchange.headers,
+                admission,
+                session=_session_id(exchange),
+                history=history.sent,
             )
         except RequestError as error:
             if request.is_flat and error.param:  # the client gave the field without our object

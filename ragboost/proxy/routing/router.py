@@ -98,15 +98,15 @@ class Router:
         for backend in self.backends.candidates():
             given, _ = self.prefixes.longest(backend.name, job.prefixes)
             cached[backend.name] = max(given, self.prefixes.tokens(backend.name, job.history))
-            if job.front is None or job.tenant is None:
+            if job.leading is None or job.tenant is None:
                 continue
             async with job.tenant.lock:
                 booster = job.tenant.booster(backend.name)
-                front = job.front
+                front = job.leading
                 held = booster.cached_tokens(front.documents, preamble=front.preamble)
             lengths = booster.tokens.count_documents(front.documents)
             for ticket in groups.get((job.tenant, backend), ()):
-                other = ticket.job.front
+                other = ticket.request.leading
                 if other is not None and other.preamble == front.preamble:
                     there = {document.key for document in other.documents}
                     common = zip(front.documents, lengths, strict=True)
@@ -116,7 +116,7 @@ class Router:
 
 
 async def _plan(tenant: Tenant, backend: Backend, tickets: list[Assignment]) -> list[Assignment]:
-    fronts = [(t, t.job.front) for t in tickets if t.job.front is not None]
+    fronts = [(t, t.request.leading) for t in tickets if t.request.leading is not None]
     if not fronts:
         return tickets
     async with tenant.lock:
@@ -127,5 +127,5 @@ async def _plan(tenant: Tenant, backend: Backend, tickets: list[Assignment]) -> 
             return tickets
     for (ticket, _), planned in zip(fronts, window.planned, strict=True):
         ticket.planned = planned
-    others = [ticket for ticket in tickets if ticket.job.front is None]
+    others = [ticket for ticket in tickets if ticket.request.leading is None]
     return [*others, *(fronts[at][0] for at in window.release_order)]

@@ -131,7 +131,7 @@ class WaitingRoom:
         tickets = await self._assign([waiting.job for waiting in batch])
         by_job = {waiting.job: waiting for waiting in batch}
         for ticket in tickets:
-            waiting = by_job[ticket.job]
+            waiting = by_job[ticket.request]
             if waiting not in self._arrived:  # its caller was cancelled
                 ticket.close()
                 continue
@@ -217,7 +217,7 @@ def _computes_for(other: Assignment, ticket: Assignment) -> bool:
     one, two = other.planned, ticket.planned
     if one is None or two is None or other.backend is not ticket.backend:
         return False
-    if other.job.tenant is not ticket.job.tenant:
+    if other.request.tenant is not ticket.request.tenant:
         return False
     shared = 0
     for left, right, length in zip(one.elements, two.elements, one.tokens, strict=False):

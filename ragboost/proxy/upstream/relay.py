@@ -1,12 +1,12 @@
-"""Relay one answer from the backend to the client, as it comes.
+"""Relay one response from the backend to the client, byte for byte.
 
-Flow control is the sockets' own: while the client does not read, we do not read from the backend.
-Knows nothing of what the bytes mean; taps look at them on the side.
+Flow control is left to the sockets: while the client does not read, nothing is read from the
+backend. Does not know the meaning of the bytes.
 """
 
 import logging
 import time
-from collections.abc import Sequence
+from typing import Protocol
 
 from ragboost.cache_sync.usage import Usage
 from ragboost.errors import BackendError, BackendTimeoutError
@@ -14,8 +14,9 @@ from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.errors import error_body
 from ragboost.proxy.asgi.headers import response_headers, with_header
 from ragboost.proxy.asgi.request_context import REQUEST_ID, RequestContext
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
+from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header
 
@@ -24,63 +25,78 @@ logger = logging.getLogger(__name__)
 _EVENT_STREAM = "text/event-stream"
 
 
-class Upstream:
-    """A request for the backend, complete."""
+class Placement(Protocol):
+    """A request's place at a backend; it moves to another one if the backend refuses it.
 
-    __slots__ = ("body", "extra_headers", "headers", "reader")
+    Attributes:
+        cached_tokens: tokens expected in the backend's prefix cache.
+    """
 
-    def __init__(
-        self,
-        headers: RawHeaders,
-        body: bytes,
-        *,
-        extra_headers: Sequence[tuple[bytes, bytes]] = (),
-        reader: ResponseReader | None = None,
-    ) -> None:
-        self.headers = headers
-        self.body = body
-        self.extra_headers = extra_headers
-        self.reader = reader
+    @property
+    def backend(self) -> Backend:
+        """The backend that the request is assigned to."""
+
+    @property
+    def cached_tokens(self) -> int: ...
+
+    def fail_over(self, error: BackendError) -> bool:
+        """Move to a backend that was not tried; False if there is none, or the error forbids it."""
+
+    def answered(self) -> None:
+        """Note that the response has begun."""
 
 
 async def relay(
-    exchange: RequestContext, watch: ClientWatch, turn: Admission, upstream: Upstream
+    exchange: RequestContext,
+    watch: ClientWatch,
+    placement: Placement,
+    upstream: UpstreamRequest,
+    *,
+    reader: ResponseReader | None = None,
 ) -> Usage | None:
-    """Send a request to its backend and the answer to the client.
+    """Send a request to its backend and the response to the client.
 
-    Where the backend refuses the connection, others are tried. One that fails before its answer
-    begins is an error of our own (502, 504). One that fails later cuts the answer: a stream of
-    events gets an error event where one can stand, anything else ends short, so that the client
-    sees that it is not whole.
+    If the backend refuses the connection, others are tried. A backend that fails before its
+    response begins is an error of the proxy's own (502, 504). One that fails later truncates the
+    response: a stream of events ends with an error event where one can be placed, anything else
+    ends early, so that the client sees that it is incomplete.
+
+    Args:
+        exchange: the client's request.
+        watch: of the client.
+        placement: the request's place at its backend.
+        upstream: the request to send.
+        reader: reads a complete response on the side.
 
     Returns:
         The usage that a complete response reports, or None.
     """
-    response = await _request(exchange, watch, turn, upstream)
+    response = await _request(exchange, watch, placement, upstream)
     if response is None:
         return None
     try:
         exchange.outcome = _outcome(response.status)
-        reader = upstream.reader if _is_readable(response) else None
-        await _send_head(exchange, turn, response, upstream, reader)
-        is_whole = await _send_body(exchange, watch, turn, response, reader)
+        reader = reader if _is_readable(response) else None
+        await _send_head(exchange, placement, response, upstream, reader)
+        is_whole = await _send_body(exchange, watch, placement, response, reader)
         return reader.usage if is_whole and reader is not None else None
     finally:
         response.close()  # no effect after the last byte; before it, this cancels the backend
 
 
 async def _request(
-    exchange: RequestContext, watch: ClientWatch, turn: Admission, upstream: Upstream
+    exchange: RequestContext, watch: ClientWatch, placement: Placement, upstream: UpstreamRequest
 ) -> UpstreamResponse | None:
-    """Send the request; where no backend takes it, answer with an error and return None."""
+    """Send the request; if no backend accepts it, answer with an error and return None."""
+    headers = _with_request_id(upstream.headers, exchange)
     while True:
         try:
-            return await turn.backend.request(
-                exchange.method, exchange.target, headers=upstream.headers, body=upstream.body
+            return await placement.backend.request(
+                exchange.method, exchange.target, headers=headers, body=upstream.body
             )
         except BackendError as error:
             logger.warning("%s %s: %s", exchange.method, exchange.scope["path"], error)
-            if turn.fail_over(error):
+            if placement.fail_over(error):
                 continue
             is_timeout = isinstance(error, BackendTimeoutError)
             exchange.outcome = "backend_timeout" if is_timeout else "backend_unreachable"
@@ -91,9 +107,9 @@ async def _request(
 
 async def _send_head(
     exchange: RequestContext,
-    turn: Admission,
+    placement: Placement,
     response: UpstreamResponse,
-    upstream: Upstream,
+    upstream: UpstreamRequest,
     reader: ResponseReader | None,
 ) -> None:
     headers = response_headers(response.headers)
@@ -101,10 +117,11 @@ async def _send_head(
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     if get_header(headers, REQUEST_ID) is None:
         headers.append((REQUEST_ID, exchange.request_id.encode("latin-1")))
-    if upstream.extra_headers:
-        headers.extend(upstream.extra_headers)
-        headers.append((b"x-ragboost-backend", turn.backend.name.encode("latin-1", "replace")))
-        headers.append((b"x-ragboost-cached-tokens-predicted", b"%d" % turn.ticket.cached_tokens))
+    if ours := upstream.response_headers:
+        headers.extend(ours)
+        name = placement.backend.name.encode("latin-1", "replace")
+        headers.append((b"x-ragboost-backend", name))
+        headers.append((b"x-ragboost-cached-tokens-predicted", b"%d" % placement.cached_tokens))
     exchange.status = response.status
     await exchange.send(
         {"type": "http.response.start", "status": response.status, "headers": headers}
@@ -114,7 +131,7 @@ async def _send_head(
 async def _send_body(
     exchange: RequestContext,
     watch: ClientWatch,
-    turn: Admission,
+    placement: Placement,
     response: UpstreamResponse,
     reader: ResponseReader | None,
 ) -> bool:
@@ -124,17 +141,17 @@ async def _send_body(
         while chunk := await response.read():
             if exchange.first_byte is None:
                 exchange.first_byte = time.perf_counter()
-                turn.answered()
+                placement.answered()
             last = reader.feed(chunk) if reader else chunk
             if response.is_complete:
                 break
             if last:
                 await send({"type": "http.response.body", "body": last, "more_body": True})
         else:
-            last = b""  # all has been sent
+            last = b""  # everything was sent
     except BackendError as error:
         exchange.outcome = "truncated"
-        logger.warning("%s: the backend's answer ended early: %s", exchange.scope["path"], error)
+        logger.warning("%s: the backend's response ended early: %s", exchange.scope["path"], error)
         if held := reader.take_held() if reader else b"":
             last = held
             await send({"type": "http.response.body", "body": held, "more_body": True})
@@ -149,11 +166,11 @@ async def _send_body(
 async def _send_cut(
     exchange: RequestContext, watch: ClientWatch, response: UpstreamResponse, last: bytes
 ) -> None:
-    """End an answer that is not whole. Not sending the end makes the server cut the connection."""
+    """End an incomplete response. The server closes the connection if the end is not sent."""
     watch.finish()
     is_between_events = last.endswith((b"\n\n", b"\r\n\r\n")) or not last
     if _is_stream(response) and is_between_events:
-        event = b"data: " + error_body(502, "the backend's answer ended early") + b"\n\n"
+        event = b"data: " + error_body(502, "the backend's response ended early") + b"\n\n"
         await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
@@ -173,26 +190,10 @@ def _outcome(status: int) -> str:
     return "backend_4xx" if status < 500 else "backend_5xx"
 
 
-def with_request_id(
-    headers: list[tuple[bytes, bytes]], exchange: RequestContext
-) -> list[tuple[bytes, bytes]]:
-    """Add the request's id where the client gave none, and our span as the parent, if any."""
+def _with_request_id(headers: RawHeaders, exchange: RequestContext) -> RawHeaders:
+    """Add the request's id if the client gave none, and the proxy's span as the parent, if any."""
     if get_header(headers, REQUEST_ID) is None:
-        headers.append((REQUEST_ID, exchange.request_id.encode("latin-1")))
+        headers = [*headers, (REQUEST_ID, exchange.request_id.encode("latin-1"))]
     for name, value in exchange.trace_headers.items():
         headers = with_header(headers, name.lower().encode(), value.encode())
-    return headers
-
-
-def boost_headers(
-    *, bypass: str | None, documents: int, dropped: int, seconds: float
-) -> RawHeaders:
-    """The `x-ragboost-*` headers of an answer."""
-    headers = [
-        (b"x-ragboost-documents", b"%d" % documents),
-        (b"x-ragboost-documents-dropped", b"%d" % dropped),
-        (b"x-ragboost-overhead-ms", b"%.3f" % (seconds * 1000)),
-    ]
-    if bypass is not None:
-        headers.append((b"x-ragboost-bypass", bypass.encode()))
     return headers
