@@ -160,6 +160,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
         },
     )
     app.state.cache_sync, app.state.chunk_reuse = parts.sync, parts.chunk_reuse
+    app.state.metrics = parts.metrics
     completions = _completions(parts)
     app.direct = {
         path: ServerErrorMiddleware(endpoint, handler=on_internal_error)

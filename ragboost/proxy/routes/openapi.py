@@ -97,7 +97,7 @@ _SESSION_ERRORS = {"404": "There is no such session.", "409": "Another turn is b
 
 def complete(document: dict[str, Any]) -> None:
     """Add what FastAPI does not know to its document, and remove its own shape of errors."""
-    document["paths"].update(_completion_paths())
+    document["paths"] = {**_completion_paths(), **document["paths"]}
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
