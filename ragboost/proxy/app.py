@@ -17,7 +17,6 @@ from ragboost.config import Settings
 from ragboost.engine_hooks.reports import REPORT_PATH
 from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.observability.stream_metrics import StreamMetrics
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.completions import Completions
 from ragboost.proxy.routes.dashboard import Dashboard
@@ -62,7 +61,7 @@ class _Parts:
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, backends=backends, tenants=tenants)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
-        metrics.watch(StreamMetrics(sync))
+        metrics.watch_streams(sync)
         pipeline = ShadowPipeline if settings.proxy.shadow else BoostPipeline
         boosting = pipeline(settings, metrics, tenants=tenants, sync=sync, chunk_reuse=chunk_reuse)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)

@@ -1,7 +1,7 @@
-"""Choose a backend for each request, and an order for those that are chosen for together.
+"""Choose a backend for each request, and an order for requests that are assigned together.
 
-One score in tokens: what is to be computed before and for the request, so that a cached prefix and
-a queue weigh against each other. Knows jobs and loads. Does not know bodies, sockets or time.
+Scores a backend in tokens: those to be computed for the request and before it, so that a cached
+prefix and a long queue can be compared. Does not know bodies, sockets or time.
 """
 
 import logging
@@ -19,7 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class Router:
-    """Decides where jobs go. Of equally good backends the one that was sent the least is taken."""
+    """Assigns requests to backends; of equal ones, to the one with the fewest so far.
+
+    Attributes:
+        backends: the candidates.
+        prefixes: the message prefixes that each backend was sent.
+    """
 
     def __init__(self, backends: Backends, settings: RouterSettings) -> None:
         self.backends = backends
@@ -29,7 +34,7 @@ class Router:
 
     @property
     def looks_at_caches(self) -> bool:
-        """What prefix caches hold makes a difference here."""
+        """The contents of prefix caches count: several backends, and `cache_aware` routing."""
         return self._settings.policy == "cache_aware" and len(self.backends.all) > 1
 
     def choose(
@@ -39,15 +44,12 @@ class Router:
         cached_tokens: Mapping[str, int],
         exclude: Sequence[Backend] = (),
     ) -> Backend | None:
-        """The backend with the least to do for a request.
+        """Return the backend with the lowest cost for a request; None if all are excluded.
 
         Args:
-            prompt_tokens: of the request.
-            cached_tokens: of these, by name of the backend that holds them.
+            prompt_tokens: length of the request.
+            cached_tokens: how many of these each backend's prefix cache holds, by its name.
             exclude: backends that have been tried.
-
-        Returns:
-            None if all are excluded.
         """
 
         def cost(backend: Backend) -> tuple[int, int]:
@@ -59,15 +61,14 @@ class Router:
         return min(self.backends.candidates(exclude), key=cost, default=None)
 
     async def assign(self, jobs: Sequence[RoutingRequest]) -> list[Assignment]:
-        """Choose a backend for each job and plan those together that share a prefix cache.
+        """Choose a backend for each request, and plan those of a tenant on a backend together.
 
         Returns:
-            Tickets in the order in which to send them. Those of a tenant on a backend stand
-            together, in the place of the first one.
+            Assignments in the order in which to send them. Those planned together are adjacent.
         """
         groups: dict[tuple[Tenant | None, Backend], list[Assignment]] = {}
         released: list[Assignment] = []
-        # If the client leaves meanwhile, or at a bug, nobody else is going to close the tickets.
+        # On a cancellation or an error, only this function can close the assignments.
         with ExitStack() as on_failure:
             for job in jobs:
                 cached = await self._cached_tokens(job, groups)
@@ -87,8 +88,10 @@ class Router:
         job: RoutingRequest,
         groups: Mapping[tuple[Tenant | None, Backend], Sequence[Assignment]],
     ) -> dict[str, int]:
-        """What each backend's prefix cache holds of a job, or will hold when the jobs before it
-        have been computed."""
+        """Return the tokens of a request that each backend's prefix cache holds, by its name.
+
+        Counts what the cache will hold when the requests already in `groups` have been computed.
+        """
         cached: dict[str, int] = {}
         if not self.looks_at_caches:
             return cached
@@ -119,8 +122,8 @@ async def _plan(tenant: Tenant, backend: Backend, tickets: list[Assignment]) -> 
     async with tenant.lock:
         try:
             window = tenant.booster(backend.name).plan_window([front for _, front in fronts])
-        except RagBoostError as error:  # unplanned, each will be boosted or bypassed by itself
-            logger.warning("could not plan %d requests: %s", len(fronts), error)
+        except RagBoostError as error:  # each will be boosted or bypassed on its own
+            logger.warning("cannot plan %d requests together: %s", len(fronts), error)
             return tickets
     for (ticket, _), planned in zip(fronts, window.planned, strict=True):
         ticket.planned = planned

@@ -1,8 +1,8 @@
-"""Where requests wait for others to be planned with, and for a backend with room.
+"""Hold requests until they are planned together and a backend has room for them.
 
-An idle backend is given work at once; a busy one lets a request wait for `window_ms` at the most.
-Batches keep the order in which they came, so that a request is overtaken by the others of its batch
-only, fewer than `max_batch`. Knows time and counts. Does not know documents or how to choose.
+An idle backend is given requests at once; while all are busy, a request waits up to `window_ms` for
+others to be planned with. Batches keep the order of arrival, so a request is overtaken only by
+others of its batch, fewer than `max_batch`. Does not know documents, or how a backend is chosen.
 """
 
 import asyncio
@@ -19,17 +19,20 @@ Assign = Callable[[Sequence[RoutingRequest]], Awaitable[Sequence[Assignment]]]
 
 
 class TooManyWaitingError(RequestError):
-    """`waiting_room.max_waiting` requests wait already."""
+    """The waiting room already holds `waiting_room.max_waiting` requests."""
 
     status = 429
 
     def __init__(self, num_waiting: int, *, retry_after_s: int) -> None:
-        super().__init__(f"{num_waiting} requests are waiting already; try again later")
+        super().__init__(
+            f"{num_waiting} requests are already waiting (waiting_room.max_waiting); "
+            f"retry after {retry_after_s} s"
+        )
         self.retry_after_s = retry_after_s
 
 
 class _Waiting:
-    """A request in the room; `ticket` is set when it has been planned."""
+    """A request in the waiting room; `ticket` is its assignment, once it has been planned."""
 
     __slots__ = ("held_until", "job", "released", "since", "ticket")
 
@@ -44,12 +47,12 @@ class _Waiting:
 
 
 class WaitingRoom:
-    """One queue before all backends. Belongs to one event loop.
+    """One queue in front of all backends, used on one event loop.
 
     Args:
-        assign: chooses backends for a batch and says in which order to send it.
-        backends: those to whose room and idleness the queue looks.
-        settings: the limits; if it is not enabled, requests wait for a backend with room only.
+        assign: chooses backends for a batch of requests, and the order in which to send it.
+        backends: the backends that requests wait for.
+        settings: the limits; unless `enabled`, requests only wait for a backend with room.
     """
 
     def __init__(self, assign: Assign, backends: Backends, settings: WaitingRoomSettings) -> None:
@@ -66,14 +69,14 @@ class WaitingRoom:
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         return len(self._arrived) + sum(map(len, self._ready.values()))
 
     async def enter(self, job: RoutingRequest) -> Assignment:
-        """Wait until a request may be sent; the ticket has been started then.
+        """Wait until a request may be sent, and return its assignment, started.
 
-        Whoever got a ticket reports to `update` when its backend begins to answer and when it is
-        done. A cancelled caller leaves the queue.
+        The caller must call `update` when the backend begins its response and when that has ended.
+        A caller that is cancelled leaves the queue.
 
         Raises:
             TooManyWaitingError: the queue is full.
@@ -91,10 +94,10 @@ class WaitingRoom:
             raise
 
     def update(self) -> None:
-        """Something has changed: release what can go, plan what is due."""
+        """Release the requests that may be sent, and plan those that are due."""
         for backend, ready in self._ready.items():
             self._release(backend, ready)
-        # What is still ready before a backend with room is held for a prefill.
+        # Requests still ready although their backend has room are held for another's prefill.
         if (
             self._planning is None
             and self._arrived
@@ -110,14 +113,14 @@ class WaitingRoom:
                 self._planning.add_done_callback(self._planned)
 
     def close(self) -> None:
-        """Forget timers and plans; the event loop ends."""
+        """Cancel timers and planning."""
         if self._timer is not None:
             self._timer.cancel()
         if self._planning is not None:
             self._planning.cancel()
 
     def _due(self) -> float:
-        """When the next batch is planned: now if it is full or a backend has nothing to do."""
+        """Return the time at which to plan the next batch: 0 if it is full or a backend is idle."""
         if len(self._arrived) >= self._max_batch:
             return 0.0
         if any(not backend.load.assigned for backend in self._backends.candidates()):
@@ -129,7 +132,7 @@ class WaitingRoom:
         by_job = {waiting.job: waiting for waiting in batch}
         for ticket in tickets:
             waiting = by_job[ticket.request]
-            if waiting not in self._arrived:  # it left meanwhile
+            if waiting not in self._arrived:  # its caller was cancelled
                 ticket.close()
                 continue
             del self._arrived[waiting]
@@ -140,9 +143,9 @@ class WaitingRoom:
         self._planning = None
         if task.cancelled():
             return
-        if (error := task.exception()) is not None:  # a bug: everybody who waits shall see it
+        if (error := task.exception()) is not None:  # a bug: raise it in every waiting caller
             for waiting in self._arrived:
-                if not waiting.released.done():  # it may have left a moment ago
+                if not waiting.released.done():  # else it was cancelled just now
                     waiting.released.set_exception(error)
             self._arrived.clear()
             return
@@ -166,8 +169,10 @@ class WaitingRoom:
                 waiting.released.set_result(waiting.ticket)
 
     def _is_held(self, waiting: _Waiting, ticket: Assignment, now: float) -> bool:
-        """Another request is computing a part of this one's prompt, and the wait has not been too
-        long."""
+        """Return True while another request computes a part of this one's prompt.
+
+        Up to `hold_for_prefill_ms`.
+        """
         if not self._hold_s:
             return False
         self._prefilling = {t: None for t in self._prefilling if t.is_prefilling}
@@ -181,7 +186,7 @@ class WaitingRoom:
         return True
 
     def _leave(self, waiting: _Waiting) -> None:
-        """A request does not wait any more, whatever state it is in."""
+        """Remove a request in any state."""
         self._arrived.pop(waiting, None)
         if waiting.ticket is not None:
             ready = self._ready[waiting.ticket.backend]
@@ -191,7 +196,7 @@ class WaitingRoom:
         self.update()
 
     def _retry_after_s(self, now: float) -> int:
-        """As long as the one that waits longest has waited."""
+        """Return the longest wait so far, in whole seconds."""
         waiting = [*self._arrived, *(w for ready in self._ready.values() for w in ready)]
         return max(1, math.ceil(now - min(each.since for each in waiting)))
 
@@ -208,7 +213,7 @@ class WaitingRoom:
 
 
 def _computes_for(other: Assignment, ticket: Assignment) -> bool:
-    """Whether `other` computes documents now with which `ticket` begins, too."""
+    """Return True if `other` is computing documents with which `ticket` begins."""
     one, two = other.planned, ticket.planned
     if one is None or two is None or other.backend is not ticket.backend:
         return False

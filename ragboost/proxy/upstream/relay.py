@@ -15,7 +15,7 @@ from ragboost.proxy.asgi.errors import error_body
 from ragboost.proxy.asgi.headers import response_headers, with_header
 from ragboost.proxy.asgi.request_context import REQUEST_ID, RequestContext
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.proxy.upstream.client import Response
+from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header
@@ -86,7 +86,7 @@ async def relay(
 
 async def _request(
     exchange: RequestContext, watch: ClientWatch, placement: Placement, upstream: UpstreamRequest
-) -> Response | None:
+) -> UpstreamResponse | None:
     """Send the request; if no backend accepts it, answer with an error and return None."""
     headers = _with_request_id(upstream.headers, exchange)
     while True:
@@ -108,7 +108,7 @@ async def _request(
 async def _send_head(
     exchange: RequestContext,
     placement: Placement,
-    response: Response,
+    response: UpstreamResponse,
     upstream: UpstreamRequest,
     reader: ResponseReader | None,
 ) -> None:
@@ -132,7 +132,7 @@ async def _send_body(
     exchange: RequestContext,
     watch: ClientWatch,
     placement: Placement,
-    response: Response,
+    response: UpstreamResponse,
     reader: ResponseReader | None,
 ) -> bool:
     last = b""
@@ -164,7 +164,7 @@ async def _send_body(
 
 
 async def _send_cut(
-    exchange: RequestContext, watch: ClientWatch, response: Response, last: bytes
+    exchange: RequestContext, watch: ClientWatch, response: UpstreamResponse, last: bytes
 ) -> None:
     """End an incomplete response. The server closes the connection if the end is not sent."""
     watch.finish()
@@ -174,12 +174,12 @@ async def _send_cut(
         await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
-def _is_readable(response: Response) -> bool:
+def _is_readable(response: UpstreamResponse) -> bool:
     encoding = get_header(response.headers, b"content-encoding") or "identity"
     return response.status == 200 and encoding == "identity"
 
 
-def _is_stream(response: Response) -> bool:
+def _is_stream(response: UpstreamResponse) -> bool:
     kind = get_header(response.headers, b"content-type") or ""
     return kind.partition(";")[0].strip().lower() == _EVENT_STREAM
 

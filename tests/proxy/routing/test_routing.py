@@ -291,7 +291,7 @@ def test_least_loaded_does_not_look_at_caches(engines: list[FakeEngine]) -> None
 
 def test_two_backends_of_one_name_are_refused() -> None:
     backends = [{"url": "http://a:1"}, {"url": "http://a:1/v1"}]
-    with pytest.raises(ConfigError, match="'a:1' is there twice"):
+    with pytest.raises(ConfigError, match="two have the name 'a:1'"):
         create_app(Settings(backends=backends))  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import pytest
 from ragboost.config import BackendSettings
 from ragboost.errors import BackendConnectionError, BackendTimeoutError
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.proxy.upstream.client import Response
+from ragboost.proxy.upstream.client import UpstreamResponse
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -51,7 +51,7 @@ def answers(*pieces: bytes, num: int = 1) -> Serve:
     return serve
 
 
-async def body_of(response: Response) -> bytes:
+async def body_of(response: UpstreamResponse) -> bytes:
     body = b""
     while chunk := await response.read():
         body += chunk
