@@ -1,39 +1,36 @@
 """`POST /v1/index/events`: the cache reports of the hook inside an engine."""
 
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import Settings
-from ragboost.engine_hooks.reports import CONTENT_TYPE
-from ragboost.errors import RequestError
+from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH
 from ragboost.proxy.asgi.keys import ApiKeys
-from ragboost.proxy.asgi.limits import ClientDisconnectedError, read_body
-from ragboost.proxy.asgi.request_context import RequestContext
-from ragboost.rewriting.headers import get_header
+from ragboost.proxy.asgi.limits import read_body
+from ragboost.proxy.routes.typed_route import TypedRoute
+
+_BODY = {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 
 
-class Reports:
-    """Takes the reports of the in-engine hook: `POST /v1/index/events`, msgpack both ways."""
+def report_route(settings: Settings, *, sync: CacheSync) -> TypedRoute:
+    """Make the route."""
+    keys = ApiKeys(settings.proxy.api_keys)
 
-    endpoint = "index_events"
+    async def receive_report(request: Request) -> Response:
+        """Apply a report of cache events by the in-engine hook; msgpack both ways."""
+        keys.check(request.scope["headers"])
+        declared = request.headers.get("content-length")
+        body = await read_body(request.receive, declared=declared, settings=settings.proxy)
+        return Response(await sync.report(body), media_type=CONTENT_TYPE)
 
-    def __init__(self, settings: Settings, *, sync: CacheSync) -> None:
-        self._settings = settings.proxy
-        self._keys = ApiKeys(settings.proxy.api_keys)
-        self._sync = sync
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one report."""
-        exchange = RequestContext(scope, receive, send, endpoint=self.endpoint)
-        declared = get_header(exchange.headers, b"content-length")
-        try:
-            self._keys.check(exchange.headers)
-            body = await read_body(receive, declared=declared, settings=self._settings)
-            answer = await self._sync.report(body)
-        except RequestError as error:
-            await exchange.send_error(error.status, str(error), param=error.param)
-        except ClientDisconnectedError:
-            return
-        else:
-            await Response(answer, media_type=CONTENT_TYPE)(scope, receive, send)
+    return TypedRoute(
+        REPORT_PATH,
+        receive_report,
+        method="POST",
+        tag="engine hooks",
+        errors=(400, 401, 408, 413),
+        response_class=Response,
+        responses={200: _BODY},
+        openapi_extra={"requestBody": _BODY},
+    )

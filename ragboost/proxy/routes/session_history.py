@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from ragboost.booster.session import Turn
-from ragboost.proxy.upstream.response_reader import Message
+from ragboost.proxy.upstream.response_reader import AnswerMessage
 from ragboost.rewriting.message_chain import Link
 from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
 
@@ -28,7 +28,7 @@ class SessionTurn(msgspec.Struct, frozen=True):
     turn: Turn | None
 
     @classmethod
-    def of(cls, new: Sequence[bytes], answer: Message, delta: HistoryDelta) -> Self:
+    def of(cls, new: Sequence[bytes], answer: AnswerMessage, delta: HistoryDelta) -> Self:
         """Return a turn that was answered."""
         return cls([*new, encode_message(answer)], list(delta.sent), delta.turn)
 

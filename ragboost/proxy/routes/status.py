@@ -1,18 +1,23 @@
 """The endpoints for operators: health, readiness, version and metrics."""
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from collections.abc import Sequence
+
+from starlette.responses import Response
 
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.observability.metrics import CONTENT_TYPE, Metrics
 from ragboost.proxy.pipeline import BoostPipeline
+from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readiness, VersionInfo
+from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.routing.admission import Dispatcher
 from ragboost.version import __version__
 
+_TAG = "operations"
 
-class Status:
-    """What operators ask: is it alive, is it ready, what does it count."""
+
+class StatusRoutes:
+    """The handlers of these endpoints."""
 
     def __init__(
         self, *, dispatcher: Dispatcher, metrics: Metrics, boosting: BoostPipeline, sync: CacheSync
@@ -22,31 +27,61 @@ class Status:
         self._metrics = metrics
         self._boosting = boosting
 
-    async def health(self, _request: Request) -> Response:
-        """Liveness: the event loop turns."""
-        return JSONResponse({"status": "ok"})
+    def routes(self) -> Sequence[TypedRoute]:
+        """Return the routes."""
+        return [
+            TypedRoute("/health", self.health, tag=_TAG),
+            TypedRoute(
+                "/ready",
+                self.ready,
+                tag=_TAG,
+                response_model_exclude_none=True,
+                responses={503: {"model": Readiness}},
+            ),
+            TypedRoute("/version", self.version, tag=_TAG),
+            TypedRoute(
+                "/chunk_reuse",
+                self.chunk_reuse,
+                tag=_TAG,
+                errors=(404,),
+                status_code=404,
+                response_class=Response,
+            ),
+            TypedRoute(
+                "/metrics",
+                self.metrics,
+                tag=_TAG,
+                response_class=Response,
+                responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+            ),
+        ]
 
-    async def ready(self, _request: Request) -> Response:
-        """Readiness: the backend answers."""
+    async def health(self) -> Liveness:
+        """Report that the process serves requests."""
+        return Liveness()
+
+    async def ready(self, response: Response) -> Readiness:
+        """Report if any backend responds; 503 if not."""
         streams = {
-            view.stream.name: {"backend": view.backend, "state": view.stream.state}
+            view.stream.name: EventStreamReadiness(backend=view.backend, state=view.stream.state)
             for view in self._sync.streams
         }
-        detail = {"kv_events": streams} if streams else {}
-        if await self._dispatcher.backends.is_ready():
-            return JSONResponse({"status": "ready", **detail})
-        return JSONResponse({"status": "backend unreachable", **detail}, 503)
+        is_ready = await self._dispatcher.backends.is_ready()
+        response.status_code = 200 if is_ready else 503
+        return Readiness(
+            status="ready" if is_ready else "backend unreachable", kv_events=streams or None
+        )
 
-    async def no_chunk_reuse(self, _request: Request) -> Response:
-        """A proxy in front of this one is not to send `ragboost.chunks`: we add them ourselves."""
-        return error_response(404, "RAGBoost's proxy places chunks by itself")
+    async def version(self) -> VersionInfo:
+        """Return the version of RAGBoost, not the backend's."""
+        return VersionInfo(version=__version__)
 
-    async def version(self, _request: Request) -> Response:
-        """Our version, not the backend's."""
-        return JSONResponse({"version": __version__})
+    async def chunk_reuse(self) -> Response:
+        """Refuse: a proxy in front of this one must not add chunk positions, this one does."""
+        return error_response(404, "this RAGBoost proxy adds chunk positions itself")
 
-    async def metrics(self, _request: Request) -> Response:
-        """All metrics in Prometheus text format."""
+    async def metrics(self) -> Response:
+        """Return all metrics in Prometheus' text format."""
         self._metrics.index_nodes.set(self._boosting.tenants.num_nodes)
         self._metrics.sessions.set(len(self._boosting.conversations))
         self._metrics.queue_depth.set(self._dispatcher.num_waiting)

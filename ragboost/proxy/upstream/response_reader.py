@@ -17,7 +17,7 @@ _EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
 _DONE = b"data: [DONE]"
 _DECODER = msgspec.json.Decoder()
 
-Message = dict[str, Any]
+AnswerMessage = dict[str, Any]
 """An assistant message as a client sends it back: `role`, `content`, `tool_calls`."""
 
 
@@ -39,7 +39,7 @@ class ResponseReader:
         self,
         *,
         strips_usage: bool = False,
-        on_messages: Callable[[list[Message]], None] | None = None,
+        on_messages: Callable[[list[AnswerMessage]], None] | None = None,
     ) -> None:
         self.usage: Usage | None = None
         self.is_ending = False
@@ -150,7 +150,7 @@ class ResponseReader:
 
     def _read_json(self) -> None:
         answer = _decode(b"".join(self._chunks)) if self._is_readable else None
-        messages: list[Message] = []
+        messages: list[AnswerMessage] = []
         if isinstance(answer, dict):
             self.usage = read_usage(answer)
             choices = _objects(answer.get("choices")) if self._on_messages else ()
@@ -158,7 +158,7 @@ class ResponseReader:
             messages = [_message(one.get("content"), one.get("tool_calls")) for one in found]
         self._complete(messages)
 
-    def _complete(self, messages: list[Message] | None = None) -> None:
+    def _complete(self, messages: list[AnswerMessage] | None = None) -> None:
         self.is_ending = True
         if self._on_messages is None:
             return
@@ -189,7 +189,7 @@ class _Deltas:
                     if isinstance(piece := function.get(name), str):
                         pieces[name].append(piece)
 
-    def join(self) -> Message:
+    def join(self) -> AnswerMessage:
         calls = [
             {
                 "id": pieces["id"][0],
@@ -203,7 +203,7 @@ class _Deltas:
         return _message("".join(self._content) if self._content else None, calls)
 
 
-def _message(content: Any, calls: Any) -> Message:
+def _message(content: Any, calls: Any) -> AnswerMessage:
     if calls:
         return {"role": "assistant", "content": content, "tool_calls": calls}
     return {"role": "assistant", "content": "" if content is None else content}
