@@ -145,8 +145,8 @@ def test_with_the_extra_it_works(use: Use) -> None:
 
 def test_integrations_load_no_framework() -> None:
     code = (
-        "import sys, ragboost.integrations, ragboost.integrations.placing\n"
-        "import ragboost.integrations.turns, ragboost.integrations.tool_results\n"
+        "import sys, ragboost.integrations, ragboost.integrations.placement\n"
+        "import ragboost.integrations.turns, ragboost.integrations.repeated_documents\n"
         "names = {'langchain_core', 'langchain', 'llama_index', 'litellm', 'ray'}\n"
         "print(names & set(sys.modules))"
     )

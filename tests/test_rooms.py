@@ -14,6 +14,7 @@ ROOMS = [
     "version",
     "errors",
     "bounded_map",
+    "jsonl",
     "types",
     "context",
     "config",

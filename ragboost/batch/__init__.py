@@ -3,7 +3,6 @@
 JSONL in, JSONL out, same line format, new line order. Never runs a model.
 """
 
-from ragboost.batch.job import RejectedLinesError, run_batch
-from ragboost.batch.summary import BatchSummary
+from ragboost.batch.job import BatchSummary, RejectedLinesError, run_batch
 
 __all__ = ["BatchSummary", "RejectedLinesError", "run_batch"]

@@ -1,4 +1,4 @@
-"""The files of a batch job: checked before the work, complete or absent after it."""
+"""The files of a batch job: checked before the job, complete or absent after it."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def side_path(output: Path, name: str) -> Path:
-    """`OUT.jsonl` and `positions` make `OUT.positions.jsonl`."""
+    """Return the path beside an output: `OUT.jsonl` and `positions` give `OUT.positions.jsonl`."""
     stem = output.name.removesuffix(".jsonl")
     return output.with_name(f"{stem}.{name}.jsonl")
 
@@ -22,7 +22,7 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
     """Open a file that can be read twice.
 
     Raises:
-        RequestError: it is not there, no regular file, or compressed.
+        RequestError: the file is missing, not a regular file, or compressed.
     """
     try:
         if path.exists() and not path.is_file():
@@ -38,26 +38,26 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_output(path: Path, *, inputs: list[Path]) -> None:
-    """Refuse to overwrite an input or something that is no file.
+    """Refuse to overwrite an input, or a path that is not a regular file.
 
     Raises:
-        RequestError: says which.
+        RequestError: the output cannot be written.
     """
     for source in inputs:
         if path.exists() and source.exists() and path.samefile(source):
             raise RequestError(f"{path} is an input of the job: give another output")
     if path.exists() and not path.is_file():
-        raise RequestError(f"cannot write {path}: it is no regular file")
+        raise RequestError(f"cannot write {path}: not a regular file")
     if not path.parent.is_dir():
-        raise RequestError(f"cannot write {path}: {path.parent} is no directory")
+        raise RequestError(f"cannot write {path}: {path.parent} is not a directory")
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Write beside `path`, and rename when all is written; after an error nothing is left.
+    """Write a temporary file and rename it to `path` when complete; delete it after an error.
 
     Raises:
-        RequestError: it cannot be written.
+        RequestError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -1,18 +1,17 @@
-"""Forecast what RAGBoost would save of a trace: hit rate against the size of the prefix cache.
+"""Forecast the savings on a trace: hit rate against the size of the prefix cache.
 
-Replays document orders through the exact cache simulator: as the trace has them, ordered one at a
-time as the proxy does, and planned as a batch. Runs no model, and predicts no times.
+Replays three document orders through the exact cache simulator: that of the trace, ordered request
+by request as in the proxy, and planned as a batch. Runs no model and predicts no times.
 """
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragboost.batch.catalog import DocumentCatalog
+from ragboost.batch.catalog import DocumentCatalog, Progress, read_requests
 from ragboost.batch.files import open_input
 from ragboost.batch.lines import LineParser
 from ragboost.batch.plan import plan_file, predict
-from ragboost.batch.reading import Progress, read_requests
 from ragboost.config import OrderingSettings, Settings
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
@@ -28,10 +27,10 @@ class ForecastPoint(NamedTuple):
     """Hit rates at one size of the prefix cache.
 
     Attributes:
-        cache_tokens: document tokens that it holds; None: unbounded.
-        plain: hit rate of the trace as it is.
-        online: the same with each request ordered when it comes.
-        planned: the same with the whole trace planned as a batch.
+        cache_tokens: its capacity in document tokens; None if unbounded.
+        plain: hit rate of the unchanged trace.
+        online: hit rate with each request ordered on arrival.
+        planned: hit rate with the whole trace planned as a batch.
     """
 
     cache_tokens: int | None
@@ -41,13 +40,13 @@ class ForecastPoint(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What a trace would save.
+    """The predicted savings on a trace.
 
     Attributes:
         requests: requests of the trace.
-        rejected: malformed lines, which were left out.
+        rejected: malformed lines, which were skipped.
         documents: documents of all requests.
-        document_tokens: their tokens, by estimate.
+        document_tokens: their estimated tokens.
         points: by size of the cache, smallest first.
     """
 
@@ -58,7 +57,7 @@ class Forecast(NamedTuple):
     points: tuple[ForecastPoint, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """One JSON object; the unbounded cache has `cache_tokens: null`."""
+        """Return a JSON object; the unbounded cache has `cache_tokens: null`."""
         return {**self._asdict(), "points": [point._asdict() for point in self.points]}
 
 
@@ -73,12 +72,11 @@ def forecast(
     """Replay a trace at several sizes of the prefix cache.
 
     Args:
-        source: JSONL of requests in the order in which they came; the lines of `run_batch`.
-        settings: of ordering and de-duplication.
+        source: JSONL of requests in order of arrival, in the line formats of `run_batch`.
+        settings: settings of ordering and de-duplication.
         corpus: for lines with `doc_ids`.
-        cache_tokens: sizes; none: from the greatest request to all that the trace has, and
-            unbounded.
-        on_progress: called every now and then.
+        cache_tokens: sizes; if empty, from the largest request to the whole trace, and unbounded.
+        on_progress: called periodically.
 
     Raises:
         RequestError: the file cannot be read, has no request with documents, or a size is below 1.
@@ -114,14 +112,14 @@ def forecast(
 
 
 def _sizes(smallest: int, largest: int) -> list[int]:
-    """Sizes in equal ratios; a cache that holds less than a request says little."""
+    """Return sizes in equal ratios, from one request upwards."""
     largest = max(largest, 2 * smallest)
     ratio = (largest / smallest) ** (1 / (_NUM_SIZES - 1))
     return [round(smallest * ratio**i) for i in range(_NUM_SIZES)]
 
 
 def _online(catalog: DocumentCatalog, settings: OrderingSettings, size: int | None) -> float:
-    """Hit rate with each request ordered by an index of this capacity."""
+    """Return the hit rate with each request ordered by an index of this capacity."""
     index, recent = ContextIndex(capacity_tokens=size), RecentContexts()
     orders: list[Sequence[Hashable]] = []
     for entry in catalog.entries:

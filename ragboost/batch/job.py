@@ -1,36 +1,74 @@
-"""Run the offline job over a file: read it, plan, and write it in release order.
+"""Run the offline job over a file: read it, plan it, write it in release order.
 
-Two passes over the input. The first keeps numbers only (see `catalog`), the second reads each line
-again where it stands. Knows no wire shapes; see `lines`.
+Makes two passes over the input. The first keeps numbers only (see `catalog`), the second reads each
+line again at its offset. Does not know wire shapes; see `lines`.
 """
 
 import codecs
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from ragboost.batch.catalog import DocumentCatalog
+from ragboost.batch.catalog import DocumentCatalog, Progress, read_requests
 from ragboost.batch.files import atomic_file, check_output, open_input, side_path
 from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
 from ragboost.batch.plan import FilePlan, plan_file, predict
-from ragboost.batch.reading import Progress, read_requests
-from ragboost.batch.summary import BatchSummary
 from ragboost.booster.compose import CarriedDocuments, Retrieved, compose
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.dedup import unique_documents
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.retrieval.corpus import Corpus
-from ragboost.simulate import SimulatedCache
+from ragboost.simulate import HitRate, SimulatedCache
 from ragboost.tokens import TokenCounter
 
 _NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True)
 _EVERY = 64  # lines between two reports of progress
 
 
+@dataclass(frozen=True)
+class BatchSummary:
+    """The result of a job.
+
+    Attributes:
+        requests: lines written.
+        rejected: malformed lines.
+        documents: documents in the requests, as given.
+        duplicates_removed: documents removed because their request repeats them.
+        requests_reordered: requests whose documents are in another order.
+        cache_tokens: capacity of the simulated prefix cache; None if unbounded.
+        block_size: its block size in tokens; None for whole documents.
+        before: predicted hit rate of the input.
+        after: predicted hit rate of the output.
+    """
+
+    requests: int
+    rejected: int
+    documents: int
+    duplicates_removed: int
+    requests_reordered: int
+    cache_tokens: int | None
+    block_size: int | None
+    before: HitRate
+    after: HitRate
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object with hit rates beside their token counts."""
+        fields = asdict(self)
+        for name in ("before", "after"):
+            rate: HitRate = getattr(self, name)
+            fields[name] = {
+                "hit_rate": round(rate.hit_rate, 4),
+                "cached_tokens": rate.cached_tokens,
+                "prompt_tokens": rate.prompt_tokens,
+            }
+        return fields
+
+
 class RejectedLinesError(RequestError):
-    """A strict job met malformed lines."""
+    """A strict job found malformed lines."""
 
 
 def run_batch(
@@ -47,20 +85,20 @@ def run_batch(
 ) -> BatchSummary:
     """Order a file of requests.
 
-    Writes `output` in release order, and beside it `*.positions.jsonl` (where each line came from
-    and the new order of its documents) and `*.rejects.jsonl` (malformed lines with their number and
-    error). Each file is complete or absent. Lines whose content does not change keep their bytes.
+    Writes `output` in release order, and beside it `*.positions.jsonl` (the input line of each
+    output line and the new order of its documents) and `*.rejects.jsonl` (malformed lines with
+    number and error). Each file is complete or absent. Unchanged lines keep their bytes.
 
     Args:
         source: JSONL; see `lines`. Blank lines are skipped.
-        output: another file.
-        settings: of ordering, de-duplication and hints.
+        output: the file to write; not an input.
+        settings: settings of ordering, de-duplication and hints.
         corpus: for lines with `doc_ids`.
-        cache_tokens: capacity for the prediction; None: unbounded.
-        block_size: block size for the prediction; None: whole documents.
-        strict: malformed lines fail the job: only the rejects are written.
+        cache_tokens: capacity for the prediction; None if unbounded.
+        block_size: block size in tokens for the prediction; None for whole documents.
+        strict: fail on malformed lines; then only the rejects are written.
         keep: further files that must not be overwritten, such as the corpus.
-        on_progress: called every now and then.
+        on_progress: called periodically.
 
     Raises:
         RequestError: a file cannot be read or written, or a number is out of range.
@@ -111,7 +149,7 @@ def _summary(
 
 
 class _Job:
-    """The passes over one file and what they share."""
+    """The two passes over one file and their shared state."""
 
     def __init__(self, settings: Settings, corpus: Corpus | None, on_progress: Progress) -> None:
         counter = TokenCounter(max_documents=1)  # the catalog remembers
@@ -121,7 +159,7 @@ class _Job:
         self._on_progress = on_progress
 
     def read(self, source: BinaryIO, rejects: BinaryIO) -> int:
-        """First pass: fill the catalog; returns the number of malformed lines."""
+        """Fill the catalog (first pass) and return the number of malformed lines."""
         return read_requests(
             source,
             self.catalog,
@@ -140,7 +178,7 @@ class _Job:
     def write(
         self, source: BinaryIO, output: BinaryIO, positions: BinaryIO, *, planned: FilePlan
     ) -> None:
-        """Second pass: write the requests and the position map."""
+        """Write the requests and their positions (second pass)."""
         total = len(planned.release)
         for at, position in enumerate(planned.release, 1):
             entry = self.catalog.entries[position]
@@ -185,7 +223,7 @@ class _Job:
 
 
 def _as_they_are(settings: Settings) -> Settings:
-    """For a request whose caller wants its documents untouched."""
+    """Return the settings for a request whose caller wants its documents unchanged."""
     return settings.model_copy(
         update={
             "dedup": settings.dedup.model_copy(update={"enabled": False}),
@@ -195,7 +233,7 @@ def _as_they_are(settings: Settings) -> Settings:
 
 
 def _verbatim(raw: bytes) -> bytes:
-    """A line as it was, without what belongs to the file: its line end, a byte order mark."""
+    """Return a line's bytes without its line end and byte order mark."""
     return raw.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8)
 
 

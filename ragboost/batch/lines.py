@@ -1,4 +1,4 @@
-"""One line of a batch file: find its documents, write it again with another order.
+"""One line of a batch file: find its documents, and write it with another document order.
 
 Lines are OpenAI batch lines, or plain `{"id", "question", "documents" | "doc_ids"}`. Knows JSON and
 `ragboost.formats`. Does not know files or other lines.
@@ -16,6 +16,7 @@ from ragboost.context import Context
 from ragboost.errors import RequestError
 from ragboost.formats import Format, Found, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
+from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.preamble import preamble
@@ -31,15 +32,15 @@ class BatchLine:
     """A request of the file.
 
     Attributes:
-        value: the line's object as it was read.
+        value: the line's JSON object.
         id: its `custom_id` or `id`.
         query: the question.
         documents: in relevance order; empty if the line has none.
-        head: names what stands before the documents, such as the system prompt and the model;
+        head: hash of everything before the documents, such as the system prompt and the model;
             only requests with the same head can share prefixes.
-        is_boost_wanted: False: the caller asked for the documents as they are.
-        write: the object to send instead, with a context's documents and hints; None: without
-            documents.
+        is_boost_wanted: False if the caller asked for the documents unchanged.
+        write: returns the object to send with a context's documents and hints; called with None
+            for a request without documents.
     """
 
     value: dict[str, Any]
@@ -55,8 +56,8 @@ class LineParser:
     """Parses lines.
 
     Args:
-        settings: how documents are found, and how the order is told.
-        corpus: where `doc_ids` are found; None: such lines are malformed.
+        settings: settings of formats and hints.
+        corpus: resolves `doc_ids`; without one, lines with `doc_ids` are malformed.
     """
 
     def __init__(self, settings: Settings, *, corpus: Corpus | None = None) -> None:
@@ -153,8 +154,8 @@ class LineParser:
 
 
 def kept(context: Context) -> list[int]:
-    """For each document of a context, in prompt order, its position in what was retrieved: of
-    equal ones the first."""
+    """Return the position in relevance order of each document of a context, in prompt order; of
+    equal documents the first."""
     first: dict[int, int] = {}
     for position, place in enumerate(context.positions):
         first.setdefault(place, position)
@@ -167,20 +168,13 @@ def parse_json(raw: bytes) -> Any:
     Raises:
         RequestError: not UTF-8 or not JSON; or a number is not finite, named by its path.
     """
-    try:
-        value = json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise RequestError(f"not UTF-8 at byte {error.start + 1}") from None
-    except RecursionError:
-        raise RequestError(f"nested more than {_MAX_DEPTH} levels deep") from None
-    except ValueError as error:
-        raise RequestError(f"not JSON: {error}") from None
+    value = decode(raw)
     _check_values(value)
     return value
 
 
 def _check_values(value: Any) -> None:
-    """Refuse numbers that JSON cannot write, and a depth that not every step can walk."""
+    """Refuse numbers that JSON cannot express, and nesting too deep for the steps that follow."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         deeper: list[Any] = []
@@ -199,7 +193,7 @@ def _check_values(value: Any) -> None:
 
 
 def _non_finite(value: Any, path: str) -> Iterator[str]:
-    """Paths of the numbers that are NaN or infinite."""
+    """Yield the paths of the numbers that are NaN or infinite."""
     if isinstance(value, dict):
         for name, element in value.items():
             yield from _non_finite(element, f"{path}.{name}" if path else name)

@@ -1,6 +1,6 @@
-"""Plan a file: prompt order of each request, order of the requests, and what a cache makes of it.
+"""Plan a file: the document order of each request, the order of requests, and the hit rate.
 
-Knows the catalog's numbers. Does not know files or texts.
+Knows the numbers of a catalog. Does not know files or texts.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,11 +14,11 @@ from ragboost.simulate import HitRate, simulate
 
 
 class FilePlan(NamedTuple):
-    """An order for everything.
+    """The order of documents and requests.
 
     Attributes:
-        permutations: for each request of the file, which of the documents to send stands where.
-        release: positions of the requests, first to send first.
+        permutations: for each request of the file, the documents to send in prompt order.
+        release: positions of the requests in release order.
     """
 
     permutations: list[Sequence[int]]
@@ -26,7 +26,7 @@ class FilePlan(NamedTuple):
 
 
 def plan_file(catalog: DocumentCatalog, settings: OrderingSettings) -> FilePlan:
-    """Plan each group of requests with the same head; what cannot be planned comes last."""
+    """Plan each group of requests with the same head; requests without a plan come last."""
     permutations: list[Sequence[int]] = [range(len(entry.documents)) for entry in catalog.entries]
     release: list[int] = []
     tokens = dict[Hashable, int](enumerate(catalog.tokens))
@@ -58,10 +58,10 @@ def predict(
     cache_tokens: int | None,
     block_size: int | None,
 ) -> HitRate:
-    """Predict what a prefix cache saves of the file's documents, as they are or by a plan.
+    """Predict the hit rate of a prefix cache for the file's documents, unchanged or planned.
 
-    A request's head stands before its documents with no tokens: it parts requests that cannot share
-    a prefix, and is not counted.
+    A request's head precedes its documents with a length of 0: it separates requests that cannot
+    share a prefix, and is not counted.
     """
 
     def sequence(position: int) -> list[Hashable]:

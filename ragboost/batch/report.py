@@ -1,21 +1,27 @@
-"""Show a batch job on a terminal: a progress bar and a table, both on standard error."""
+"""Show batch jobs and forecasts on a terminal: progress bars, tables, sentences, plots."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.bar import Bar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ragboost.batch.catalog import Progress as ProgressFunction
 from ragboost.batch.files import side_path
-from ragboost.batch.reading import Progress as ProgressFunction
-from ragboost.batch.summary import BatchSummary
+from ragboost.batch.forecast import Forecast, ForecastPoint
+from ragboost.batch.job import BatchSummary
+from ragboost.plots import line_plot
+
+_BAR = 24
+_ORDERS = (("plain", "unchanged"), ("online", "ordered online"), ("planned", "planned as a batch"))
 
 
 @contextmanager
 def progress_bar(console: Console, *, is_shown: bool) -> Iterator[ProgressFunction]:
-    """A function that moves a bar, one row for each stage."""
+    """Yield a progress function that draws one bar per stage."""
     columns = (TextColumn("{task.description:<9}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not is_shown) as progress:
         tasks: dict[str, TaskID] = {}
@@ -29,7 +35,7 @@ def progress_bar(console: Console, *, is_shown: bool) -> Iterator[ProgressFuncti
 
 
 def summary_table(summary: BatchSummary) -> Table:
-    """The summary for people."""
+    """Return the summary of a job as a table."""
     capacity = "unbounded" if summary.cache_tokens is None else f"{summary.cache_tokens:,} tokens"
     blocks = f", blocks of {summary.block_size}" if summary.block_size else ""
     table = Table(title=f"Predicted prefix cache ({capacity}{blocks})", title_justify="left")
@@ -43,7 +49,7 @@ def summary_table(summary: BatchSummary) -> Table:
 
 
 def summary_sentence(summary: BatchSummary) -> str:
-    """What was written, in one line."""
+    """Return the summary of a job as one sentence."""
     return (
         f"{summary.requests:,} requests written, {summary.requests_reordered:,} with another "
         f"document order, {summary.duplicates_removed:,} of {summary.documents:,} documents "
@@ -52,5 +58,67 @@ def summary_sentence(summary: BatchSummary) -> str:
 
 
 def warning(summary: BatchSummary, output: Path) -> str:
-    """That there were malformed lines, and where they are."""
+    """Return a warning that names the file of malformed lines."""
     return f"warning: malformed lines: {summary.rejected:,}, see {side_path(output, 'rejects')}"
+
+
+def forecast_table(forecast: Forecast) -> Table:
+    """Return a table with a row per cache size and order, and a bar of the hit rate."""
+    table = Table(title="Predicted hit rate by size of the prefix cache", title_justify="left")
+    table.add_column("cache, tokens", justify="right")
+    table.add_column("trace")
+    table.add_column("hit rate", justify="right")
+    table.add_column("0 %".ljust(_BAR - 5) + "100 %", width=_BAR)
+    for point in forecast.points:
+        for name, label in _ORDERS:
+            rate = getattr(point, name)
+            size = _size(point) if name == "plain" else ""
+            bar = Bar(1.0, 0.0, rate, width=_BAR)
+            table.add_row(size, label, f"{rate:.1%}", bar, end_section=name == "planned")
+    return table
+
+
+def forecast_sentence(forecast: Forecast) -> str:
+    """Return the size of the trace and the gain at the middle cache size as one sentence."""
+    point = forecast.points[len(forecast.points) // 2]
+    ignored = f", {forecast.rejected:,} malformed lines skipped" if forecast.rejected else ""
+    return (
+        f"{forecast.requests:,} requests, {forecast.documents:,} documents, "
+        f"{forecast.document_tokens:,} document tokens (estimated){ignored}. With a cache of "
+        f"{_size(point)} tokens RAGBoost would compute {_saved(point, point.online):.1%} fewer "
+        f"document tokens online, {_saved(point, point.planned):.1%} fewer planned as a batch."
+    )
+
+
+def write_plot(forecast: Forecast, path: Path) -> None:
+    """Draw hit rate against cache size.
+
+    Args:
+        forecast: drawn with the unbounded cache at the right end.
+        path: a .png or .svg.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        RequestError: unsupported file type, or the file cannot be written.
+    """
+    lines = {
+        label: [(at, 100 * getattr(point, name)) for at, point in enumerate(forecast.points)]
+        for name, label in _ORDERS
+    }
+    line_plot(
+        path,
+        lines,
+        x_label="prefix cache, tokens",
+        y_label="hit rate, %",
+        y_top=100,
+        x_ticks=[_size(point) for point in forecast.points],
+    )
+
+
+def _size(point: ForecastPoint) -> str:
+    return "unbounded" if point.cache_tokens is None else f"{point.cache_tokens:,}"
+
+
+def _saved(point: ForecastPoint, rate: float) -> float:
+    """Return the share of the tokens computed today that would be cached."""
+    return (rate - point.plain) / (1 - point.plain) if point.plain < 1 else 0.0

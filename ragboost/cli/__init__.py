@@ -1,6 +1,6 @@
 """The command line; `ragboost --help` lists the commands.
 
-Parses, calls, prints. Logic lives in the packages.
+Parses arguments, calls the packages and prints.
 """
 
 import sys
@@ -55,7 +55,7 @@ app.command(rich_help_panel=_REUSE)(precompute)
 
 
 def main() -> None:
-    """Run the command line; a RagBoostError becomes one sentence and exit code 2."""
+    """Run the command line; print a RagBoostError as one sentence and exit with code 2."""
     try:
         app()
     except RagBoostError as error:

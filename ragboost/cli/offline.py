@@ -1,4 +1,4 @@
-"""`batch`, `simulate`, `demo`: commands that end by themselves."""
+"""The commands `batch`, `simulate` and `demo`."""
 
 import json
 from pathlib import Path
@@ -11,18 +11,18 @@ from ragboost.errors import import_extra
 
 
 def batch(
-    source: Path = typer.Argument(..., metavar="IN.jsonl", help="Requests, one a line."),
+    source: Path = typer.Argument(..., metavar="IN.jsonl", help="Requests, one per line."),
     output: Path = typer.Option(
         ..., "--output", "-o", metavar="OUT.jsonl", help="The requests in release order."
     ),
     corpus: Path | None = typer.Option(
-        None, metavar="FILE.jsonl", help="JSONL of documents that `doc_ids` name."
+        None, metavar="FILE.jsonl", help="JSONL of the documents that `doc_ids` refer to."
     ),
     cache_tokens: int | None = typer.Option(
-        None, min=0, help="Tokens that the prefix cache holds, for the prediction."
+        None, min=0, help="Capacity of the prefix cache in tokens, for the prediction."
     ),
     block_size: int | None = typer.Option(
-        None, min=1, help="Tokens per block of that cache; without it, whole documents."
+        None, min=1, help="Tokens per block of that cache; by default whole documents."
     ),
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
@@ -32,8 +32,11 @@ def batch(
 ) -> None:
     """Order a file of requests so that their prompts share prefixes. Runs no model.
 
-    Takes lines of the OpenAI batch API and of vLLM, or questions with their documents, and writes
-    the same lines in a new order, for the same tools.
+    Reads the line format of OpenAI's batch API (also vLLM's run-batch), or questions with their
+    documents, and writes the same lines in a new order, for the same tools.
+
+    \b
+    ragboost batch requests.jsonl -o ordered.jsonl --cache-tokens 100000
     """
     from ragboost.batch import run_batch
     from ragboost.batch.report import progress_bar, summary_sentence, summary_table, warning
@@ -66,10 +69,10 @@ def simulate(
     trace: Path = typer.Argument(
         ...,
         metavar="TRACE.jsonl",
-        help="Requests in the order in which they came, a line each, as for `batch`.",
+        help="Requests in order of arrival, one per line, as for `batch`.",
     ),
     corpus: Path | None = typer.Option(
-        None, metavar="FILE.jsonl", help="JSONL of documents that `doc_ids` name."
+        None, metavar="FILE.jsonl", help="JSONL of the documents that `doc_ids` refer to."
     ),
     cache_tokens: list[int] = typer.Option(
         [],
@@ -87,16 +90,14 @@ def simulate(
         None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
     ),
 ) -> None:
-    """Forecast what RAGBoost would save of your own trace. Runs no model.
+    """Forecast the savings on your own trace. Runs no model.
 
     \b
+    A line of a trace is what your retriever returned for a question:
     {"question": "Who signed?", "documents": [{"id": "7", "text": "..."}, ...]}
-
-    is a line of a trace: what your retriever returned for a question.
     """
     from ragboost.batch.forecast import forecast
-    from ragboost.batch.forecast_report import forecast_sentence, forecast_table, write_plot
-    from ragboost.batch.report import progress_bar
+    from ragboost.batch.report import forecast_sentence, forecast_table, progress_bar, write_plot
     from ragboost.plots import check_plot
     from ragboost.retrieval.corpus import Corpus
 
@@ -122,11 +123,11 @@ def simulate(
 
 def demo(
     sessions: int = typer.Option(200, min=1, help="Independent users, one question each."),
-    conversations: int = typer.Option(10, min=1, help="Users who go on asking."),
-    turns: int = typer.Option(4, min=1, help="Questions of a conversation."),
-    k: int = typer.Option(8, "--k", min=1, help="Documents retrieved for a question."),
-    capacity_tokens: int = typer.Option(65_536, min=1024, help="Size of the prefix cache."),
-    seed: int = typer.Option(1, help="Of the questions drawn."),
+    conversations: int = typer.Option(10, min=1, help="Users with several questions."),
+    turns: int = typer.Option(4, min=1, help="Questions per conversation."),
+    k: int = typer.Option(8, "--k", min=1, help="Documents retrieved per question."),
+    capacity_tokens: int = typer.Option(65_536, min=1024, help="Capacity of the prefix cache."),
+    seed: int = typer.Option(1, help="Seed of the questions drawn."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Replay a RAG workload through proxy and embedded engine, plain and boosted.

@@ -1,4 +1,4 @@
-"""Options that stand for settings."""
+"""Command line options that override settings."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from ragboost.config import Settings, field_paths
 
 
 def setting(path: str, *, metavar: str | None = None) -> Any:
-    """An option that overrides a setting; its help is the setting's description and default."""
+    """Return an option that overrides a setting, with the setting's description as help."""
     section, _, name = path.partition(".")
     default = getattr(Settings.model_fields[section].default, name)
     text = field_paths()[path]
@@ -18,12 +18,12 @@ def setting(path: str, *, metavar: str | None = None) -> Any:
 
 
 def switch(path: str, flag: str) -> Any:
-    """A flag that turns a setting on."""
+    """Return a flag that turns a setting on."""
     return typer.Option(None, flag, help=field_paths()[path], show_default=False)
 
 
 def backends(urls: list[str] | None) -> dict[str, Any]:
-    """One URL is `backend.url`; several are `backends`. Either replaces what the file has."""
+    """Map one URL to `backend.url` and several to `backends`; both override the file."""
     if not urls:
         return {}
     return {"backend.url": urls[0], "backends": [{"url": url} for url in urls[1:] and urls]}

@@ -1,4 +1,4 @@
-"""`eval-reuse`, `tune-alpha`, `precompute`: chunk reuse with a user's own model and corpus."""
+"""The commands `eval-reuse`, `tune-alpha` and `precompute`: chunk reuse with your own model."""
 
 from pathlib import Path
 from typing import Literal
@@ -22,9 +22,9 @@ def eval_reuse(
     ratio: list[float] = typer.Option(
         [0.05, 0.1, 0.15, 0.3], help="Recompute ratio to measure, repeatable."
     ),
-    granularity: int = typer.Option(1, min=1, help="Choose tokens (1) or blocks of so many."),
+    granularity: int = typer.Option(1, min=1, help="Tokens per selected block."),
     max_new_tokens: int = typer.Option(32, min=1, help="Length of text answers."),
-    limit: int | None = typer.Option(None, min=1, help="Read at most so many cases."),
+    limit: int | None = typer.Option(None, min=1, help="Most cases to read."),
     device: str = typer.Option("cpu", help="Where the model runs."),
     plot: Path | None = typer.Option(
         None,
@@ -32,7 +32,7 @@ def eval_reuse(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Measure what chunk reuse costs and saves with your model on your prompts."""
+    """Measure the quality and speed of chunk reuse with your model on your prompts."""
     import_extra("torch", extra="engine")
     from ragboost.chunk_cache.eval.command import run
 
@@ -56,27 +56,25 @@ def tune_alpha(
     data: Path = typer.Option(
         ...,
         metavar="FILE.jsonl",
-        help="JSONL as for eval-reuse; requests in the order they came in.",
+        help="JSONL as for eval-reuse, in order of arrival.",
     ),
-    warm_up: int = typer.Option(
-        20, min=1, help="First requests that are served only, to leave their chunks behind."
-    ),
+    warm_up: int = typer.Option(20, min=1, help="Leading requests that only fill the chunk cache."),
     alpha: list[float] = typer.Option(
         [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0], help="Alpha to try, repeatable."
     ),
     desired: float = typer.Option(
-        0.9, min=0.0, max=1.0, help="Share of full attention's score that is good enough."
+        0.9, min=0.0, max=1.0, help="Share of full attention's score to reach."
     ),
     literal: bool = typer.Option(
-        False, "--literal", help="The paper's printed forms of CCI and Alg. 1."
+        False, "--literal", help="Use CCI and Alg. 1 exactly as printed in the paper."
     ),
     cautious: bool = typer.Option(
-        False, "--cautious", help="Distrust chunks that were computed with no chunk before them."
+        False, "--cautious", help="Distrust chunks that were computed without a chunk before them."
     ),
     order: Literal["mass", "peak", "change"] = typer.Option(
         "mass",
-        help="Which tokens first: by their attention to other chunks in all, by its highest "
-        "weight, or by how much their KV differs between versions.",
+        help="Order of tokens: by total attention to other chunks, by its highest weight, or by "
+        "the difference of their KV between versions.",
     ),
     max_new_tokens: int = typer.Option(32, min=1, help="Length of text answers."),
     device: str = typer.Option("cpu", help="Where the model runs."),
@@ -87,7 +85,7 @@ def tune_alpha(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Find the cheapest alpha of Cache-Craft that keeps your answers good enough (eq. 13)."""
+    """Find the cheapest alpha of Cache-Craft that reaches the desired score (eq. 13)."""
     import_extra("torch", extra="engine")
     from ragboost.chunk_cache.craft.command import run
 
@@ -111,8 +109,8 @@ def tune_alpha(
 def precompute(
     model: Path = typer.Option(..., metavar="DIRECTORY", help="Of a Hugging Face causal LM."),
     corpus: Path = typer.Option(..., help="JSONL of documents: id, title, text."),
-    out: Path = typer.Option(..., help="Directory for the KV; run again to bring it up to date."),
-    top_n: int = typer.Option(10, min=0, help="Neighbours each document is computed after."),
+    out: Path = typer.Option(..., help="Directory for the KV; run again to update it."),
+    top_n: int = typer.Option(10, min=0, help="Neighbours before each document."),
     vectors: Path | None = typer.Option(
         None, help="Neighbours by embedding: .npy, a row for each document of the corpus."
     ),
@@ -123,10 +121,10 @@ def precompute(
         None, help="Neighbours by co-occurrence: JSONL of earlier requests with doc_ids."
     ),
     system: Path | None = typer.Option(
-        None, help="File with the text that stands before the first document of a prompt."
+        None, help="File with the text before the first document of a prompt."
     ),
     template: str = typer.Option(
-        "{title}\\n{text}\\n\\n", help="How a document stands in a prompt; \\n is a line end."
+        "{title}\\n{text}\\n\\n", help="Text of a document in a prompt; \\n is a line end."
     ),
     capacity_gb: float = typer.Option(100.0, min=0.001, help="Disk space for KV."),
     working_gb: float = typer.Option(4.0, min=0.001, help="Memory for plain KV of neighbours."),
@@ -136,7 +134,7 @@ def precompute(
         None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
     ),
 ) -> None:
-    """Compute the KV of a corpus offline, each document after those it is likely to stand with.
+    """Compute the KV of a corpus offline, each document after its likely neighbours.
 
     Neighbours come from BM25 unless --vectors, --edges or --trace says otherwise.
     """

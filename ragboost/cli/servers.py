@@ -1,4 +1,4 @@
-"""`serve`, `engine`, `doctor`: the servers, and what checks them."""
+"""The commands `serve`, `engine` and `doctor`."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ _BACKEND = (
 
 
 def _print_access_log() -> None:
-    """The access log's lines go to standard output as they are."""
+    """Write the lines of the access log to standard output."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("ragboost.access")
@@ -32,7 +32,7 @@ def serve(
         None, metavar="URL", help=_BACKEND, show_default=False
     ),
     embedded: bool = typer.Option(
-        False, "--embedded", help="Start the embedded engine, too, and use it as the backend."
+        False, "--embedded", help="Also start the embedded engine, and use it as the backend."
     ),
     host: str | None = setting("proxy.host", metavar="ADDRESS"),
     port: int | None = setting("proxy.port"),
@@ -43,16 +43,16 @@ def serve(
 ) -> None:
     """Serve the OpenAI-compatible proxy in front of a backend.
 
-    Every setting of the documentation can stand in ./ragboost.toml or in the environment, such as
+    Every setting can also be given in ./ragboost.toml or in the environment, for example as
     RAGBOOST_PROXY__PORT.
 
     \b
     ragboost serve --backend http://127.0.0.1:8000
     ragboost serve --backend http://gpu-1:8000 --backend http://gpu-2:8000
-    ragboost serve --embedded    # try it without a server; needs the extra engine
+    ragboost serve --embedded    # without a backend of your own; needs the extra engine
     """
     if embedded and backend is not None:
-        raise ConfigError("--embedded starts its own backend; leave --backend away")
+        raise ConfigError("--embedded starts its own backend: omit --backend")
     flags: dict[str, Any] = {
         "proxy.host": host,
         "proxy.port": port,
@@ -79,7 +79,7 @@ def serve(
 
 
 def _in_front_of_engine(settings: Settings, url: str) -> Settings:
-    """Point the proxy at the embedded engine; its index is as large as the engine's cache."""
+    """Point the proxy at the embedded engine, with an index of the engine's capacity."""
     capacity = settings.index.capacity_tokens or settings.engine.capacity_tokens
     return settings.model_copy(
         update={
@@ -106,7 +106,7 @@ def engine(
 ) -> None:
     """Serve a Hugging Face model, or a small built-in one, with an exact prefix cache.
 
-    For trying things out; the built-in model is random, so its answers mean nothing.
+    The built-in model has random weights: its answers are meaningless.
     """
     flags = {f"engine.{name}": value for name, value in locals().items()}
     settings = load_settings(flags).engine
@@ -123,13 +123,15 @@ def doctor(
         None, metavar="URL", help=_BACKEND, show_default=False
     ),
     kv_events: str | None = typer.Option(
-        None, metavar="tcp://HOST:PORT", help="Where the backend publishes its cache events."
+        None,
+        metavar="tcp://HOST:PORT",
+        help="Address of the backend's KV events.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as one JSON object."),
 ) -> None:
-    """Check what RAGBoost needs of its backends, and say what to change.
+    """Check the backends, and say what to change.
 
-    Sends each backend a few small requests. Exit code 0: everything works; 1: something does not.
+    Sends each backend a few small requests. The exit code is 0 if everything works, else 1.
     """
     import asyncio
 

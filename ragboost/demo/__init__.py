@@ -1,4 +1,4 @@
-"""The main job from end to end on this machine: real text, real servers, plain beside boosted."""
+"""The demo: a RAG workload with real text and real servers, plain beside boosted."""
 
 from ragboost.demo.run import run_demo
 

@@ -1,4 +1,4 @@
-"""Real text that every machine has: the documentation in Python's standard library.
+"""A corpus of real text on every machine: the documentation in Python's standard library.
 
 Knows source files. Does not know retrieval or prompts.
 """
@@ -18,15 +18,15 @@ MODULES = (
     *("tempfile", "threading", "typing", "unittest", "urllib", "xml", "zipfile"),
 )
 
-_CHUNK_CHARACTERS = (200, 1200)  # shorter docstrings are left out, longer ones are cut
+_CHUNK_CHARACTERS = (200, 1200)  # shorter docstrings are skipped, longer ones are cut
 
 
 def standard_library() -> list[Document]:
-    """Documentation strings of the standard library's modules, classes and functions.
+    """Return the docstrings of the standard library's modules, classes and functions.
 
     Returns:
         One document per docstring: the id is the dotted name, the text the docstring with the
-        signature above it, cut to 1,200 characters at a line's end.
+        signature above it, cut to 1,200 characters at a line end.
 
     Raises:
         RagBoostError: this Python has no standard library source files.

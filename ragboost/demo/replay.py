@@ -1,6 +1,6 @@
-"""Send the demo's requests to a chat server, one after another, and note what each cost.
+"""Send the demo's requests to a chat server, one after another, and record the cost of each.
 
-A real HTTP client with real streams. Knows the OpenAI API; does not know what is behind it.
+Knows the OpenAI API, over real HTTP and real streams. Does not know the server behind it.
 """
 
 import json
@@ -30,12 +30,12 @@ Message = dict[str, str]
 
 
 class Cost(NamedTuple):
-    """What one request cost.
+    """The cost of one request.
 
     Attributes:
-        prompt_tokens, cached_tokens: as the engine reports them.
-        ttft_s: seconds from sending to the first token.
-        documents_dropped: documents that were not sent again.
+        prompt_tokens, cached_tokens: reported by the engine.
+        ttft_s: time to the first token, in seconds.
+        documents_dropped: documents that were de-duplicated.
     """
 
     prompt_tokens: int
@@ -55,13 +55,13 @@ async def replay(workload: Workload, url: str, *, boosted: bool) -> AsyncGenerat
     """Send all sessions, then all conversations turn by turn, each turn with the whole history.
 
     Args:
-        workload: what to ask.
-        url: of the proxy.
-        boosted: hand the documents to the proxy; else write them into the prompt, as applications
-            without RAGBoost do.
+        workload: the questions and their documents.
+        url: the proxy.
+        boosted: pass the documents to the proxy; otherwise write them into the prompt, as
+            applications without RAGBoost do.
 
     Yields:
-        What each request cost, in this order. The next one is sent when it is asked for.
+        The cost of each request, in this order. The next one is sent when its cost is requested.
 
     Raises:
         BackendError: a request failed.
@@ -99,7 +99,7 @@ def _body(
 
 
 def _plain_prompt(turn: WorkloadTurn) -> str:
-    """The same prompt text as RAGBoost's, with every document in the order of the retriever."""
+    """Return RAGBoost's prompt text with all documents in retriever order."""
     plain = Settings(
         ordering=OrderingSettings(enabled=False),
         dedup=DedupSettings(enabled=False),
@@ -141,7 +141,7 @@ async def _chat(client: Backend, body: Mapping[str, Any]) -> tuple[Cost, str]:
 
 
 async def _lines(response: UpstreamResponse) -> AsyncIterator[bytes]:
-    """The lines of a stream, as they come."""
+    """Yield the lines of a stream as they arrive."""
     rest = b""
     while data := await response.read():
         *lines, rest = (rest + data).split(b"\n")

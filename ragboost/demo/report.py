@@ -1,4 +1,4 @@
-"""The demo's result: plain beside boosted, as data and as a table."""
+"""The result of the demo, plain beside boosted, as data and as a table."""
 
 import statistics
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ _RATIOS = ("prefill_tokens", "hit_rate", "ttft_p50_ms", "ttft_p95_ms")
 
 
 def summarize(plain: Costs, boosted: Costs) -> dict[str, Any]:
-    """Sum up both replays.
+    """Summarise both replays.
 
     Returns:
         `sessions` (independent users), `conversations` and `all`, each with `plain` and `boosted`
         (requests, prompt_tokens, cached_tokens, prefill_tokens, hit_rate, ttft_p50_ms, ttft_p95_ms,
-        documents_deduplicated) and `ratio` (how many times better boosted is).
+        documents_deduplicated) and `ratio` (improvement of boosted over plain).
     """
     parts = {
         "sessions": (plain.sessions, boosted.sessions),
@@ -64,7 +64,7 @@ def _compare(plain: dict[str, float], boosted: dict[str, float]) -> dict[str, An
 
 
 def table(title: str, part: dict[str, Any]) -> Table:
-    """One part of a summary as a table."""
+    """Return one part of a summary as a table."""
     shown = Table(title=title, title_justify="left", min_width=64)
     shown.add_column("")
     for name in ("plain", "boosted", "better by"):

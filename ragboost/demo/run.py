@@ -1,6 +1,6 @@
-"""Run the demo: corpus, retrieval, embedded engines and proxies on loopback, two replays in turns.
+"""Run the demo: corpus, retrieval, embedded engines and proxies on loopback, two replays.
 
-Knows the order of the steps. Does not know how any of them works.
+Knows the order of the steps. Does not know how they work.
 """
 
 import asyncio
@@ -39,20 +39,20 @@ def run_demo(
 ) -> dict[str, Any]:
     """Replay a workload through proxy and engine, plain and boosted.
 
-    Each way has an engine and a proxy of its own; they are sent the same requests in turns, so that
-    whatever else the machine does slows both alike.
+    Each has its own engine and proxy. Their requests alternate, so that other load on the machine
+    slows both alike.
 
     Args:
         sessions, conversations, turns, k, seed: see `make_workload`.
         capacity_tokens: size of each engine's prefix cache.
-        engine: other settings of the engines; None: the built-in model.
-        console: where progress is shown; None: on stderr.
+        engine: settings of the engines; None for the built-in model.
+        console: shows progress; None for stderr.
 
     Returns:
-        See `summarize`; with `workload`, the arguments that were used.
+        The summary of `summarize`, and under `workload` the arguments.
 
     Raises:
-        RagBoostError: a step failed; the message says which and why.
+        RagBoostError: a step failed; the message names it and the reason.
     """
     console = console or Console(stderr=True)
     documents = standard_library()
@@ -85,8 +85,8 @@ def run_demo(
 
 @contextmanager
 def _served(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
-    """Serve an engine and a proxy in front of it; yields the proxy's URL."""
-    # torch is loaded here, not with the command line
+    """Serve an engine and a proxy in front of it; yield the proxy's URL."""
+    # Loads torch, which the command line must not.
     from ragboost.engine import create_engine_app, with_events
     from ragboost.proxy.app import create_app
 
@@ -94,7 +94,7 @@ def _served(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
         settings = Settings(
             backend=BackendSettings(url=url),
             index=IndexSettings(capacity_tokens=engine.capacity_tokens),
-            formats=FormatSettings(in_text=boosted),  # plain: pass on what the client has written
+            formats=FormatSettings(in_text=boosted),  # plain: forward the prompt unchanged
         )
         with serve_in_thread(create_app(settings)) as proxy:
             yield proxy
@@ -103,7 +103,7 @@ def _served(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
 async def _replay_both(
     workload: Workload, plain: str, boosted: str, *, console: Console
 ) -> tuple[Costs, Costs]:
-    """Replay both ways, a request of each in turns, with a progress bar."""
+    """Replay plain and boosted requests alternately, with a progress bar."""
     columns = (TextColumn("plain and boosted"), BarColumn(), MofNCompleteColumn())
     total = len(workload.sessions) + sum(map(len, workload.conversations))
     costs: list[list[Cost]] = [[], []]

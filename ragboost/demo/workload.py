@@ -1,4 +1,4 @@
-"""Questions of many users about the same documentation, as sessions and as conversations.
+"""A workload of many users' questions about one documentation, in sessions and conversations.
 
 Deterministic for a seed. Knows retrieval through its protocol only.
 """
@@ -16,22 +16,22 @@ _FORMS = (
     "Please explain {name} with its parameters.",
     "What can go wrong with {name}?",
 )
-_THEMES = 12  # parts of the library that everybody asks about
+_THEMES = 12  # parts of the library that most questions are about
 
 
 class WorkloadTurn(NamedTuple):
-    """A question with what was retrieved for it, most relevant first."""
+    """A question with its retrieved documents, most relevant first."""
 
     question: str
     documents: tuple[Document, ...]
 
 
 class Workload(NamedTuple):
-    """What the demo asks.
+    """The questions of the demo.
 
     Attributes:
         sessions: independent users, one question each.
-        conversations: users who go on asking.
+        conversations: users with several questions.
     """
 
     sessions: list[WorkloadTurn]
@@ -48,7 +48,7 @@ def make_workload(
     k: int,
     seed: int,
 ) -> Workload:
-    """Draw questions: a few themes are asked about again and again, as in a support desk.
+    """Draw questions, most of them about a few themes, as at a support desk.
 
     Args:
         documents: the corpus; ids are dotted names.
@@ -56,7 +56,7 @@ def make_workload(
         sessions: independent questions.
         conversations, turns: conversations and the questions of each.
         k: documents retrieved for a question.
-        seed: of the drawing.
+        seed: seed of the draw.
     """
     draw = random.Random(seed)
     themes: dict[str, list[Document]] = {}

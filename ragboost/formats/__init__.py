@@ -1,4 +1,4 @@
-"""Find documents in a request body, put the new order back; one file per wire shape."""
+"""Find documents in a request body and write the new order back; one file per wire shape."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +13,10 @@ __all__ = ["Format", "Found", "UnknownShapeError", "find_format", "make_formats"
 
 
 def make_formats(settings: Settings) -> tuple[Format, ...]:
-    """Every shape we know, in the order in which they are tried; the first one that finds documents
-    wins: what the caller says outright, before what we find in texts."""
+    """Return the known shapes in the order in which they are tried; the first match wins.
+
+    Documents that the caller names explicitly come before documents found in texts.
+    """
     return (
         RagboostObject(),
         DocumentsField(settings.hints),
@@ -30,7 +32,7 @@ def find_format(
 
     Raises:
         RequestError: the `ragboost` object is malformed.
-        UnknownShapeError: there are documents in a shape that we do not understand.
+        UnknownShapeError: the body holds documents in an unsupported shape.
     """
     for shape in formats:
         if (found := shape.extract(body)) is not None:

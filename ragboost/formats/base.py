@@ -1,6 +1,6 @@
-"""What a wire shape does: find documents in a body, and put them back.
+"""The interface of a wire shape: find the documents in a body, and write them back.
 
-Knows decoded JSON, not bytes or HTTP.
+Knows decoded JSON. Does not know bytes or HTTP.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from ragboost.types import Document
 
 
 class UnknownShapeError(RagBoostError):
-    """There are documents, but in a shape that we do not understand: leave the body alone."""
+    """The body holds documents in an unsupported shape; it must be forwarded unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class Found:
     Attributes:
         query: the question.
         documents: in relevance order.
-        message: index of the message that is written anew for them; None: another field is.
-        path: keys and indices of the text or list that holds the first document, for documents in
-            place; the text before it is part of the prefix that requests can share.
+        message: index of the message to rewrite; None if another field is rewritten.
+        path: keys and indices of the text or list that holds the first document, if that is part
+            of a message already; empty for other shapes.
         start: offset of the first document in it.
-        num_repeated: documents behind these, in other messages, for which a reference to earlier
-            text of the payload is going to stand.
-        num_later: documents behind these, including the repeated ones.
-        layout: what the shape remembers for `replace`.
+        num_repeated: documents in later messages that are replaced by a reference to earlier text
+            of the payload.
+        num_later: documents in later messages, including the repeated ones.
+        layout: state that the shape keeps from `extract` for `replace`.
     """
 
     query: str
@@ -46,18 +46,18 @@ class Found:
 class Format(Protocol):
     """One wire shape.
 
-    Bodies are never changed in place: `replace` returns a new one and shares what stays the same,
-    by identity, so that the caller can keep the original bytes of it.
+    Bodies are never changed in place: `replace` returns a new one that shares every unchanged
+    object with the old one, so that the caller can keep the original bytes of these.
 
     Attributes:
-        name: of the shape, for messages and metrics.
-        in_message: the documents become part of the question's message, so that they stand in the
-            payload of every later turn. Otherwise they belong to this request only.
-        in_place: the documents stand in messages already and are resent by the client with every
+        name: shown in messages and metrics.
+        in_message: the documents become part of the question's message and so of the payload of
+            every later turn; otherwise they belong to this request alone.
+        in_place: the documents are already part of messages that the client resends with every
             later turn. `replace` depends on the body and the context's order alone, so that the
-            same history becomes the same bytes.
-        is_ours: a malformed shape is the caller's error. Otherwise it is somebody else's field,
-            which passes unchanged.
+            same history always yields the same bytes.
+        is_ours: the shape is RAGBoost's own, so that a malformed one is the caller's error; other
+            shapes pass unchanged where they are malformed.
     """
 
     name: str
@@ -69,8 +69,8 @@ class Format(Protocol):
         """Find documents; None if the body has none of this shape.
 
         Raises:
-            RequestError: malformed, in a shape of ours.
-            UnknownShapeError: not understood, in a shape of others.
+            RequestError: malformed, in a shape of RAGBoost's own.
+            UnknownShapeError: unsupported, in another shape.
         """
 
     def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Documents that are elements of a list: Anthropic's `document` and `search_result` blocks, in
-messages and tool results, and the results of an OpenAI `file_search_call`.
+"""Documents as list elements: Anthropic's `document` and `search_result` blocks in messages and
+tool results, and the results of an OpenAI `file_search_call`.
 
-Whole elements move. One with a cache mark of the caller stays, and nothing moves across it.
+Whole elements move. An element with the caller's cache breakpoint stays, and no other moves across
+it.
 """
 
 import json
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragboost.formats.groups import DocumentBlock, Edit
-from ragboost.formats.json_results import text_of
+from ragboost.formats.text.json_results import text_of
 from ragboost.types import Document
 
 CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
@@ -19,18 +20,18 @@ _MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class ListGroup:
-    """Documents that are elements of one list; see Group."""
+    """A group of documents that are elements of one list."""
 
     value: list[Any]
     blocks: tuple[DocumentBlock, ...]
     end: int
 
     def document(self, block: DocumentBlock) -> Document:
-        """The element with all its fields."""
+        """Return the element with all its fields."""
         return Document(json.dumps(self.value[block.start]))
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
-        """Move the elements; they have no numbers."""
+        """Move the elements, which have no numbers."""
         moved = [self.value[self.blocks[i].start] for i in order]
         return Edit(self.blocks[0].start, self.blocks[-1].end, moved)
 
@@ -54,17 +55,17 @@ def find_file_search_results(results: list[Any]) -> list[ListGroup]:
 
 
 def is_document_block(value: Any) -> bool:
-    """Whether a content block is a document or a search result."""
+    """Return True for a document or search result block."""
     return isinstance(value, dict) and value.get("type") in ("document", "search_result")
 
 
 def has_cache_mark(value: Any) -> bool:
-    """Whether the caller ends a cached prefix at this block or message."""
+    """Return True if the caller set a cache breakpoint at this block or message."""
     return isinstance(value, dict) and any(value.get(mark) is not None for mark in CACHE_MARKS)
 
 
 def has_citations(content: list[Any]) -> bool:
-    """Whether answers refer to these blocks by their position."""
+    """Return True if responses cite these blocks by their position."""
     for value in content:
         if is_document_block(value):
             citations = value.get("citations")
@@ -100,7 +101,7 @@ def _result(at: int, value: Any) -> DocumentBlock:
 
 
 def _text(value: Any) -> str | None:
-    """The text of a block whose only text it is."""
+    """Return the only text of a block; None if it has none or several."""
     if value["type"] == "document":
         source = value.get("source")
         if not isinstance(source, dict) or source.get("type") != "text":

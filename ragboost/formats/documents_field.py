@@ -1,11 +1,11 @@
-"""The `documents` field of a chat request, as vLLM, transformers and Cohere read it, and the one in
-`chat_template_kwargs`, as SGLang reads it.
+"""The `documents` field of a chat request (vLLM, transformers, Cohere), and the one in
+`chat_template_kwargs` (SGLang).
 
 Objects (`{"title", "text", ...}` or `{"id", "data": {...}}`) and strings are only moved, never
-changed; of equal ones the first stays. The chat template renders them above the messages, so that
-they belong to this request only. Their labels are the template's affair: the order hint calls them
-by title where all have distinct ones, else by position, counted from 1 ("document 3"). Cohere's
-citations name documents by id; where they would count them, the request is left alone.
+changed; of equal ones the first is kept. The chat template renders them above the messages, so that
+they belong to this request alone, and chooses their labels: the order hint names them by title if
+all have distinct ones, else by position, counted from 1 ("document 3"). Cohere's citations name
+documents by id; requests whose citations would count positions pass unchanged.
 """
 
 import json
@@ -24,11 +24,11 @@ _MAX_TITLE = 200
 
 
 class DocumentsField:
-    """See the module.
+    """The `documents` field of the body or of one of its objects.
 
     Args:
-        hints: whether, where and how the order is told.
-        parent: the object of the body in which the field stands; None: the body itself.
+        hints: settings of the order hint.
+        parent: the object of the body that holds the field; None for the body itself.
     """
 
     name = "documents_field"
@@ -44,13 +44,13 @@ class DocumentsField:
         """Find the field's documents.
 
         Raises:
-            UnknownShapeError: no list, an element without text, or citations that count.
+            UnknownShapeError: not a list, an element without text, or citations by position.
         """
         documents = self._holder(body).get("documents")
         if documents is None or documents == [] or "messages" not in body:
             return None
         if not isinstance(documents, list):
-            raise UnknownShapeError(f"documents is a {type(documents).__name__}, not a list")
+            raise UnknownShapeError(f"documents must be a list, got {type(documents).__name__}")
         _check_citations(body, documents)
         question = find_question(body)
         if question is None:
@@ -59,7 +59,7 @@ class DocumentsField:
         return Found(question.text, found, question.message)
 
     def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
-        """Move the objects, and put the order hint to the question if they moved."""
+        """Move the objects, and add the order hint to the question if they moved."""
         documents = self._holder(body)["documents"]
         originals: dict[str, Any] = {}
         for document, value in zip(found.documents, documents, strict=True):
@@ -95,7 +95,7 @@ class DocumentsField:
 
 
 def _as_document(value: Any) -> Document:
-    """A Document that is equal to another only if no template can show a difference."""
+    """Convert an element; two are equal only if every chat template renders them the same."""
     try:
         if isinstance(value, str):
             return Document(value)
@@ -110,7 +110,7 @@ def _as_document(value: Any) -> Document:
 
 
 def _check_citations(body: Mapping[str, Any], documents: Sequence[Any]) -> None:
-    """Cohere's server counts documents that have no id, and citations name them by that number."""
+    """Refuse Cohere documents without an id, which citations name by their position."""
     is_cohere = "citation_options" in body or any(
         isinstance(value, dict) and "data" in value for value in documents
     )
@@ -118,7 +118,9 @@ def _check_citations(body: Mapping[str, Any], documents: Sequence[Any]) -> None:
         return
     for value in documents:
         if not isinstance(value, dict) or value.get("id") is None:
-            raise UnknownShapeError("documents without an id: citations would count them")
+            raise UnknownShapeError(
+                "documents without an id: citations would name them by position"
+            )
 
 
 def _has_text(value: dict[str, Any]) -> bool:

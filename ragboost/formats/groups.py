@@ -1,7 +1,7 @@
-"""A run of documents inside a text or a list of content blocks, and how it is written anew.
+"""A run of documents inside a text or a list of content blocks, and how it is rewritten.
 
-What stands between two documents belongs to the place, not to a document, so that a document's
-bytes are the same wherever it stands. Knows no shape in particular.
+A separator belongs to its position, not to a document, so that a document's bytes are the same at
+every position. Does not know any particular shape.
 """
 
 import json
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple, Protocol
 from ragboost.types import Document
 
 Value = str | list[Any]
-"""What holds documents: a text, or a list of content blocks or results."""
+"""A text, or a list of content blocks or results, that holds documents."""
 
 
 class Number(NamedTuple):
-    """A number that a document has by its position.
+    """The positional number of a document.
 
     Attributes:
         start: offset of the first digit in the text.
-        end: offset behind the last digit.
-        prefix: what hints write before it, such as `[Doc_`.
-        suffix: what hints write behind it.
+        end: offset after the last digit.
+        prefix: written before it in hints, such as `[Doc_`.
+        suffix: written after it in hints.
     """
 
     start: int
@@ -32,16 +32,16 @@ class Number(NamedTuple):
 
 
 class DocumentBlock(NamedTuple):
-    """One document with its marks.
+    """One document with its markup.
 
     Attributes:
         start: offset in the text, or index in the list.
-        end: behind the last character or element.
-        text: the text proper, without marks and attributes; None if it cannot be told.
-        text_start: offset of the text proper; unused in lists.
-        text_end: behind the text proper; unused in lists.
+        end: after the last character or element.
+        text: the text itself, without markup and attributes; None if it cannot be told apart.
+        text_start: offset of the text itself; unused in lists.
+        text_end: after the text itself; unused in lists.
         number: its positional number, or None.
-        name: what hints may call it; empty if it has no name.
+        name: its name in hints; empty if it has none.
     """
 
     start: int
@@ -54,7 +54,7 @@ class DocumentBlock(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """Replaces the part of a value between two offsets."""
+    """A replacement for the part of a value between two offsets."""
 
     start: int
     end: int
@@ -62,12 +62,12 @@ class Edit(NamedTuple):
 
 
 class Group(Protocol):
-    """Documents that stand together and may change places with each other.
+    """Adjacent documents that may change places with each other.
 
     Attributes:
         value: the whole text or list.
         blocks: at least one; in order, not overlapping.
-        end: where what is said about the documents goes.
+        end: where hints about the documents are inserted.
     """
 
     @property
@@ -78,14 +78,14 @@ class Group(Protocol):
     def end(self) -> int: ...
 
     def document(self, block: DocumentBlock) -> Document:
-        """The document, equal to another one only if no reader could tell them apart once their
-        numbers are gone."""
+        """Return a block's document; two are equal only if they read the same without their
+        numbers."""
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
-        """Put the blocks `order` in place of all; `names` replace numbers, by block."""
+        """Write the blocks of `order` in place of all blocks; `names` replace numbers, by block."""
 
     def referred(self, block: DocumentBlock, reference: str) -> Edit:
-        """Put a reference in place of a block's text proper."""
+        """Write a reference in place of a block's text."""
 
     def hinted(self, hint: str, *, at: int) -> Edit:
         """Insert a sentence."""
@@ -93,10 +93,10 @@ class Group(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextGroup:
-    """Documents inside one text; see Group.
+    """A group of documents inside one text.
 
     Attributes:
-        is_json: the texts proper stand in JSON strings.
+        is_json: the texts are JSON strings.
     """
 
     value: str
@@ -105,13 +105,13 @@ class TextGroup:
     is_json: bool = False
 
     def document(self, block: DocumentBlock) -> Document:
-        """The block's characters without its number."""
+        """Return the block's characters without its number."""
         if block.number is None:
             return Document(self.value[block.start : block.end])
         return Document(self._piece(block, ""))
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
-        """Move the blocks; separators keep their places."""
+        """Move the blocks; separators keep their positions."""
         blocks, text = self.blocks, self.value
         pieces: list[str] = []
         behind = blocks[0].start
@@ -122,7 +122,7 @@ class TextGroup:
         return Edit(blocks[0].start, blocks[-1].end, "".join(pieces))
 
     def referred(self, block: DocumentBlock, reference: str) -> Edit:
-        """Replace the characters of the text proper."""
+        """Replace the characters of the text itself."""
         new = json.dumps(reference)[1:-1] if self.is_json else reference
         return Edit(block.text_start, block.text_end, new)
 

@@ -1,9 +1,9 @@
-"""Documents that stand in messages: in their texts, as content blocks, in tool results.
+"""Documents inside messages: in their texts, as content blocks, in tool results.
 
-The first group of a payload is ordered, if nothing but instructions stands in messages before it:
-only then can another request have the same prefix. In all groups behind it, a document whose text
-stands earlier in the payload is replaced by a reference; its marks and attributes stay. Nothing
-moves out of its text or list, and nothing across a caller's cache mark.
+The first group of a payload is ordered if only instructions precede it: only then can another
+request have the same prefix. In every later group, a document whose text occurs earlier in the
+payload is replaced by a reference; its markup and attributes are kept. No document leaves its text
+or list, or moves across a cache breakpoint set by the caller.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from ragboost.context import Context
 from ragboost.formats.base import Found
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
-from ragboost.formats.references import Standing
+from ragboost.formats.references import EarlierTexts
 from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, put
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
@@ -28,7 +28,7 @@ class _Place(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """What `extract` found.
+    """The result of `extract`.
 
     Attributes:
         leading: the group to order, or None.
@@ -40,10 +40,10 @@ class _Layout(NamedTuple):
 
 
 class Messages:
-    """See the module.
+    """Documents in the texts and content blocks of messages.
 
     Args:
-        settings: of formats, hints, ordering and de-duplication.
+        settings: settings of formats, hints, ordering and de-duplication.
     """
 
     name = "messages"
@@ -57,7 +57,7 @@ class Messages:
         self._has_numbers = settings.formats.numbers == "label"
 
     def extract(self, body: Mapping[str, Any]) -> Found | None:
-        """Find the groups of a body; None if there is nothing to order and nothing to refer to."""
+        """Find the groups of a body; None if none can be ordered or replaced by a reference."""
         if not self._settings.formats.in_text:
             return None
         places = self._places(body)
@@ -87,7 +87,7 @@ class Messages:
         )
 
     def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
-        """Write the new order, and the references."""
+        """Write the new order and the references."""
         layout = found.layout
         assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
         edits: dict[Path, list[Edit]] = {path: list(e) for path, e in layout.references.items()}
@@ -95,16 +95,16 @@ class Messages:
             slot, group = layout.leading
             edits.setdefault(slot.path, []).extend(self._ordered(group, found, context))
         new = dict(body)
-        # Deep places first: a list's own edits move what stands in it.
+        # Deepest paths first: a list's own edits move its elements.
         for path in sorted(edits, key=len, reverse=True):
             if edits[path]:
                 new = put(new, path, splice(at_path(new, path), edits[path]))
         return new
 
     def _places(self, body: Mapping[str, Any]) -> list[_Place]:
-        """All groups in the order in which the model reads them."""
+        """Return all groups in the order in which the model reads them."""
         slots = list(find_slots(body))
-        # A citation counts all document blocks of a request: none of them may move then.
+        # Citations by position count all document blocks of a request: none of them may move.
         has_positions = any(
             isinstance(slot.value, list) and has_citations(slot.value) for slot in slots
         )
@@ -113,7 +113,7 @@ class Messages:
             for slot in slots
             for group in self._groups(slot, has_positions=has_positions)
         ]
-        # A list's groups were found before those inside its elements.
+        # A list's own groups were found before those inside its elements.
         return sorted(places, key=_reading_order) if len(places) > 1 else places
 
     def _groups(self, slot: Slot, *, has_positions: bool) -> Sequence[Group]:
@@ -135,26 +135,19 @@ class Messages:
     def _references(
         self, leading: _Place | None, later: Sequence[_Place]
     ) -> tuple[dict[Path, list[Edit]], int]:
-        standing = Standing(self._settings.hints.location_template)
-        for block in leading.group.blocks if leading and later else ():
-            if block.text is not None:
-                standing.add(block.text)
+        earlier = EarlierTexts(self._settings.hints.location_template)
+        if leading is not None and later:
+            earlier.edits(leading.group, may_refer=False)
         edits: dict[Path, list[Edit]] = defaultdict(list)
         num = 0
         for slot, group in later if self._has_references else ():
-            for block in group.blocks:
-                if block.text is None:
-                    continue
-                reference = standing.reference(block.text)
-                if reference is None:
-                    standing.add(block.text)
-                else:
-                    edits[slot.path].append(group.referred(block, reference))
-                    num += 1
+            if new := earlier.edits(group):
+                edits[slot.path].extend(new)
+                num += len(new)
         return dict(edits), num
 
     def _ordered(self, group: Group, found: Found, context: Context) -> list[Edit]:
-        """The edits that put a group into the context's order and say so."""
+        """Return the edits that put a group into the context's order, with its hint."""
         order = _order(found.documents, context.documents)
         is_numbered = group.blocks[0].number is not None
         if order == list(range(len(group.blocks))) and not is_numbered:
@@ -169,8 +162,8 @@ class Messages:
 
     @staticmethod
     def _names(order: Sequence[int], found: Found, context: Context) -> dict[int, str]:
-        """A name for each block, equal documents the same one: it depends on the document and on
-        those before it, so that equal leading documents have equal bytes."""
+        """Return a name for each block. Equal documents share one; it depends on the document and
+        those before it alone, so that equal leading documents have equal bytes."""
         names = label_documents(context.documents, template="{label}", known={})
         by_key = {d.key: name for d, name in zip(context.documents, names, strict=True)}
         return {i: by_key[document.key] for i, document in enumerate(found.documents)}
@@ -189,7 +182,7 @@ class Messages:
 
 
 def _order(given: Sequence[Document], sent: Sequence[Document]) -> list[int]:
-    """For each document that is sent, its place among those given; of equal ones the first."""
+    """Return the position among `given` of each document sent; of equal ones the first."""
     places: dict[str, int] = {}
     for i, document in enumerate(given):
         places.setdefault(document.key, i)
@@ -209,7 +202,7 @@ def _reading_order(place: _Place) -> tuple[bool, tuple[str | int, ...]]:
 def _labels(
     blocks: Sequence[DocumentBlock], order: Sequence[int], names: Mapping[int, str]
 ) -> list[str]:
-    """What hints call the documents, by place."""
+    """Return the labels of the documents in hints, by position."""
     if names:
         return [_shown(blocks[i], names[i]) for i in order]
     labels = [blocks[i].name for i in order]
@@ -219,7 +212,7 @@ def _labels(
 
 
 def _numbering(group: Group, names: Mapping[int, str]) -> str:
-    """Which number each document had, for the caller may look for it in the answer."""
+    """List the original number of each document, which the caller may look for in the response."""
     numbers = ", ".join(
         f"{_shown(block, names[i])} is {_shown(block, _digits(group, block))}"
         for i, block in enumerate(group.blocks)

@@ -1,6 +1,6 @@
-"""The user's question in a body: where it stands, and how it is replaced.
+"""The user's question in a body: find it and replace it.
 
-It is the last text of the last user message, or the `prompt`.
+The question is the last text of the last user message, or the `prompt`.
 """
 
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 
 class QuestionText(NamedTuple):
-    """A question and the index of its message; None: it is the `prompt`."""
+    """A question and the index of its message; None for the `prompt`."""
 
     text: str
     message: int | None
 
 
 def find_question(body: Mapping[str, Any]) -> QuestionText | None:
-    """Find the question; None if there is none that we understand."""
+    """Find the question; None if there is none in a supported shape."""
     if "messages" not in body:
         prompt = body.get("prompt")
         return QuestionText(prompt, None) if isinstance(prompt, str) else None
@@ -33,7 +33,7 @@ def find_question(body: Mapping[str, Any]) -> QuestionText | None:
 def replace_question(
     body: Mapping[str, Any], question: str, *, message: int | None
 ) -> dict[str, Any]:
-    """Return a body with another question; all other messages and fields stay the same objects."""
+    """Return a body with another question that shares all other messages and fields."""
     if message is None:
         return {**body, "prompt": question}
     messages = list(body["messages"])
@@ -43,7 +43,7 @@ def replace_question(
 
 
 def question_part(content: Any) -> int:
-    """Index of the part of a message's content before which documents are put; 0 for a text."""
+    """Return the index of the content part before which documents are inserted; 0 for a text."""
     return (_last_text(content) or 0) if isinstance(content, list) else 0
 
 

@@ -1,8 +1,8 @@
 """The `ragboost` object of a body: `{"documents": [...], "session_id": "...", "options": {...}}`.
 
-Its documents are rendered into the last user message, or the `prompt`; the object itself is taken
-out of the body. It is ours, so that whatever is wrong with it is the caller's error. Its `reuse` is
-for an engine that reuses chunks, and checked there.
+Its documents are rendered into the last user message, or the `prompt`, and the object is removed
+from the body. A malformed object is the caller's error. An engine that reuses chunks reads and
+checks its `reuse`.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _MAX_SESSION_ID = 256
 
 
 class RagboostObject:
-    """See the module."""
+    """Documents in the `ragboost` object."""
 
     name = "ragboost_object"
     in_message = True
@@ -32,8 +32,7 @@ class RagboostObject:
         """Find the object's documents; None if it has none.
 
         Raises:
-            RequestError: the object or a document is malformed, or there is no question to put the
-                documents in front of.
+            RequestError: the object or a document is malformed, or the body has no question.
         """
         if FIELD not in body:
             return None
@@ -56,10 +55,10 @@ class RagboostObject:
 
 
 def ragboost_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The checked object of a body; empty if it has none.
+    """Return the validated object of a body; empty if it has none.
 
     Raises:
-        RequestError: naming the field that is wrong.
+        RequestError: names the invalid field.
     """
     if FIELD not in body:
         return {}
@@ -77,13 +76,13 @@ def ragboost_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_boost_wanted(fields: Mapping[str, Any]) -> bool:
-    """The option `boost`; false renders the documents in the order given, without hints."""
+    """Return the option `boost`; false renders the documents as given, without hints."""
     return bool(fields.get("options", {}).get("boost", True))
 
 
 def without_object(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body as the backend shall see it: of the object, a `graph` stays, for an engine that
-    takes it."""
+    """Return the body for the backend: of the object, only a `graph` is kept, for engines that
+    read it."""
     kept = {name: value for name, value in body.items() if name != FIELD}
     fields = body.get(FIELD)
     if isinstance(fields, dict) and GRAPH in fields:

@@ -1,18 +1,20 @@
-"""References to text that stands earlier in the same payload.
+"""References to text that occurs earlier in the same payload.
 
-A reference quotes the beginning of the document, so that it can be found in any shape. Without
-state: the same history gets the same references.
+A reference quotes the beginning of the document, so that the model finds it in any shape. It
+depends on the payload alone: the same history always yields the same references.
 """
+
+from ragboost.formats.groups import Edit, Group
 
 _QUOTE_CHARS = 100
 _LOOK_CHARS = 400
 
 
-class Standing:
-    """The texts that stand in a payload so far.
+class EarlierTexts:
+    """The texts of a payload up to the current one.
 
     Args:
-        template: of the reference; contains `{document}`.
+        template: the text of a reference; contains `{document}`.
     """
 
     def __init__(self, template: str) -> None:
@@ -20,8 +22,25 @@ class Standing:
         self._texts: set[str] = set()
         self._by_quote: dict[str, str | None] = {}  # None: two texts begin like this
 
-    def add(self, text: str) -> None:
-        """Add a text in full; white space around it does not count."""
+    def edits(self, group: Group, *, may_refer: bool = True) -> list[Edit]:
+        """Return the edits that put references into a group, and add its other documents.
+
+        Args:
+            group: the next documents of the payload.
+            may_refer: False: only add them.
+        """
+        edits: list[Edit] = []
+        for block in group.blocks:
+            if block.text is None:
+                continue
+            reference = self._reference(block.text) if may_refer else None
+            if reference is None:
+                self._add(block.text)
+            else:
+                edits.append(group.referred(block, reference))
+        return edits
+
+    def _add(self, text: str) -> None:
         text = text.strip()
         if text in self._texts:
             return
@@ -29,9 +48,9 @@ class Standing:
         quote = _quote(text)
         self._by_quote[quote] = None if quote in self._by_quote else text
 
-    def reference(self, text: str) -> str | None:
-        """What may stand for a text: None where it does not stand earlier, where another one begins
-        like it, and where the reference would be no shorter."""
+    def _reference(self, text: str) -> str | None:
+        """Return a reference to a text; None if it does not occur earlier, if another text begins
+        like it, or if the reference would not be shorter."""
         text = text.strip()
         if text not in self._texts:
             return None
@@ -43,7 +62,7 @@ class Standing:
 
 
 def _quote(text: str) -> str:
-    """The first words in one line."""
+    """Return the first words of a text on one line."""
     start = text[:_LOOK_CHARS].split()
     line = " ".join(start)
     if len(line) <= _QUOTE_CHARS:

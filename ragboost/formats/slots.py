@@ -1,7 +1,7 @@
-"""The places of a request body where documents may stand: instructions, messages, tool results.
+"""The parts of a request body that may hold documents: instructions, user messages, tool results.
 
-Knows OpenAI chat completions, completions and Responses, and Anthropic messages. What the model
-itself has said is no such place.
+Knows OpenAI chat completions, completions and Responses, and Anthropic messages. The model's own
+messages are not among them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ _LISTS = ("messages", "input")
 
 
 class Slot(NamedTuple):
-    """A text, or a list of content blocks.
+    """A text, or a list of content blocks, that may hold documents.
 
     Attributes:
-        path: where it stands in the body.
-        value: what stands there.
-        is_tool: a tool said it.
-        is_leading: nothing but instructions stands in messages before its own.
+        path: its keys and indices from the root of the body.
+        value: the text or list.
+        is_tool: it is a tool's result.
+        is_leading: only instructions precede its message.
     """
 
     path: Path
@@ -36,22 +36,22 @@ class Slot(NamedTuple):
 
     @property
     def message(self) -> int | None:
-        """Index in `messages`; None: it is another field."""
+        """Index in `messages`; None for another field."""
         at = self.path[1] if self.path[0] == "messages" else None
         return at if isinstance(at, int) else None
 
     @property
     def is_results(self) -> bool:
-        """It is the list of results of a file search."""
+        """True for the list of results of a file search."""
         return self.path[-1] == "results"
 
 
 def find_slots(body: Mapping[str, Any]) -> Iterator[Slot]:
-    """Yield the places in the order in which the model reads them."""
+    """Yield the slots in the order in which the model reads them."""
     for name in _INSTRUCTIONS:
         if name in body:
             yield from _content((name,), body[name], is_tool=False, is_leading=True)
-    # The backend puts an earlier conversation of its own before `input`.
+    # The backend prepends its own stored conversation to `input`.
     is_first = not (body.get("previous_response_id") or body.get("conversation"))
     for name in _LISTS:
         messages = body.get(name)
@@ -102,12 +102,12 @@ def _content(
 
 
 def is_instruction(path: Path) -> bool:
-    """Whether a place is a field that stands before all messages."""
+    """Return True for a field that the model reads before all messages."""
     return path[0] in _INSTRUCTIONS
 
 
 def put(body: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
-    """Return a body with another value at a place; all other objects stay the same."""
+    """Return a body with another value at a path that shares all other objects."""
     new: dict[str, Any] = _put(body, path, value)
     return new
 
@@ -121,7 +121,7 @@ def _put(old: Any, path: Path, value: Any) -> Any:
 
 
 def at_path(body: Mapping[str, Any], path: Path) -> Any:
-    """The value at a place."""
+    """Return the value at a path."""
     value: Any = body
     for step in path:
         value = value[step]

@@ -1,17 +1,17 @@
 """Read triplets from JSONL and CSV files, and from LangChain's graph documents.
 
-Knows files and shapes. Does not know the store. LangChain is not imported: whatever has
-`relationships` with `source.id`, `type` and `target.id` is taken.
+Knows files and shapes. Does not know the store. LangChain is not imported: any object that has
+`relationships` with `source.id`, `type` and `target.id` is accepted.
 """
 
 import csv
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ragboost.errors import RequestError
 from ragboost.graph.triplets import Triplet, as_triplet
+from ragboost.jsonl import decode
 
 _NAMES = (
     ("head", "relation", "tail"),
@@ -23,13 +23,13 @@ _NAMES = (
 def read_triplets(path: Path | str) -> Iterator[Triplet]:
     """Yield the triplets of a file.
 
-    A line of `.jsonl` is `[head, relation, tail]` or an object with these names, or with `subject,
-    predicate, object` or `source, type, target`. A `.csv` or `.tsv` has three columns; a first
-    line that names them, in any order and among others, is taken as a header.
+    A line of `.jsonl` is `[head, relation, tail]` or an object with these keys, or with the keys
+    `subject, predicate, object` or `source, type, target`. A `.csv` or `.tsv` has three columns; a
+    first line that contains their names, in any order and among others, is a header.
 
     Raises:
-        RequestError: no such file, another kind of file, or a line that is no triplet; the message
-            names file and line.
+        RequestError: the file cannot be read, has another type, or has a line that is not a
+            triplet; the message names file and line.
     """
     path = Path(path)
     kinds = {".jsonl": _jsonl, ".csv": _table, ".tsv": _table}
@@ -64,10 +64,7 @@ def _jsonl(file: Iterable[str], path: Path) -> Iterator[Triplet]:
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{where}: not JSON: {error}") from None
+        value = decode(line.encode(), where=where)
         if isinstance(value, dict):
             names = next((names for names in _NAMES if all(n in value for n in names)), _NAMES[0])
             value = [value.get(name) for name in names]

@@ -1,4 +1,4 @@
-"""Keep the relation paths that matter to a question.
+"""Keep the relation paths that are most similar to a question.
 
 Knows texts and scores. Does not know the store. The default score needs no model; pass a scorer
 over your embeddings for better ones.
@@ -20,7 +20,7 @@ _SUFFIXES = ("ing", "ed", "es", "s")
 
 
 class PathScorer(Protocol):
-    """Says how similar paths are to a question."""
+    """Scores the similarity of paths to a question."""
 
     def score(self, question: str, paths: Sequence[RelationPath]) -> Sequence[float]:
         """Return a finite number per path; higher is more similar."""
@@ -28,8 +28,8 @@ class PathScorer(Protocol):
 
 
 class LexicalScorer:
-    """Cosine of word counts weighted by rarity among the paths; words are compared without case and
-    common English endings. The root is left out: all paths from it share it."""
+    """Cosine of word counts weighted by rarity among the paths. Words are compared without case and
+    common English endings; the root, which all paths share, is ignored."""
 
     def score(self, question: str, paths: Sequence[RelationPath]) -> list[float]:
         bags = [Counter(_words(" ".join(path.parts[1:]))) for path in paths]
@@ -58,7 +58,7 @@ def best_paths(
     They keep their given order, so that equal choices give equal prompts.
 
     Raises:
-        RequestError: `k` below 1, or a score that is no finite number.
+        RequestError: `k` below 1, or a score that is not finite.
     """
     if k < 1:
         raise RequestError(f"k must be at least 1, got {k}", param="k")

@@ -1,4 +1,4 @@
-"""Write relation paths for a model: as segments, each tokenised by itself, or as lines of text."""
+"""Write relation paths for a model: as segments that are tokenised separately, or as text lines."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,12 @@ from ragboost.graph.triplets import RelationPath
 
 
 def path_segments(path: RelationPath) -> list[str]:
-    """Return the texts of a path's entities and relations; together they are `path_text`.
+    """Return the texts of a path's entities and relations; joined, they are `path_text`.
 
-    Equal beginnings of paths are equal segments, which tokens of the whole line need not be.
+    Paths with a common beginning have equal leading segments; the tokens of whole lines may differ.
+
+    Raises:
+        RequestError: an even number of parts.
     """
     if not path.parts or len(path.parts) % 2 == 0:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Find the subgraphs of a question: its entities, the relation paths from each, the best of them.
+"""Find the subgraphs of a question: its entities, and the best relation paths from each.
 
 Knows the store and texts. Does not know models or prompts.
 """
@@ -16,20 +16,20 @@ from ragboost.graph.triplets import RelationPath, Triplet
 _TOKEN = re.compile(r"\S+")
 _TRIM = ".,;:!?\"'()[]{}"
 _MAX_CANDIDATES = 20_000
-"""Paths of one entity that are looked at, in the order of the store."""
+"""Most paths of one entity that are scored, in the order of the store."""
 _MAX_WORDS = 8
-"""Longest name, in words, that is looked for in a question."""
+"""Longest entity name, in words, that is recognised in a question."""
 INVERSE = "inverse of {}"
-"""How a relation reads against its direction."""
+"""Name of a relation that is followed against its direction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subgraph:
-    """What was retrieved for one entity.
+    """The relation paths retrieved for one entity.
 
     Attributes:
-        entity: the root.
-        paths: from it, in the order of the store.
+        entity: the root of the paths.
+        paths: in the order of the store.
     """
 
     entity: str
@@ -41,12 +41,12 @@ class GraphRetriever:
 
     Args:
         store: the graph.
-        hops: relations of a path at most (the paper's L).
-        max_paths: kept per entity (the paper's 30).
-        max_entities: taken from a question, in the order of the text (the paper's 10).
-        max_edges: followed from one entity, so that a hub costs no more than others.
-        scorer: what paths are pruned by; None: by words.
-        has_inverse: whether edges are followed against their direction too.
+        hops: most relations of a path (DepCache's L).
+        max_paths: paths kept per entity (30 in the paper).
+        max_entities: entities taken from a question, in text order (10 in the paper).
+        max_edges: edges followed from one entity, which bounds the cost of hubs.
+        scorer: ranks paths for pruning; None for `LexicalScorer`.
+        has_inverse: also follow edges against their direction.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class GraphRetriever:
         self._has_inverse = has_inverse
 
     def retrieve(self, question: str, *, entities: Sequence[str] | None = None) -> list[Subgraph]:
-        """Return a subgraph for each entity, those without paths left out.
+        """Return a subgraph for each entity that has paths.
 
         Args:
-            question: decides which paths are kept.
-            entities: to begin with, such as an entity linker found; None: names of the graph that
-                stand in the question, longest first.
+            question: ranks the paths.
+            entities: roots, for example from an entity linker; None for the entities that the
+                question names.
         """
         roots = self.entities_in(question) if entities is None else entities
         found = []
@@ -95,8 +95,8 @@ class GraphRetriever:
         return found
 
     def entities_in(self, question: str) -> list[str]:
-        """Return the graph's entities that a text names, in its order. Of overlapping names the
-        longer one counts; case does not matter, nor punctuation around a name."""
+        """Return the graph's entities that a text names, in text order. The longest of overlapping
+        names wins; case and surrounding punctuation are ignored."""
         words = _TOKEN.findall(question)
         found: dict[str, None] = {}
         start = 0
@@ -150,12 +150,12 @@ class GraphRetriever:
 def paths_of(
     triplets: Sequence[Triplet], *, entities: Sequence[str] = (), hops: int = 2
 ) -> list[RelationPath]:
-    """Return the relation paths that triplets chain up to.
+    """Return the relation paths that triplets form.
 
     Args:
         triplets: edges, each once.
-        entities: where paths begin; none: every triplet is a path of its own.
-        hops: relations of a path at most.
+        entities: roots of the paths; if empty, every triplet is a path of its own.
+        hops: most relations of a path.
     """
     if not entities:
         return [RelationPath(tuple(triplet)) for triplet in dict.fromkeys(triplets)]

@@ -1,8 +1,7 @@
 """A graph of triplets in SQLite, in memory or in a file.
 
-Knows entities and edges. Does not know questions. SQLite because it needs no package, keeps a graph
-on disk that is larger than memory, and answers "the edges of this entity" in microseconds from an
-index; docs/graph.md has the comparison.
+Knows entities and edges. Does not know questions. SQLite needs no package, keeps graphs larger than
+memory on disk, and finds the edges of an entity in microseconds; docs/graph.md compares others.
 """
 
 import sqlite3
@@ -25,13 +24,13 @@ CREATE INDEX IF NOT EXISTS edge_tail ON edge (tail);
 
 
 class GraphStore:
-    """Triplets, each once. Safe to use from several threads.
+    """A set of triplets. Thread-safe.
 
     Args:
-        path: of the database file; None: in memory.
+        path: the database file; None for a graph in memory.
 
     Raises:
-        RequestError: the file is no database, or cannot be opened.
+        RequestError: the file cannot be opened or is not a database.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -50,17 +49,17 @@ class GraphStore:
         self.close()
 
     def close(self) -> None:
-        """Close the database; nothing can be asked any more."""
+        """Close the database. The store cannot be used afterwards."""
         self._db.close()
 
     def add(self, triplets: Iterable[tuple[str, str, str]]) -> int:
-        """Store triplets, all or none; those that are there already change nothing.
+        """Store triplets, all or none; triplets that are stored already are skipped.
 
         Returns:
-            How many are new.
+            The number of new triplets.
 
         Raises:
-            RequestError: a triplet is none.
+            RequestError: an element is not a triplet.
         """
         wanted = [as_triplet(t, where=f"triplets[{i}]") for i, t in enumerate(triplets)]
         names = dict.fromkeys(name for t in wanted for name in (t.head, t.tail))
@@ -78,8 +77,8 @@ class GraphStore:
             return self._count("edge") - before
 
     def edges_from(self, entity: str, *, limit: int = -1) -> list[Triplet]:
-        """Return the triplets whose head is an entity, in the order they were stored; at most
-        `limit` of them, all if it is negative."""
+        """Return the triplets whose head is an entity, in insertion order; at most `limit` of
+        them, all if it is negative."""
         rows = self._rows(
             "SELECT h.name, e.relation, t.name FROM entity h JOIN edge e ON e.head = h.id "
             "JOIN entity t ON t.id = e.tail WHERE h.name = ? ORDER BY e.rowid LIMIT ?",
@@ -97,8 +96,7 @@ class GraphStore:
         return [Triplet(*row) for row in rows]
 
     def find(self, name: str) -> str | None:
-        """Return the entity of this name as it is spelled here, whatever the case; None if there
-        is none."""
+        """Return the stored spelling of an entity's name, ignoring case; None if it is unknown."""
         rows = self._rows(
             "SELECT name FROM entity WHERE folded = ? ORDER BY name <> ?, id LIMIT 1",
             (name.casefold(), name),
@@ -107,12 +105,12 @@ class GraphStore:
 
     @property
     def num_entities(self) -> int:
-        """Entities, with edges or not."""
+        """Number of entities, with or without edges."""
         with self._lock:
             return self._count("entity")
 
     def __len__(self) -> int:
-        """Triplets."""
+        """Number of triplets."""
         with self._lock:
             return self._count("edge")
 

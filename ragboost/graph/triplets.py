@@ -1,4 +1,4 @@
-"""The nouns of a knowledge graph: triplets, and the relation paths they chain up to."""
+"""The nouns of a knowledge graph: triplets, and the relation paths that they form."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,15 +26,15 @@ class RelationPath:
 
     @property
     def root(self) -> str:
-        """The entity it begins with."""
+        """The first entity."""
         return self.parts[0]
 
 
 def as_triplet(value: object, *, where: str) -> Triplet:
-    """Return three texts as a triplet, spaces around them cut off.
+    """Return three texts as a triplet, without surrounding spaces.
 
     Raises:
-        RequestError: they are no three non-empty texts; `where` names them.
+        RequestError: not three non-empty texts; `where` names the value.
     """
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise RequestError(f"{where} must be [head, relation, tail], got {value!r}", param=where)

@@ -1,5 +1,5 @@
-"""RAGBoost inside other frameworks, one folder or file each.
+"""RAGBoost inside other frameworks, one folder each.
 
-Each framework is imported in its own place only and comes with the extra of its name:
+Each folder alone imports its framework, which comes with the extra of the same name:
 `pip install 'ragboost[langchain]'`, `[llama-index]`, `[litellm]`, `[ray]`.
 """

@@ -1,7 +1,7 @@
-"""Boost a turn of a conversation whose earlier turns the caller keeps.
+"""Boost a turn of a conversation whose history the framework keeps.
 
-What a turn was sent travels as plain JSON beside its message, in whatever keeps the history: a
-document may be referred to as long as the message that carries it is there. Keeps no state.
+The record of a turn is plain JSON that the framework keeps beside the turn's message: a document
+can be referred to as long as the message that carries it is in the history. Keeps no state.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ Record = Mapping[str, Any]
 
 
 class BoostedTurn(NamedTuple):
-    """A turn and what to keep beside its message."""
+    """A boosted turn, and the record to keep beside its message."""
 
     context: Context
     record: dict[str, Any]
@@ -29,23 +29,23 @@ def boost_turn(
     question: str,
     documents: Sequence[Document],
     *,
-    past: Sequence[Record],
+    history: Sequence[Record],
     before: Sequence[str] = (),
 ) -> BoostedTurn:
     """Boost the next turn.
 
     Args:
         booster: mirrors the engine's prefix cache.
-        question: of this turn.
+        question: the turn's question.
         documents: most relevant first.
-        past: the records of the earlier turns that stand in this payload, oldest first.
-        before: the texts that stand before the first document of the payload, the same ones in
-            every turn of a conversation.
+        history: the records of the earlier turns in this payload, oldest first.
+        before: the texts before the first document of the payload, the same in every turn of a
+            conversation.
 
     Raises:
         ContextIndexError: an invariant does not hold.
     """
-    turns = [_turn(number, record) for number, record in enumerate(past, 1)]
+    turns = [_turn(number, record) for number, record in enumerate(history, 1)]
     state = SessionState("caller", turns=turns, next_turn=len(turns) + 1)
     context = booster.boost(
         question,

@@ -36,7 +36,7 @@ from ragboost.proxy.routes.status import StatusRoutes
 from ragboost.proxy.routing.admission import Dispatcher
 from ragboost.proxy.shadow import ShadowPipeline
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.proxy.upstream.chunk_reuse import ChunkReuse
+from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.rewriting.tenants import Tenants
 from ragboost.sessions import ChatSessionStore, make_store
 from ragboost.version import __version__
@@ -57,7 +57,7 @@ class _Parts:
     backends: Backends
     metrics: Metrics
     sync: CacheSync
-    chunk_reuse: ChunkReuse
+    chunk_reuse: ChunkReuseProbe
     boosting: BoostPipeline
     dispatcher: Dispatcher
     store: ChatSessionStore
@@ -68,7 +68,7 @@ class _Parts:
     def of(cls, settings: Settings) -> "_Parts":
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, backends=backends, tenants=tenants)
-        chunk_reuse = ChunkReuse(settings.backend, backends.all)
+        chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
         metrics.watch_streams(sync)
         pipeline = ShadowPipeline if settings.proxy.shadow else BoostPipeline
         boosting = pipeline(settings, metrics, tenants=tenants, sync=sync, chunk_reuse=chunk_reuse)

@@ -29,7 +29,7 @@ from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.offload import Stopwatch, call, is_large
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.assignment import Assignment
-from ragboost.proxy.upstream.chunk_reuse import ChunkReuse
+from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.request import OnAnswers, UpstreamRequest
 from ragboost.rewriting.cache_breakpoints import add_breakpoint
 from ragboost.rewriting.chunk_positions import add_chunks
@@ -71,7 +71,7 @@ class BoostPipeline:
         *,
         tenants: Tenants,
         sync: CacheSync,
-        chunk_reuse: ChunkReuse,
+        chunk_reuse: ChunkReuseProbe,
     ) -> None:
         self.tenants = tenants
         self.conversations = Conversations(settings.session)

@@ -1,6 +1,6 @@
-"""Retrievers for the command line, the demo and the benchmarks: thin, behind one protocol.
+"""Thin retrievers behind one protocol, for the command line, the demo and the benchmarks.
 
-The libraries behind them come with `pip install 'ragboost[retrieval]'` and are imported on use.
+Their libraries come with `pip install 'ragboost[retrieval]'` and are imported on use.
 """
 
 from ragboost.retrieval.base import Retriever

@@ -1,6 +1,6 @@
-"""What every retriever does, and the ranking that they share.
+"""The interface of retrievers, and their common ranking.
 
-Does not know where scores come from.
+Does not know how scores are computed.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from ragboost.types import Document
 class Retriever(Protocol):
     """Finds the documents of a corpus that are most relevant to a query.
 
-    Answers hold the `k` best documents, or all if there are fewer, most relevant first, each with
-    its `score`. Equal scores keep the order of the corpus, so the same query always has the same
-    answer. Raises RequestError if `k` is below 1 or a score is not a finite number.
+    Results hold the `k` best documents, or all if there are fewer, most relevant first, each with
+    its `score`. Equal scores keep the order of the corpus, so that results are deterministic.
+    Raises RequestError if `k` is below 1 or a score is not finite.
     """
 
     def retrieve(self, query: str, k: int) -> list[Document]:
-        """The answer to one query."""
+        """Return the documents for one query."""
         ...
 
     def retrieve_batch(self, queries: Sequence[str], k: int) -> list[list[Document]]:
-        """The answers to several queries, in their order."""
+        """Return the documents for several queries, in their order."""
         ...
 
 
@@ -38,7 +38,7 @@ def check_k(k: int) -> None:
 
 
 def best(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.intp]:
-    """Positions of the `k` highest scores, highest first, equal ones in order.
+    """Return the positions of the `k` highest scores, highest first, ties in order.
 
     Raises:
         RequestError: a score is NaN or infinite.
@@ -52,10 +52,10 @@ def best(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.intp]:
 
 
 def with_score(document: Document, score: float) -> Document:
-    """The same document, as retrieved with this score."""
+    """Return a copy of a document with its score."""
     return replace(document, score=float(score))
 
 
 def searchable_text(document: Document) -> str:
-    """What is indexed of a document: its title, where there is one, and its text."""
+    """Return the indexed text of a document: its title, if any, and its text."""
     return f"{document.title}\n{document.text}" if document.title else document.text

@@ -57,14 +57,14 @@ class _Postings:
         k1, b = self._okapi.k1, self._okapi.b
         self._length_penalty = k1 * (1 - b + b * lengths / self._okapi.avgdl)
         self._documents: dict[str, array[int]] = {}  # positions by word
-        self._counts: dict[str, array[int]] = {}  # how often the word stands in each of them
+        self._counts: dict[str, array[int]] = {}  # occurrences of the word in each of them
         for position, counts in enumerate(self._okapi.doc_freqs):
             for word, count in counts.items():
                 self._documents.setdefault(word, array("q")).append(position)
                 self._counts.setdefault(word, array("q")).append(count)
 
     def scores(self, query: Sequence[str]) -> npt.NDArray[np.float64]:
-        """The score of every document; a word that stands twice in the query counts twice."""
+        """Return the score of every document; repeated words of the query count repeatedly."""
         scores = np.zeros(len(self._length_penalty))
         for word in query:
             if word not in self._documents:

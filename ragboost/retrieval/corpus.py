@@ -3,14 +3,12 @@
 Knows files and documents. Does not know retrieval.
 """
 
-import gzip
-import json
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
-from ragboost.errors import InvalidDocumentError, RequestError
+from ragboost.errors import RequestError
+from ragboost.jsonl import decode, read_lines
 from ragboost.types import Document, DocumentId, as_document
 
 
@@ -21,7 +19,11 @@ class Corpus(Sequence[Document]):
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        """Raises RequestError if two documents have the same id."""
+        """Index the documents.
+
+        Raises:
+            RequestError: two documents have the same id.
+        """
         self._documents = tuple(documents)
         self._position: dict[object, int] = {}
         for i, document in enumerate(self._documents):
@@ -39,25 +41,25 @@ class Corpus(Sequence[Document]):
         """Read `.jsonl` or `.jsonl.gz`. Blank lines are skipped.
 
         Raises:
-            RequestError: the file cannot be read, or a line is no document or repeats an id; the
+            RequestError: the file cannot be read, or a line is not a document or repeats an id; the
                 message names file and line.
         """
         documents: list[Document] = []
         lines: dict[object, int] = {}
-        for number, line in _lines(Path(path)):
-            document = _document(line, where=f"{path}:{number}")
+        for line in read_lines(Path(path)):
+            document = as_document(decode(line.raw, where=line.where), where=line.where)
             if document.id is not None:
-                first = lines.setdefault(_id_key(document.id), number)
-                if first != number:
+                first = lines.setdefault(_id_key(document.id), line.number)
+                if first != line.number:
                     raise RequestError(
-                        f"{path}:{number}: id {document.id!r} stands on line {first} already",
+                        f"{line.where}: id {document.id!r} is used on line {first} already",
                         param="id",
                     )
             documents.append(document)
         return cls(documents)
 
     def find(self, document_id: DocumentId) -> Document | None:
-        """The document with this id; None if there is none."""
+        """Return the document with this id; None if there is none."""
         position = self._position.get(_id_key(document_id))
         return None if position is None else self._documents[position]
 
@@ -75,28 +77,3 @@ class Corpus(Sequence[Document]):
 def _id_key(document_id: DocumentId) -> object:
     # To Python True equals 1; to JSON it does not.
     return (bool, document_id) if isinstance(document_id, bool) else document_id
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise RequestError(f"{path} is not a complete gzip file: {error}") from None
-    except OSError as error:
-        raise RequestError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _document(line: bytes, *, where: str) -> Document:
-    try:
-        return as_document(json.loads(line.decode("utf-8-sig")), where=where)
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{where}: not UTF-8 at byte {error.start + 1}") from None
-    except RecursionError:
-        raise RequestError(f"{where}: nested too deeply") from None
-    except InvalidDocumentError:
-        raise
-    except ValueError as error:
-        raise RequestError(f"{where}: not JSON: {error}") from None

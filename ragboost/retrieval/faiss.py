@@ -57,8 +57,8 @@ class FaissRetriever:
         return [self._search(vector, min(k, len(self._documents))) for vector in vectors]
 
     def _search(self, vector: Vectors, k: int) -> list[Document]:
-        """faiss may leave out any of several documents with equal scores: ask until all of those
-        that tie with the last place are there."""
+        """Search with a growing `k`: faiss may drop any of several documents that tie for the last
+        place."""
         wanted = k
         while True:
             wanted = min(wanted + 1, len(self._documents))

@@ -4,7 +4,7 @@ Requests share a prefix only behind the same text. Knows the client's bytes, whi
 already. Does not know chat templates: unequal bytes count as unequal text.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -41,41 +41,39 @@ def preamble(body: JsonBody, shape: Format, found: Found, *, first: int | None =
     return _hash(_before(body, ("messages", message, "content"), question_part(content)))
 
 
-def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> Iterator[bytes]:
-    """Yield what the model reads before offset `start` of the value at a path."""
-    yield from _fields(body, _TOOLS if is_instruction(path) else _TOOLS + _INSTRUCTIONS)
+def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[bytes]:
+    """Return what the model reads before offset `start` of the value at a path."""
+    parts = _fields(body, _TOOLS if is_instruction(path) else _TOOLS + _INSTRUCTIONS)
     value: Any = body.fields
     for depth, step in enumerate(path):
         if isinstance(step, int) and step:
             if depth == 1 and path[0] == "messages":
-                yield from body.message_digests[:step]
+                parts += body.message_digests[:step]
             else:
-                yield body.encode_bytes(value[:step])
+                parts.append(body.encode_bytes(value[:step]))
         value = value[step]
     if start:
-        yield body.encode_bytes(value[:start])
+        parts.append(body.encode_bytes(value[:start]))
+    return parts
 
 
-def _before_messages(body: JsonBody) -> Iterator[bytes]:
-    """Yield what a chat template may render before the documents: tools and instructions."""
-    yield from _fields(body, (*_TOOLS, *_INSTRUCTIONS, "chat_template"))
+def _before_messages(body: JsonBody) -> list[bytes]:
+    """Return what a chat template may render before the documents: tools and instructions."""
+    parts = _fields(body, (*_TOOLS, *_INSTRUCTIONS, "chat_template"))
     messages = body.fields.get("messages") or ()
     for message, digest in zip(messages, body.message_digests, strict=False):
         if not isinstance(message, dict) or message.get("role") not in CONSTANT_ROLES:
             break
-        yield digest
+        parts.append(digest)
+    return parts
 
 
 def _fields(body: JsonBody, names: Iterable[str]) -> list[bytes]:
-    return [body.field_bytes(name) if body.fields.get(name) else b"" for name in names]
+    fields = body.fields
+    return [body.field_bytes(name) if fields.get(name) else b"" for name in names]
 
 
-def _hash(parts: Iterable[bytes]) -> str:
-    parts = list(parts)
+def _hash(parts: Sequence[bytes]) -> str:
     if not any(parts):
         return ""
-    digest = sha256()
-    for part in parts:
-        digest.update(b"%d " % len(part))
-        digest.update(part)
-    return digest.hexdigest()[:16]
+    return sha256(b"".join([b"%d %b" % (len(part), part) for part in parts])).hexdigest()[:16]

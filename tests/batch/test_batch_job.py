@@ -255,7 +255,7 @@ def test_equal_documents_behind_different_system_prompts_are_no_hit(tmp_path: Pa
 BAD_LINES: list[tuple[Any, str]] = [
     (b'{"id": 1, "question": "?", "documents": ["\xff"]}', "not UTF-8 at byte 43"),
     (b'{"id": 1, "question"', "not JSON"),
-    (b"[" * 100_000, "nested more than 100 levels deep"),
+    (b"[" * 100_000, "nested too deeply"),
     (b'{"question": "?", "x": ' + b"[" * 200 + b"]" * 200 + b"}", "nested more than 100"),
     (b"[1, 2]", "the line must be a JSON object, got list"),
     ({"foo": 1}, "it has foo"),
@@ -361,8 +361,8 @@ def test_unusable_files_are_one_sentence(tmp_path: Path) -> None:
         (tmp_path / "none.jsonl", tmp_path / "out.jsonl", "cannot read .*No such file"),
         (tmp_path, tmp_path / "out.jsonl", "must be a regular file"),
         (tmp_path / "zip.jsonl", tmp_path / "out.jsonl", "is compressed: unpack it first"),
-        (source, tmp_path / "none" / "out.jsonl", "is no directory"),
-        (source, tmp_path, "it is no regular file"),
+        (source, tmp_path / "none" / "out.jsonl", "is not a directory"),
+        (source, tmp_path, "not a regular file"),
     ):
         with pytest.raises(RequestError, match=message):
             run_batch(bad, output)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ragboost.batch.forecast import forecast
-from ragboost.batch.forecast_report import write_plot
+from ragboost.batch.report import write_plot
 from ragboost.config import Settings
 from ragboost.errors import RequestError
 
@@ -82,7 +82,7 @@ def test_the_command_prints_bars_json_and_writes_a_plot(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "planned as a batch" in shown.stdout
     assert "█" in shown.stdout
-    assert "1 malformed lines left out" in shown.stdout
+    assert "1 malformed lines skipped" in shown.stdout
     assert "<svg" in (tmp_path / "plot.svg").read_text("utf-8")
     (point,) = json.loads(as_json.stdout)["points"]
     assert point["cache_tokens"] == 100

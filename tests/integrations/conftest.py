@@ -5,10 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.proxy import engine, proxy
-
-__all__ = ["engine", "proxy"]
-
 
 @pytest.fixture
 def own_loop() -> Iterator[None]:

@@ -44,7 +44,7 @@ def test_gzipped_corpus_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"id": "a", "text": "again"}', "id 'a' stands on line 1 already"),
+        (b'{"id": "a", "text": "again"}', "id 'a' is used on line 1 already"),
         (b'{"id": "b", "text": " "}', "text must be a non-empty string"),
         (b'{"id": "b"}', "text must be a non-empty string"),
         (b'{"id": ["b"], "text": "x"}', "id must be a JSON scalar"),

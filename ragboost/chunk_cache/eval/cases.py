@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ragboost.chunk_cache.eval.tasks import TaskPrompt
-from ragboost.chunk_cache.jsonl import read_objects
 from ragboost.errors import RequestError
+from ragboost.jsonl import read_objects
 from ragboost.types import as_documents
 
 SYSTEM = "Answer the question from the documents, in as few words as possible.\n\n"

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.chunk_cache.eval.loading import check_paths, load
-from ragboost.chunk_cache.jsonl import read_objects
 from ragboost.chunk_cache.kv.store import ChunkStore, Identity
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
@@ -28,6 +27,7 @@ from ragboost.chunk_cache.precompute.neighbours import (
 )
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.errors import ChunkCacheError, ConfigError, RequestError
+from ragboost.jsonl import read_objects
 from ragboost.retrieval.bm25 import BM25Retriever
 from ragboost.retrieval.corpus import Corpus
 from ragboost.types import Document, DocumentId

@@ -1,4 +1,4 @@
-"""A document compressor: behind any retriever, in LangChain's own compression retriever."""
+"""A document compressor for LangChain's contextual compression retriever."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from ragboost.integrations.langchain.documents import boosted_documents
 class BoostCompressor(BaseDocumentCompressor):
     """Put documents into the order that reuses the prefix cache, each once.
 
-    It has to run last: whatever reorders its documents again undoes it. `format_documents` and
+    It must run last, since reordering its documents undoes it. `format_documents` and
     `DocumentPrompt` write them with their labels and the order hint.
 
     Attributes:
@@ -40,5 +40,5 @@ class BoostCompressor(BaseDocumentCompressor):
         query: str,
         callbacks: Callbacks | None = None,
     ) -> Sequence[LangChainDocument]:
-        """As `compress_documents`: there is nothing to wait for."""
+        """Order and de-duplicate documents, as `compress_documents`."""
         return boosted_documents(self.booster, query, documents)

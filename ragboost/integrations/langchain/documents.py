@@ -1,7 +1,6 @@
 """LangChain documents in a Booster's order.
 
-The text and the metadata stay; what RAGBoost has to say about a document stands under
-`metadata["ragboost"]`, see `boosted_documents`.
+Text and metadata are kept; RAGBoost adds `metadata["ragboost"]`, see `boosted_documents`.
 """
 
 from collections.abc import Sequence
@@ -10,14 +9,14 @@ from typing import Any
 from langchain_core.documents import Document as LangChainDocument
 
 from ragboost.booster.booster import Booster
-from ragboost.integrations.placing import Placed, named_document, place
+from ragboost.integrations.placement import Placed, named_document, place
 from ragboost.types import Document
 
 KEY = "ragboost"
 
 
 def as_document(document: LangChainDocument) -> Document | None:
-    """What the model reads of a document; None for a blank one."""
+    """Convert a document; None for a blank one."""
     if not document.page_content.strip():
         return None
     return named_document(document.page_content, name=document.id)
@@ -26,13 +25,12 @@ def as_document(document: LangChainDocument) -> Document | None:
 def boosted_documents(
     booster: Booster, query: str, documents: Sequence[LangChainDocument]
 ) -> list[LangChainDocument]:
-    """Order and de-duplicate documents; the given ones stay as they are.
+    """Return ordered and de-duplicated copies of documents.
 
     Returns:
         Copies with `metadata["ragboost"]`: `label` and `rank` (from 0) of each; `duplicates`, the
-        metadata of the documents with the same text that it stands for; and on the last one `hint`,
-        the sentence that tells the model the relevance order, if the order changed. Blank documents
-        come last.
+        metadata of the documents with the same text that it replaces; and on the last one `hint`,
+        the order hint, if the order changed. Blank documents come last.
     """
     placement = place(booster, query, documents, as_document=as_document)
     copies = [_copy(placed) for placed in placement.placed]

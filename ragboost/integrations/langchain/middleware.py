@@ -1,4 +1,4 @@
-"""An agent middleware: what tools retrieve again is not sent again."""
+"""An agent middleware that sends documents only once, however often tools retrieve them."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -8,20 +8,20 @@ from langchain_core.documents import Document as LangChainDocument
 from langchain_core.messages import AIMessage, ToolMessage
 
 from ragboost.config import Settings
-from ragboost.integrations.tool_results import Results
+from ragboost.integrations.repeated_documents import RepeatedDocuments
 
 
 class BoostMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Replace documents in tool messages that stand earlier in the conversation by references.
+    """Replace documents in tool messages that occur earlier in the conversation by references.
 
     Documents are found in a message's artifact, where `create_retriever_tool` puts them with
     `response_format="content_and_artifact"`, or in its text, in the shapes that the proxy knows.
-    Only what the model is sent changes, not the agent's state. The same messages always become the
-    same bytes, so that each step extends the prefix of the step before. Nothing is reordered: a
-    prefix behind a question that only this agent asked could not be shared in any order.
+    The model's input changes, the agent's state does not. The same messages always yield the same
+    bytes, so that each step extends the prefix of the last one. Documents are not reordered: no
+    other request shares the prefix after a question that only this agent asked.
 
     Args:
-        settings: of formats, hints and de-duplication; None: the defaults.
+        settings: settings of formats, hints and de-duplication; None for the defaults.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -45,37 +45,37 @@ class BoostMiddleware(AgentMiddleware[Any, Any, Any]):
         return await handler(self._boosted(request))
 
     def _boosted(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        results = Results(self._settings)
+        results = RepeatedDocuments(self._settings)
         if request.system_message is not None:
             _read(results, request.system_message)
         messages = [_read(results, message) for message in request.messages]
         return request.override(messages=messages) if results.num_referred else request
 
 
-def _read(results: Results, message: Any) -> Any:
-    """The message as the model shall see it."""
+def _read(results: RepeatedDocuments, message: Any) -> Any:
+    """Return a message with references."""
     if isinstance(message, AIMessage):
         return message
     is_tool, content = isinstance(message, ToolMessage), message.content
     if isinstance(content, str):
         documents = _documents(message.artifact) if is_tool else ()
-        new: Any = results.read(content, is_tool=is_tool, documents=documents)
+        new: Any = results.rewrite(content, is_tool=is_tool, documents=documents)
     else:
         new = [_read_part(results, part, is_tool=is_tool) for part in content]
     return message if new == content else message.model_copy(update={"content": new})
 
 
-def _read_part(results: Results, part: Any, *, is_tool: bool) -> Any:
+def _read_part(results: RepeatedDocuments, part: Any, *, is_tool: bool) -> Any:
     if isinstance(part, str):
-        return results.read(part, is_tool=is_tool)
+        return results.rewrite(part, is_tool=is_tool)
     if not isinstance(part.get("text"), str):
         return part
-    text = results.read(part["text"], is_tool=is_tool)
+    text = results.rewrite(part["text"], is_tool=is_tool)
     return part if text == part["text"] else {**part, "text": text}
 
 
 def _documents(artifact: Any) -> Sequence[str]:
-    """The texts of the documents that a tool returned beside its result."""
+    """Return the texts of the documents in a tool message's artifact."""
     if not isinstance(artifact, list | tuple):
         return ()
     texts = [each.page_content for each in artifact if isinstance(each, LangChainDocument)]

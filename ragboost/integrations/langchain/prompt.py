@@ -1,4 +1,4 @@
-"""A chat prompt that boosts its documents: for conversations, and for prompts of our own form."""
+"""A chat prompt that boosts its documents, for single questions and conversations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +16,14 @@ from ragboost.integrations.turns import boost_turn
 class BoostPrompt(BaseChatPromptTemplate):
     """Messages from `question`, `documents` (most relevant first) and optionally `history`.
 
-    The last message carries the documents, the hints and the question. Keep it, with the answer
-    behind it, as the history of the next turn: documents that stand in it are not sent again, the
-    model is told where they are. What was sent travels in the message's `additional_kwargs`, so
-    that a history may be kept anywhere and shortened by whole messages.
+    The last message carries the documents, the hints and the question. Keep it and the answer as
+    the history of the next turn: its documents are then referred to by location hints instead of
+    sent again. Their record is part of the message's `additional_kwargs`, so that the history can
+    be kept anywhere and shortened by whole messages.
 
     Attributes:
         booster: one per backend and model, shared by all chains that use them.
-        system: the system prompt; None: no system message.
+        system: the system prompt; None for no system message.
     """
 
     booster: Booster = Field(default_factory=Booster)
@@ -34,7 +34,7 @@ class BoostPrompt(BaseChatPromptTemplate):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     def format_messages(self, **kwargs: Any) -> list[BaseMessage]:
-        """The system message, the history and the new message."""
+        """Return the system message, the history and the new message."""
         history: Sequence[BaseMessage] = kwargs.get("history") or ()
         documents: Sequence[LangChainDocument] = kwargs["documents"]
         before = [] if self.system is None else [SystemMessage(self.system)]
@@ -46,14 +46,14 @@ class BoostPrompt(BaseChatPromptTemplate):
             self.booster,
             kwargs["question"],
             [document for document in known if document is not None],
-            past=past,
+            history=past,
             before=[f"{message.type}:{message.text}" for message in messages[:at]],
         )
         content = turn.context.render()
         return [*messages, HumanMessage(content, additional_kwargs={KEY: turn.record})]
 
     def pretty_repr(self, html: bool = False) -> str:
-        """One line: the documents are in nobody's hand before they are given."""
+        """Return a one-line description."""
         return f"{self.system or ''}\n\n{{history}}\n\n{{documents}}\n\n{{question}}"
 
 

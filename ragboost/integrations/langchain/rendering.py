@@ -1,7 +1,7 @@
 """Write boosted documents into a prompt, with their labels and the order hint.
 
-Nothing but a document's own label and text stands in its block, so that equal leading documents are
-equal bytes.
+A document's block contains its own label and text only, so that equal leading documents have equal
+bytes.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from ragboost.integrations.langchain.documents import KEY
 
 
 class DocumentPrompt(StringPromptTemplate):
-    """A `document_prompt` for chains and tools that write documents themselves.
+    """A `document_prompt` for chains and tools that render documents themselves.
 
-    For `create_stuff_documents_chain` and `create_retriever_tool`, behind a `BoostRetriever` or a
-    `BoostCompressor`: the label, the text, and behind the last document the order hint.
+    For `create_stuff_documents_chain` and `create_retriever_tool`, after a `BoostRetriever` or a
+    `BoostCompressor`: the label, the text, and after the last document the order hint.
     """
 
     input_variables: list[str] = ["page_content", KEY]  # noqa: RUF012

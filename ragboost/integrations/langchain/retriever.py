@@ -1,4 +1,4 @@
-"""A retriever around another one."""
+"""A retriever that wraps another one."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ragboost.booster.booster import Booster
 from ragboost.integrations.langchain.documents import as_document, boosted_documents
-from ragboost.integrations.placing import best
+from ragboost.integrations.placement import best
 
 
 class BoostRetriever(BaseRetriever):
@@ -21,8 +21,8 @@ class BoostRetriever(BaseRetriever):
     Attributes:
         base_retriever: returns documents most relevant first.
         booster: one per backend and model, shared by all chains that use them.
-        k: how many different documents to keep, the most relevant ones; None: all. Also an argument
-            of `invoke`.
+        k: number of distinct documents to keep, most relevant first; None for all. Also an
+            argument of `invoke`.
     """
 
     base_retriever: RetrieverLike

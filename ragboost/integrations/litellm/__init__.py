@@ -21,5 +21,5 @@ def __getattr__(name: str) -> Any:
     hook = import_module(f"{__name__}.hook").BoostHook
     if name == "BoostHook":
         return hook
-    # LiteLLM names instances: a new one, with the settings of environment and ragboost.toml.
+    # LiteLLM imports an instance by name: make one with the settings of environment and file.
     return hook(import_module("ragboost.config").load_settings({}))

@@ -1,7 +1,7 @@
 """A chat engine whose documents stay in the history, so that each turn extends the last prefix.
 
-LlamaIndex's own context chat engines write the documents above the history, anew for each turn:
-nothing behind them can be found in a prefix cache, and no document can be left out.
+LlamaIndex's own context chat engines write each turn's documents above the history: a prefix cache
+then holds nothing of what follows them, and no document can be omitted.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ _RESERVED_TOKENS = 256
 
 
 class BoostChatEngine(BaseChatEngine):
-    """Chat over a retriever; a document that stands in the history is not sent again.
+    """Chat over a retriever that sends a document only once per conversation.
 
-    The memory holds what was sent: messages with their documents, hints and question. What they
-    carry is kept in their `additional_kwargs`, so that a memory may forget whole messages.
+    The memory holds the messages as sent, with documents, hints and question. Their records are
+    part of `additional_kwargs`, so that a memory may forget whole messages.
 
     Args:
         retriever: returns nodes most relevant first.
-        llm: None: `Settings.llm`.
-        booster: one per backend and model, shared by all engines that use them; None: its own.
-        memory: None: as much as the model's context window holds.
-        system_prompt: None: no system message.
-        node_postprocessors: such as a reranker; the order is the chat engine's own affair.
+        llm: None for `Settings.llm`.
+        booster: one per backend and model, shared by all engines that use them; None for its own.
+        memory: None for one of the size of the model's context window.
+        system_prompt: None for no system message.
+        node_postprocessors: for example a reranker; the chat engine orders the result.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BoostChatEngine(BaseChatEngine):
 
     @property
     def chat_history(self) -> list[ChatMessage]:
-        """The messages as they were sent, without the system message."""
+        """The messages as sent, without the system message."""
         return self._memory.get_all()
 
     def reset(self) -> None:
@@ -142,13 +142,13 @@ class BoostChatEngine(BaseChatEngine):
         return nodes
 
     def _shown(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """What the model is sent: some are shown `additional_kwargs`, too."""
+        """Strip `additional_kwargs`, which some models would receive."""
         return [*self._prefix, *(_without_record(message) for message in messages)]
 
     def _turn(
         self, question: str, nodes: Sequence[NodeWithScore], past: Sequence[ChatMessage]
     ) -> ChatMessage:
-        """The message with documents, hints and question."""
+        """Return the message with documents, hints and question."""
         messages = [*self._prefix, *past]
         is_boosted = [KEY in message.additional_kwargs for message in messages]
         first = is_boosted.index(True) if True in is_boosted else len(messages)
@@ -157,7 +157,7 @@ class BoostChatEngine(BaseChatEngine):
             self._booster,
             question,
             [document for document in documents if document is not None],
-            past=[m.additional_kwargs[KEY] for m in messages if KEY in m.additional_kwargs],
+            history=[m.additional_kwargs[KEY] for m in messages if KEY in m.additional_kwargs],
             before=[f"{message.role}:{message.content}" for message in messages[:first]],
         )
         return ChatMessage(

@@ -1,7 +1,7 @@
-"""LlamaIndex nodes in a Booster's order, with labels and the order hint in what the model reads.
+"""LlamaIndex nodes in a Booster's order, with labels and the order hint in their content.
 
 LlamaIndex writes a node as its metadata and its text. The label becomes a line of metadata, the
-hint the end of the last node's template; texts stay as they are.
+hint the end of the last node's template; texts are unchanged.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from typing import Any
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
 from ragboost.booster.booster import Booster
-from ragboost.integrations.handing_over import ragboost_body
-from ragboost.integrations.placing import Placed, named_document, place
+from ragboost.integrations.extra_body import ragboost_body
+from ragboost.integrations.placement import Placed, named_document, place
 from ragboost.types import Document
 
 KEY = "ragboost"
@@ -19,7 +19,7 @@ DUPLICATES = "ragboost_duplicates"
 
 
 def as_document(node: NodeWithScore) -> Document | None:
-    """What the model reads of a node, metadata included; None if that is nothing."""
+    """Convert a node with its metadata; None for a blank one."""
     text = node.node.get_content(metadata_mode=MetadataMode.LLM)
     return named_document(text, name=node.node.node_id) if text.strip() else None
 
@@ -27,12 +27,12 @@ def as_document(node: NodeWithScore) -> Document | None:
 def boosted_nodes(
     booster: Booster, query: str, nodes: Sequence[NodeWithScore]
 ) -> list[NodeWithScore]:
-    """Order and de-duplicate nodes; the given ones stay as they are.
+    """Return ordered and de-duplicated copies of nodes.
 
     Returns:
-        Copies with their scores. The metadata has the label under `ragboost`, which the model sees,
-        and the ids of nodes with the same text under `ragboost_duplicates`, which it does not.
-        Nodes without text come last. Nodes that were boosted before are returned as they are.
+        Copies with their scores. The metadata has the label under `ragboost`, visible to the model,
+        and the ids of nodes with the same text under `ragboost_duplicates`, hidden from it. Nodes
+        without text come last. Nodes that were boosted before are returned unchanged.
     """
     if any(KEY in node.node.metadata for node in nodes):
         return list(nodes)
@@ -46,13 +46,13 @@ def boosted_nodes(
 
 
 def extra_body(nodes: Sequence[NodeWithScore], *, session_id: str | None = None) -> dict[str, Any]:
-    """The `extra_body` of a call through the proxy: `llm.chat(messages, extra_body=...)`.
+    """Return the `extra_body` of a call through the proxy: `llm.chat(messages, extra_body=...)`.
 
     The proxy puts the documents into the last user message, ordered and with hints.
 
     Args:
-        nodes: most relevant first; those without text are left out.
-        session_id: names the conversation, where its history alone does not.
+        nodes: most relevant first; those without text are skipped.
+        session_id: the conversation, if its history does not identify it.
     """
     return ragboost_body(map(as_document, nodes), session_id=session_id)
 

@@ -1,4 +1,4 @@
-"""A node postprocessor, the last one of a query engine."""
+"""A node postprocessor that orders and de-duplicates; the last one of a query engine."""
 
 import llama_index.core.instrumentation as instrument
 from llama_index.core.bridge.pydantic import Field
@@ -15,8 +15,8 @@ _dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]
 class BoostPostprocessor(BaseNodePostprocessor):
     """Put nodes into the order that reuses the prefix cache, each text once.
 
-    Has to be the last of `node_postprocessors`: they run in the order of the list, and whatever
-    reorders nodes behind it undoes it. Emits the events of a reranker.
+    It must be the last of `node_postprocessors`, since reordering its nodes undoes it. Emits the
+    events of a reranker.
 
     Attributes:
         booster: one per backend and model, shared by all engines that use them.
@@ -26,7 +26,7 @@ class BoostPostprocessor(BaseNodePostprocessor):
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of the component."""
+        """Return the name of the component."""
         return "BoostPostprocessor"
 
     def _postprocess_nodes(
@@ -44,4 +44,4 @@ class BoostPostprocessor(BaseNodePostprocessor):
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        return self._postprocess_nodes(nodes, query_bundle)  # there is nothing to wait for
+        return self._postprocess_nodes(nodes, query_bundle)

@@ -1,4 +1,4 @@
-"""A retriever around another one."""
+"""A retriever that wraps another one."""
 
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.retrievers import BaseRetriever
@@ -11,12 +11,12 @@ from ragboost.integrations.llama_index.nodes import boosted_nodes
 class BoostNodeRetriever(BaseRetriever):
     """Return another retriever's nodes in the order that reuses the prefix cache, each text once.
 
-    For engines without postprocessors behind the retriever; otherwise use `BoostPostprocessor`.
+    For engines without node postprocessors; otherwise use `BoostPostprocessor`.
 
     Args:
         base_retriever: returns nodes most relevant first.
-        booster: one per backend and model, shared by all engines that use them; None: its own.
-        callback_manager: None: an empty one.
+        booster: one per backend and model, shared by all engines that use them; None for its own.
+        callback_manager: None for an empty one.
     """
 
     def __init__(

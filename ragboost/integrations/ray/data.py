@@ -1,4 +1,4 @@
-"""Plan a Ray Data job, so that rows which share a prefix follow each other.
+"""Plan a Ray Data job so that rows with a shared prefix follow each other.
 
 Knows datasets of questions with documents. Runs no model.
 """
@@ -26,22 +26,22 @@ def boosted(
 ) -> "Dataset":
     """Plan all rows together and return them in release order, with the messages to send.
 
-    The plan is made in the driver's memory: documents that several rows share have to be known at
-    one place. Rows keep their columns and get `messages`, for `ray.data.llm.build_processor`, and
-    `request_index`, their place in `dataset`.
+    The driver holds all rows in memory to find the documents that they share. Rows keep their
+    columns and get `messages`, for `ray.data.llm.build_processor`, and `request_index`, their
+    position in `dataset`.
 
     Args:
-        dataset: a question and its documents a row, most relevant first: texts, or objects as
-            `ragboost.Document` reads them.
+        dataset: one question per row with its documents, most relevant first: texts, or objects
+            with the fields of `ragboost.Document`.
         question: column of the question.
         documents: column of the documents.
-        system: the system prompt; None: no system message.
-        settings: None: the defaults.
-        num_blocks: neighbours stay together in one block; as many as there are engine replicas.
+        system: the system prompt; None for no system message.
+        settings: None for the defaults.
+        num_blocks: blocks of consecutive rows; the number of engine replicas.
 
     Raises:
         MissingExtraError: ray is not installed.
-        InvalidDocumentError, RequestError: a row is bad.
+        InvalidDocumentError, RequestError: a row is invalid.
     """
     ray_data: Any = import_extra("ray.data", extra="ray")
     rows = dataset.take_all()
@@ -55,7 +55,7 @@ def boosted(
 
 
 def _plain(document: Any) -> Any:
-    """Columns of objects have all fields that any row has; those that are None are not there."""
+    """Drop the None fields that a column of objects adds to rows without them."""
     if not isinstance(document, Mapping):
         return document
     return {name: value for name, value in document.items() if value is not None}

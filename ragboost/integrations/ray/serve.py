@@ -7,13 +7,13 @@ from ragboost.errors import import_extra
 
 
 def deploy(settings: Settings | None = None) -> Any:
-    """Make an application for `serve.run`: the whole proxy, streams included.
+    """Return an application for `serve.run`: the whole proxy, streams included.
 
-    One replica, and no more: each would have an index and conversations of its own. What limits
-    `ragboost serve` by itself (header sizes, draining) is Ray's affair here.
+    It has one replica: several would each have an index and conversations of their own. Ray sets
+    header limits, draining, host and port instead of the settings.
 
     Args:
-        settings: None: the defaults. `proxy.host` and `proxy.port` are Ray's affair, too.
+        settings: None for the defaults.
 
     Raises:
         MissingExtraError: ray[serve] is not installed.

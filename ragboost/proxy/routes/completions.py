@@ -49,11 +49,11 @@ class Completions(Passthrough):
         *,
         reader: ResponseReader,
     ) -> None:
-        exchange.model = upstream.model
+        exchange.model, context = upstream.model, upstream.context
         self._metrics.observe_wait(seconds=admission.waited_s)
         admission.rewritten(
             num_bytes=len(upstream.body),
-            cached_tokens=upstream.predicted_cached_tokens,
+            cached_tokens=context.predicted_cached_tokens if context is not None else 0,
             history=upstream.history,
         )
         if self._has_notes:
@@ -66,12 +66,10 @@ class Completions(Passthrough):
             backend = admission.backend.name
             self._boosting.report_end(upstream, usage, backend=backend, is_computed=is_computed)
             bypass = upstream.bypass.reason if upstream.bypass is not None else None
-            self._boosting.recent.add(
-                exchange, upstream.context, usage, backend=backend, bypass=bypass
-            )
+            self._boosting.recent.add(exchange, context, usage, backend=backend, bypass=bypass)
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
-            result = "boosted" if upstream.context is not None else "bypassed"
+            result = "boosted" if context is not None else "bypassed"
             self._metrics.observe_first_byte(self.endpoint, result, seconds=seconds)
         if usage is not None:
             exchange.notes["prompt_tokens"] = usage.prompt_tokens

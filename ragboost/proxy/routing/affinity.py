@@ -37,15 +37,17 @@ class PrefixAffinity:
             Its tokens as they were sent, and as the client gave them; 0, 0 if there is none.
         """
         sent = self._sent.get(backend)
-        for prefix in reversed(prefixes) if sent else ():
-            if sent and (tokens := sent.peek(prefix.link)) is not None:
-                return tokens, prefix.num_tokens
+        if sent is None:
+            return 0, 0
+        for link, num_tokens in reversed(prefixes):
+            if (tokens := sent.peek(link)) is not None:
+                return tokens, num_tokens
         return 0, 0
 
     def tokens(self, backend: str, link: Link) -> int:
-        """Return the tokens of a prefix as a backend was sent it; 0 if it was not."""
+        """Return the tokens of a prefix as a backend was sent it; 0 for an empty or unknown one."""
         sent = self._sent.get(backend)
-        return (sent.peek(link) or 0) if sent else 0
+        return (sent.peek(link) or 0) if link and sent is not None else 0
 
     def remember(self, backend: str, prefixes: Sequence[MessagePrefix], *, num_tokens: int) -> None:
         """Note that a backend is sent these prefixes, the last one with `num_tokens`.

@@ -16,7 +16,7 @@ _RETRY_S = 2.0
 _RECHECK_S = 30.0
 
 
-class ChunkReuse:
+class ChunkReuseProbe:
     """Know whether the backends reuse chunks. `open` and `close` belong to the event loop.
 
     Args:

@@ -49,12 +49,6 @@ class UpstreamRequest(NamedTuple):
         return self.result.context if self.result is not None else None
 
     @property
-    def predicted_cached_tokens(self) -> int:
-        """Tokens that the context index expects in the backend's prefix cache."""
-        context = self.context
-        return context.predicted_cached_tokens if context is not None else 0
-
-    @property
     def response_headers(self) -> RawHeaders:
         """The `x-ragboost-*` headers of the response to a completion."""
         if self.seconds is None:

@@ -154,7 +154,7 @@ def test_evaluation_has_both_ends_and_every_policy_and_a_plot_shows_them(tmp_pat
 def test_bad_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     for text, reason in [
-        ("{", r"cases.jsonl:2: not valid JSON"),
+        ("{", r"cases.jsonl:2: not JSON"),
         ("[1]", r"cases.jsonl:2: must be an object, got list"),
         ('{"question": "q"}', r"cases.jsonl:2: needs a question and documents"),
         ('{"question": "q", "documents": ["d"]}', r"cases.jsonl:2: has texts, and the model"),

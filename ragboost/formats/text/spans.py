@@ -1,4 +1,4 @@
-"""Small questions about places in a text, all answered in linear time."""
+"""Scan helpers for texts, all in linear time."""
 
 import re
 from bisect import bisect
@@ -11,7 +11,7 @@ _CLOSING_TAG = re.compile("</([A-Za-z_]{1,64})>")
 
 
 class Spanned(Protocol):
-    """Has a start, and an end behind its last character."""
+    """A part of a text, from `start` up to but not including `end`."""
 
     @property
     def start(self) -> int: ...
@@ -23,7 +23,7 @@ T = TypeVar("T", bound=Spanned)
 
 
 def strip(text: str, start: int, end: int) -> tuple[int, int]:
-    """Leave out white space at both ends of a part of a text."""
+    """Return a part of a text without white space at both ends."""
     while start < end and text[start].isspace():
         start += 1
     while start < end and text[end - 1].isspace():
@@ -32,23 +32,23 @@ def strip(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def is_blank(text: str, start: int, end: int) -> bool:
-    """Whether there is nothing but white space between two offsets."""
+    """Return True if there is only white space between two offsets."""
     between = text[start:end]
     return not between or between.isspace()
 
 
 def code_fences(text: str) -> list[int]:
-    """Offsets of the Markdown fences of a text."""
+    """Return the offsets of the Markdown code fences of a text."""
     return list(finds(text, _FENCE, 0, len(text))) if _FENCE[0] in text else []
 
 
 def is_in_code(fences: Sequence[int], at: int) -> bool:
-    """Whether an odd number of code fences stands before an offset."""
+    """Return True after an odd number of code fences."""
     return bisect(fences, at) % 2 == 1
 
 
 def finds(text: str, needle: str, start: int, end: int) -> Iterator[int]:
-    """Offsets at which `needle` stands between two others, not overlapping."""
+    """Yield the offsets of `needle` between two offsets, not overlapping."""
     at = text.find(needle, start, end)
     while at >= 0:
         yield at
@@ -56,7 +56,7 @@ def finds(text: str, needle: str, start: int, end: int) -> Iterator[int]:
 
 
 def runs(text: str, elements: Sequence[T]) -> Iterator[list[T]]:
-    """Two or more elements with nothing but white space between them."""
+    """Yield runs of two or more elements that only white space separates."""
     run: list[T] = []
     for element in elements:
         if run and not is_blank(text, run[-1].end, element.start):
@@ -69,7 +69,7 @@ def runs(text: str, elements: Sequence[T]) -> Iterator[list[T]]:
 
 
 def behind_closing_tag(text: str, end: int) -> int:
-    """Offset behind a closing tag that follows at `end`, else `end`: where a list is closed."""
+    """Return the offset after a closing tag that follows at `end`, else `end`."""
     start = end
     while start < len(text) and text[start].isspace():
         start += 1
@@ -81,7 +81,7 @@ def behind_closing_tag(text: str, end: int) -> int:
 
 
 def line_starts(text: str, prefix: str, start: int, end: int) -> Iterator[int]:
-    """Offsets at which a line begins with `prefix`; one begins at `start`, too."""
+    """Yield the offsets of lines that begin with `prefix`; a line begins at `start`, too."""
     if text.startswith(prefix, start, end):
         yield start
     for at in finds(text, "\n" + prefix, start, end):
@@ -89,5 +89,5 @@ def line_starts(text: str, prefix: str, start: int, end: int) -> Iterator[int]:
 
 
 def closing_tags(text: str) -> set[str]:
-    """Names of the tags that are closed somewhere in a text."""
+    """Return the names of the tags that are closed somewhere in a text."""
     return set(_CLOSING_TAG.findall(text)) if "<" in text else set()

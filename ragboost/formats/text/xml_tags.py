@@ -1,8 +1,8 @@
 """Documents in XML tags: `<document index="1" source="a.pdf">...</document>`.
 
-Attributes and inner tags stay with their document; Anthropic's form with `<source>` and
-`<document_content>` is one of these. A run has at least two elements of one tag with nothing but
-white space between them. Nested, unclosed or self-closing elements: the text is left alone.
+Attributes and inner tags, such as Anthropic's `<source>` and `<document_content>`, move with their
+document. A run has at least two elements of one tag that only white space separates. Texts with
+nested, unclosed or self-closing elements are left alone.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ragboost.formats.groups import DocumentBlock, Number, TextGroup
-from ragboost.formats.spans import (
+from ragboost.formats.text.spans import (
     behind_closing_tag,
     code_fences,
     is_in_code,
@@ -22,9 +22,9 @@ TAGS = ("document", "doc", "passage", "chunk", "search_result", "Document")
 
 _MAX_TAG = 1024
 _MAX_NAME = 200
-# Start tags of this very name, `<document_content>` is none of `<document>`, end tags, and the tag
-# that Anthropic puts around the text proper. Regular expressions that begin with a fixed character
-# are the fastest search for such marks.
+# Start tags of exactly this name (`<document_content>` does not match `<document>`), end tags, and
+# the tag that Anthropic writes around the text. Regular expressions that begin with a fixed
+# character are the fastest search for such marks.
 _MARKS = {tag: re.compile(f"<(?:/{tag}>|{tag}(?=[ \\t\\r\\n>])|document_content>)") for tag in TAGS}
 _CLOSERS = re.compile(f"</({'|'.join(TAGS)})>")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
@@ -45,12 +45,12 @@ class _Element(NamedTuple):
     end: int
     inner_start: int
     inner_end: int
-    content: int  # behind the first `<document_content>`; -1: it has none
+    content: int  # after the first `<document_content>`; -1 if there is none
     attributes: dict[str, _Attribute]
 
 
 def find(text: str) -> list[TextGroup]:
-    """Find runs of elements; of the tags that we know, the first that has any counts."""
+    """Find runs of elements of the first known tag that has any."""
     for tag in _closed_tags(text):
         found = list(runs(text, _elements(text, tag)))
         fences = code_fences(text) if found else []
@@ -61,8 +61,8 @@ def find(text: str) -> list[TextGroup]:
 
 
 def _closed_tags(text: str) -> Iterator[str]:
-    """Those of our tags that are closed somewhere. The rest of a text is not searched for others
-    where the first one in it is the one that goes first anyway, and has documents."""
+    """Yield the known tags that are closed somewhere, in order of preference. A text that closes
+    the preferred tag first is searched for others only if that one has no documents."""
     first = _CLOSERS.search(text)
     if first is None:
         return
@@ -73,7 +73,7 @@ def _closed_tags(text: str) -> Iterator[str]:
 
 
 def _elements(text: str, tag: str) -> list[_Element]:
-    """All elements of a tag; none if they are not plainly one behind the other."""
+    """Return all elements of a tag; none if they nest or one of them is not closed."""
     elements: list[_Element] = []
     start = inner = content = -1  # of the element that is open
     for mark in _MARKS[tag].finditer(text):
@@ -89,7 +89,7 @@ def _elements(text: str, tag: str) -> list[_Element]:
             inner = behind + 1 if text[behind] == ">" else _tag_end(text, at)
             if inner < 0 or text[inner - 2] == "/":
                 return []
-        elif at >= inner:  # else it stands in an attribute
+        elif at >= inner:  # else it is part of an attribute
             if not is_closer:
                 return []
             behind_name = start + 1 + len(tag)
@@ -100,7 +100,7 @@ def _elements(text: str, tag: str) -> list[_Element]:
 
 
 def _tag_end(text: str, at: int) -> int:
-    """Offset behind a start tag's `>`, which may also stand in a quoted value; -1: no such tag."""
+    """Return the offset after a start tag's `>`, skipping quoted values; -1 if it has none."""
     limit = text.find("<", at + 1, at + _MAX_TAG)
     limit = min(len(text), at + _MAX_TAG) if limit < 0 else limit
     while (match := _QUOTE_OR_END.search(text, at, limit)) is not None:
@@ -127,7 +127,7 @@ def _group(text: str, run: list[_Element]) -> TextGroup:
 
 
 def _number_attribute(run: list[_Element]) -> str | None:
-    """The attribute that counts the elements from 0 or 1, if there is one."""
+    """Return the attribute that counts the elements from 0 or 1; None if there is none."""
     if not run[0].attributes:
         return None
     for name in _NUMBERS:
@@ -154,7 +154,7 @@ def _block(text: str, element: _Element, number: str | None) -> DocumentBlock:
 
 
 def _content(text: str, element: _Element) -> tuple[int, int]:
-    """The text proper inside `<document_content>`."""
+    """Return the offsets of the text inside `<document_content>`."""
     end = text.rfind(_CONTENT_END, element.content, element.inner_end)
     if end < 0:
         return strip(text, element.inner_start, element.inner_end)
@@ -162,7 +162,7 @@ def _content(text: str, element: _Element) -> tuple[int, int]:
 
 
 def _name(text: str, element: _Element, number: str | None, start: int) -> str:
-    """The name that an attribute gives, or a tag at `start`, where the element's text begins."""
+    """Return the name in an attribute, or in a tag at `start`, where the element's text begins."""
     for name in _NAMES:
         if name != number and name in element.attributes:
             return _quoted(element.attributes[name].value)

@@ -1,16 +1,16 @@
-"""Documents between marks that the operator has registered (`formats.delimiters`).
+"""Documents between delimiters that the operator has registered (`formats.delimiters`).
 
-Either each document stands between `start` and `end`, or, with a `separator`, all of them do. A
-text in which the marks do not alternate, or in which a frame occurs twice, is left alone.
+`start` and `end` enclose each document or, with a `separator`, all of them. Texts in which the
+delimiters do not alternate, or in which an enclosed list occurs twice, are left alone.
 """
 
 from ragboost.config import Delimiters
 from ragboost.formats.groups import DocumentBlock, TextGroup
-from ragboost.formats.spans import runs, strip
+from ragboost.formats.text.spans import runs, strip
 
 
 def find(text: str, delimiters: Delimiters) -> list[TextGroup]:
-    """Find runs of documents between these marks."""
+    """Find runs of documents between these delimiters."""
     if delimiters.start not in text:
         return []
     if delimiters.separator is not None:

@@ -1,17 +1,17 @@
 """Numbered and labelled documents: `[Doc_1] ...`, `Document 1: ...`, `Source 1: ...`, `[1] ...`.
 
-A label begins a line. The labels of a text count from 0 or 1 without a gap, or are ids that differ
-(`[Doc_x]` only); `[1]` is a label only inside an explicit frame, for it may be a citation. Where
-it cannot be told where the last document ends, that one keeps its place. Short texts under bare
-words (`Document 1: the plan`) are notes or code, which nobody may renumber.
+A label begins a line. The labels of a text count from 0 or 1 without a gap, or are distinct ids
+(`[Doc_x]` only); `[1]` is a label only inside an explicit frame, since it may be a citation. A last
+document without an unambiguous end keeps its position. Short texts under a label without brackets
+(`Document 1: the plan`) are taken for notes or code and are not renumbered.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.groups import DocumentBlock, Number, TextGroup
-from ragboost.formats.regions import Region
-from ragboost.formats.spans import code_fences, is_in_code, strip
+from ragboost.formats.text.frames import Frame
+from ragboost.formats.text.spans import code_fences, is_in_code, strip
 
 _FORMS = (
     ("[Doc_", "]"),
@@ -42,45 +42,45 @@ class _Label(NamedTuple):
     start: int  # of the line
     name_start: int
     name_end: int
-    end: int  # behind the suffix
+    end: int  # after the suffix
 
 
-def find(text: str, region: Region | None = None, *, is_closed: bool = False) -> list[TextGroup]:
+def find(text: str, frame: Frame | None = None, *, is_closed: bool = False) -> list[TextGroup]:
     """Find one run of labelled documents.
 
     Args:
         text: the whole text.
-        region: the frame to look in; None: the text.
-        is_closed: the text holds nothing behind its documents.
+        frame: the frame to search; None for the whole text.
+        is_closed: nothing follows the documents in the text.
     """
-    where = region or Region(0, len(text), len(text))
-    labels, prefix = _labels(text, where, _FRAMED_FORMS if region else _FORMS)
+    where = frame or Frame(0, len(text), len(text))
+    labels, prefix = _labels(text, where, _FRAMED_FORMS if frame else _FORMS)
     names = [text[label.name_start : label.name_end] for label in labels]
     is_counted = _is_counted(names)
     if not is_counted and (prefix != _IDS or len(set(names)) < len(names)):
         return []
     if len(labels) < 2 or is_in_code(code_fences(text), labels[0].start):
         return []
-    ends = _ends(text, labels, where, is_closed=is_closed or region is not None)
+    ends = _ends(text, labels, where, is_closed=is_closed or frame is not None)
     blocks = tuple(
         _block(text, label, end, is_counted=is_counted)
         for label, end in zip(labels, ends, strict=False)
     )
     if len(blocks) < 2 or not all(_is_prose(block.text) for block in blocks):
         return []
-    is_explicit = is_closed or region is not None or "[" in (prefix or "")
+    is_explicit = is_closed or frame is not None or "[" in (prefix or "")
     if not is_explicit and sum(len(block.text or "") for block in blocks) < _MIN_CHARS * len(
         blocks
     ):
         return []
-    end = where.close if region else blocks[-1].end
+    end = where.close if frame else blocks[-1].end
     return [TextGroup(text, blocks, max(end, blocks[-1].end))]
 
 
 def _labels(
-    text: str, where: Region, forms: Sequence[tuple[str, str]]
+    text: str, where: Frame, forms: Sequence[tuple[str, str]]
 ) -> tuple[list[_Label], str | None]:
-    """The labels of the form that comes first in the text, and its prefix."""
+    """Return the labels of the form that occurs first in the text, and its prefix."""
     found: dict[str, list[_Label]] = {}
     for at in _line_starts(text, where):
         if text[at : at + 1] not in _FIRST_CHARACTERS:
@@ -97,7 +97,7 @@ def _labels(
     return found[first], first
 
 
-def _line_starts(text: str, where: Region) -> Iterator[int]:
+def _line_starts(text: str, where: Frame) -> Iterator[int]:
     yield where.start
     at = text.find("\n", where.start, where.end)
     while at >= 0:
@@ -126,8 +126,8 @@ def _is_counted(names: Sequence[str]) -> bool:
     return any(names == [str(first + at) for at in range(len(names))] for first in (0, 1))
 
 
-def _ends(text: str, labels: Sequence[_Label], where: Region, *, is_closed: bool) -> list[int]:
-    """Where the documents end; one less than labels where that of the last cannot be told."""
+def _ends(text: str, labels: Sequence[_Label], where: Frame, *, is_closed: bool) -> list[int]:
+    """Return the ends of the documents, one fewer than labels if the last one's is ambiguous."""
     starts = [label.start for label in labels[1:]]
     ends = [strip(text, label.end, start)[1] for label, start in zip(labels, starts, strict=False)]
     ends = [max(end, label.end) for end, label in zip(ends, labels, strict=False)]
@@ -140,9 +140,9 @@ def _ends(text: str, labels: Sequence[_Label], where: Region, *, is_closed: bool
 
 
 def _blank_line(
-    text: str, labels: Sequence[_Label], ends: Sequence[int], where: Region
+    text: str, labels: Sequence[_Label], ends: Sequence[int], where: Frame
 ) -> int | None:
-    """The next separator, if no other document has it inside."""
+    """Return the offset of the next separator, if no other document contains one."""
     separators = {text[end : label.start] for end, label in zip(ends, labels[1:], strict=True)}
     separator = min(separators, key=len)
     is_inside = any(
@@ -161,10 +161,10 @@ def _text_start(text: str, label: _Label, end: int) -> int:
 
 
 def _closing_line(
-    text: str, labels: Sequence[_Label], ends: Sequence[int], where: Region
+    text: str, labels: Sequence[_Label], ends: Sequence[int], where: Frame
 ) -> list[int]:
-    """The first line of the last document that begins the next part of a prompt; none if such
-    lines stand in other documents, too."""
+    """Return the first line after the last document that begins the next part of a prompt; none
+    if other documents have such lines, too."""
     for label, end in zip(labels, ends, strict=False):
         if _find_closer(text, label.end, end) is not None:
             return []
@@ -199,5 +199,5 @@ def _block(text: str, label: _Label, end: int, *, is_counted: bool) -> DocumentB
 
 
 def _is_prose(text: str | None) -> bool:
-    """At least two words: a list of links or names is no list of documents."""
+    """Return True for two words or more: links and names are not documents."""
     return bool(text) and len((text or "")[:1000].split(None, 1)) == 2

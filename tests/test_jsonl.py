@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.chunk_cache.jsonl import read_objects
 from ragboost.errors import RequestError
+from ragboost.jsonl import read_objects
 
 
 def test_separators_inside_a_text_do_not_end_a_line(tmp_path: Path) -> None:
@@ -16,18 +16,18 @@ def test_separators_inside_a_text_do_not_end_a_line(tmp_path: Path) -> None:
 
     found = list(read_objects(path))
 
-    assert [line.row["text"] for line in found] == texts
-    assert [line.where for line in found] == [f"{path}:{number}" for number in (1, 3, 4, 5)]
+    assert [row["text"] for _, row in found] == texts
+    assert [where for where, _ in found] == [f"{path}:{number}" for number in (1, 3, 4, 5)]
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{", "not valid JSON"),
+        (b"{", "not JSON"),
         (b"[1]", "must be an object, got list"),
         (b"null", "must be an object, got NoneType"),
         (b'{"a": "\xff"}', "not UTF-8 at byte 8"),
-        (b"[" * 100_000, "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: bytes, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Hand documents over to the proxy: what a framework's OpenAI client sends beside the messages."""
+"""The `ragboost` object that a framework's OpenAI client sends to the proxy beside the messages."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from ragboost.types import Document
 def ragboost_body(
     documents: Iterable[Document | None], *, session_id: str | None = None
 ) -> dict[str, Any]:
-    """The body's `ragboost` object, see docs/proxy.md; documents that are None are left out."""
+    """Return an extra body with the `ragboost` object; documents that are None are skipped."""
     given: list[dict[str, Any]] = []
     for document in documents:
         if document is not None:

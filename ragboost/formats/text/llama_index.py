@@ -1,43 +1,43 @@
 """LlamaIndex nodes in a frame: lines of `key: value` metadata, a blank line, the text.
 
-All nodes must show the same keys in the same order. Nodes without metadata are left alone: blank
-lines separate them, but paragraphs as well. Sources of the citation engine are `numbered`.
+All nodes must have the same keys in the same order. Nodes without metadata are left alone: blank
+lines separate paragraphs as well. Sources of the citation engine have the shape `numbered`.
 """
 
 from ragboost.formats.groups import DocumentBlock, TextGroup
-from ragboost.formats.regions import Region
-from ragboost.formats.spans import line_starts, strip
+from ragboost.formats.text.frames import Frame
+from ragboost.formats.text.spans import line_starts, strip
 
 _MAX_KEYS = 32
 _MAX_LINE = 2000
-# One key alone could be prose; these are what loaders write.
+# A single key could be prose, except for the keys that loaders write.
 _SINGLE_KEYS = ("source", "title", "url", "id", "name")
 
 
-def find(text: str, region: Region) -> list[TextGroup]:
+def find(text: str, frame: Frame) -> list[TextGroup]:
     """Find the nodes of a frame."""
-    keys = _header_keys(text, region.start, region.end)
+    keys = _header_keys(text, frame.start, frame.end)
     if not keys or (len(keys) == 1 and "_" not in keys[0] and keys[0] not in _SINGLE_KEYS):
         return []
     starts: list[tuple[int, int]] = []
     behind = -1
-    for at in line_starts(text, f"{keys[0]}: ", region.start, region.end):
-        header_end = _header_end(text, at, region.end, keys) if at >= behind else -1
+    for at in line_starts(text, f"{keys[0]}: ", frame.start, frame.end):
+        header_end = _header_end(text, at, frame.end, keys) if at >= behind else -1
         if header_end >= 0:
             starts.append((at, header_end))
             behind = header_end
     if len(starts) < 2:
         return []
-    ends = [at for at, _ in starts[1:]] + [region.end]
+    ends = [at for at, _ in starts[1:]] + [frame.end]
     blocks = tuple(
         _block(text, start, header_end, end)
         for (start, header_end), end in zip(starts, ends, strict=True)
     )
-    return [TextGroup(text, blocks, region.close)]
+    return [TextGroup(text, blocks, frame.close)]
 
 
 def _header_keys(text: str, start: int, end: int) -> tuple[str, ...]:
-    """The keys of the metadata lines at `start`; none if a blank line does not follow."""
+    """Return the keys of the metadata lines at `start`; none unless a blank line follows."""
     keys: list[str] = []
     at = start
     while at < end and len(keys) <= _MAX_KEYS:
@@ -55,7 +55,7 @@ def _header_keys(text: str, start: int, end: int) -> tuple[str, ...]:
 
 
 def _header_end(text: str, start: int, end: int, keys: tuple[str, ...]) -> int:
-    """Offset of the blank line behind exactly these metadata lines; -1: something else is here."""
+    """Return the offset of the blank line after exactly these metadata lines; -1 otherwise."""
     at = start
     for key in keys:
         stop = text.find("\n", at, min(end, at + _MAX_LINE))

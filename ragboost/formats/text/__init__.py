@@ -1,14 +1,15 @@
-"""Find documents in one text: the shapes that we know, in the order in which they are tried.
+"""Find documents in one text: the known shapes, in the order in which they are tried.
 
-The operator's delimiters, XML tags, what stands in a known frame (LangChain pairs, numbered
+The operator's delimiters, XML tags, the content of a known frame (LangChain pairs, numbered
 documents, LlamaIndex nodes), JSON and LangChain pairs in tool results, numbered documents. The
-first shape that finds any counts for the text.
+first shape that finds any is used for the text.
 """
 
 from collections.abc import Sequence
 
 from ragboost.config import Delimiters
-from ragboost.formats import (
+from ragboost.formats.groups import TextGroup
+from ragboost.formats.text import (
     delimiters,
     json_results,
     langchain,
@@ -16,8 +17,7 @@ from ragboost.formats import (
     numbered,
     xml_tags,
 )
-from ragboost.formats.groups import TextGroup
-from ragboost.formats.regions import Region, find_regions
+from ragboost.formats.text.frames import Frame, find_frames
 
 
 def find_groups(
@@ -26,9 +26,9 @@ def find_groups(
     """Find groups of two documents or more.
 
     Args:
-        text: anything that somebody has put into a message.
+        text: any text of a message.
         registered: the operator's delimiters.
-        is_tool: a tool said it, so that it holds nothing but results.
+        is_tool: the text is a tool's result, so that it holds nothing else.
     """
     for marks in registered:
         if groups := delimiters.find(text, marks):
@@ -37,17 +37,15 @@ def find_groups(
         return []  # a question: all other shapes have lines or tags
     if groups := xml_tags.find(text):
         return groups
-    for region in find_regions(text):
-        if groups := _in_region(text, region):
+    for frame in find_frames(text):
+        if groups := _in_frame(text, frame):
             return groups
     if is_tool and (groups := json_results.find(text) or langchain.find(text)):
         return groups
     return numbered.find(text, is_closed=is_tool)
 
 
-def _in_region(text: str, region: Region) -> list[TextGroup]:
+def _in_frame(text: str, frame: Frame) -> list[TextGroup]:
     return (
-        langchain.find(text, region)
-        or numbered.find(text, region)
-        or llama_index.find(text, region)
+        langchain.find(text, frame) or numbered.find(text, frame) or llama_index.find(text, frame)
     )

@@ -1,12 +1,12 @@
-"""Frames that say "here are documents" without marking each: LlamaIndex, LangChain, wrapper tags.
+"""Frames around a list of documents that do not mark each one: LlamaIndex, LangChain, wrapper tags.
 
-Knows where a frame begins and ends. What is inside is for the other shapes to understand.
+Knows where a frame begins and ends. Does not know how documents are marked inside it.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ragboost.formats.spans import closing_tags, code_fences, finds, is_in_code, strip
+from ragboost.formats.text.spans import closing_tags, code_fences, finds, is_in_code, strip
 
 WRAPPERS = (
     "context",
@@ -18,7 +18,7 @@ WRAPPERS = (
     "retrieved_documents",
     "retrieved_context",
 )
-# Said in the lines before a line of dashes. LlamaIndex: question answering, tree summarize, context
+# Sentences that precede a line of dashes. LlamaIndex: question answering, tree summarize, context
 # chat, citations. LangChain: the question-answering chat prompt.
 _INTROS = (
     "context information is below",
@@ -33,13 +33,13 @@ _INTRO_CHARS = 400
 _MIN_DASHES = 5
 
 
-class Region(NamedTuple):
-    """Where documents stand.
+class Frame(NamedTuple):
+    """The part of a text that a frame encloses.
 
     Attributes:
         start: offset of the first character that is not white space.
-        end: behind the last one.
-        close: behind the mark that ends the frame.
+        end: after the last one.
+        close: after the mark that ends the frame.
     """
 
     start: int
@@ -47,17 +47,17 @@ class Region(NamedTuple):
     close: int
 
 
-def find_regions(text: str) -> Iterator[Region]:
-    """Yield the frames of a text that are plainly closed."""
-    regions = (*_between_dashes(text), *_wrapped(text), *_stuffed(text))
-    fences = code_fences(text) if regions else []
-    for region in regions:
-        start, end = strip(text, region.start, region.end)
+def find_frames(text: str) -> Iterator[Frame]:
+    """Yield the frames of a text that have an unambiguous end."""
+    frames = (*_between_dashes(text), *_wrapped(text), *_stuffed(text))
+    fences = code_fences(text) if frames else []
+    for frame in frames:
+        start, end = strip(text, frame.start, frame.end)
         if start < end and not is_in_code(fences, start):
-            yield Region(start, end, region.close)
+            yield Frame(start, end, frame.close)
 
 
-def _between_dashes(text: str) -> Iterator[Region]:
+def _between_dashes(text: str) -> Iterator[Frame]:
     at = text.find("\n-----")
     while at >= 0:
         end = at + 1
@@ -66,26 +66,26 @@ def _between_dashes(text: str) -> Iterator[Region]:
         dashes = text[at + 1 : end]
         intro = text[max(0, at - _INTRO_CHARS) : at].lower()
         if text.startswith("\n", end) and any(words in intro for words in _INTROS):
-            region = _closed_by(text, end, dashes)
-            if region is not None:
-                yield region
+            frame = _closed_by(text, end, dashes)
+            if frame is not None:
+                yield frame
             return
         at = text.find("\n-----", end)
 
 
-def _closed_by(text: str, start: int, dashes: str) -> Region | None:
-    """The region up to the one other line of the same dashes, or to the text's end."""
+def _closed_by(text: str, start: int, dashes: str) -> Frame | None:
+    """Return the frame up to the only other line of the same dashes, or to the end of the text."""
     lines = [
         at
         for at in finds(text, "\n" + dashes, start, len(text))
         if text[at + 1 + len(dashes) : at + 2 + len(dashes)] in ("", "\n", "\r")
     ]
     if not lines:
-        return Region(start, len(text), len(text))
-    return Region(start, lines[0], lines[0] + 1 + len(dashes)) if len(lines) == 1 else None
+        return Frame(start, len(text), len(text))
+    return Frame(start, lines[0], lines[0] + 1 + len(dashes)) if len(lines) == 1 else None
 
 
-def _wrapped(text: str) -> Iterator[Region]:
+def _wrapped(text: str) -> Iterator[Frame]:
     closed = closing_tags(text).intersection(WRAPPERS)
     for name in WRAPPERS:
         if name not in closed:
@@ -94,13 +94,13 @@ def _wrapped(text: str) -> Iterator[Region]:
         if text.count(opener) == 1 == text.count(closer):
             start, end = text.index(opener) + len(opener), text.index(closer)
             if start < end:
-                yield Region(start, end, end + len(closer))
+                yield Frame(start, end, end + len(closer))
 
 
-def _stuffed(text: str) -> Iterator[Region]:
-    """LangChain's classic prompt: an instruction, the context, "Question:"."""
+def _stuffed(text: str) -> Iterator[Frame]:
+    """Yield the frame of LangChain's classic prompt: an instruction, the context, "Question:"."""
     intro = text.find(_STUFF)
     start = text.find("\n\n", intro) if intro >= 0 else -1
     end = text.rfind(_STUFF_END)
     if 0 <= start < end:
-        yield Region(start, end, end)
+        yield Frame(start, end, end)

@@ -1,7 +1,6 @@
 """Search results as JSON in a tool message: `[{"text": ...}, ...]` or `{"results": [...]}`.
 
-The results are objects with a text; numbers, scores and whatever else they carry stay with them, in
-the tool's own spelling.
+Each result is an object with a text and keeps its other fields, in the tool's own spelling.
 """
 
 import json
@@ -18,7 +17,7 @@ _DECODER = json.JSONDecoder()
 
 
 def find(text: str) -> list[TextGroup]:
-    """Find the results of a text that is JSON and nothing else."""
+    """Find the results of a text that is a single JSON value."""
     start = _skip(text, 0)
     is_object = text[start : start + 1] == "{"
     if is_object:
@@ -32,7 +31,7 @@ def find(text: str) -> list[TextGroup]:
 
 
 def text_of(result: Any) -> tuple[str, str] | None:
-    """Name and value of a result's text; None if it has none."""
+    """Return the name and value of a result's text field; None if it has none."""
     if isinstance(result, dict):
         for name in TEXTS:
             if isinstance(value := result.get(name), str) and value.strip():
@@ -41,7 +40,7 @@ def text_of(result: Any) -> tuple[str, str] | None:
 
 
 def name_of(result: Any) -> str:
-    """What a hint may call a result; empty if it has no plain name."""
+    """Return the name of a result in hints; empty if it has no plain one."""
     for name in _NAMES:
         value = result.get(name) if isinstance(result, dict) else None
         if isinstance(value, str) and value.strip() and len(value) <= _MAX_NAME:
@@ -50,7 +49,7 @@ def name_of(result: Any) -> str:
 
 
 def _list_start(text: str) -> int:
-    """Offset of the one list of results of an object; -1 if there is none."""
+    """Return the offset of an object's only list of results; -1 if there is none."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
@@ -64,7 +63,7 @@ def _list_start(text: str) -> int:
 
 
 def _elements(text: str, start: int) -> tuple[list[DocumentBlock], int]:
-    """The results of the list at `start`, and the offset behind it; none if one has no text."""
+    """Return the results of the list at `start`, none if one lacks a text, and its end."""
     blocks: list[DocumentBlock] = []
     at = start
     while not blocks or text[at : at + 1] == ",":

@@ -1,4 +1,4 @@
-"""Put a framework's own objects into a Booster's order and keep what belongs to each of them.
+"""Put a framework's own objects into a Booster's order, each with its label and rank.
 
 Knows texts and ids. Does not know any framework.
 """
@@ -17,13 +17,13 @@ _MAX_NAME = 16
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[T]):
-    """One of the caller's objects at its new place.
+    """One of the caller's objects at its new position.
 
     Attributes:
         value: the object.
-        label: what hints call it, such as `[Doc_7]`.
-        rank: its place in relevance order, from 0.
-        duplicates: less relevant objects with the same text, for which it stands.
+        label: its label in hints, such as `[Doc_7]`.
+        rank: its position in relevance order, from 0.
+        duplicates: less relevant objects with the same text, which it replaces.
     """
 
     value: T
@@ -38,8 +38,8 @@ class Placement(Generic[T]):
 
     Attributes:
         placed: each once.
-        blank: objects without text; they were left out of the order.
-        hint: tells the model the relevance order; empty if nothing moved.
+        blank: objects without text, which are not ordered.
+        hint: the order hint; empty if nothing moved.
     """
 
     placed: tuple[Placed[T], ...]
@@ -48,10 +48,10 @@ class Placement(Generic[T]):
 
 
 def named_document(text: str, *, name: object = None) -> Document:
-    """A document of a framework, known by its text.
+    """Return a Document for a framework's text.
 
-    A name of up to 16 characters names it in the prompt and belongs to its identity. Longer ones,
-    such as the UUIDs that vector stores give, would cost more tokens than they are worth there.
+    A name of up to 16 characters becomes its id and so its label in the prompt. Longer names, such
+    as the UUIDs of vector stores, are not worth their tokens there and are ignored.
     """
     short = isinstance(name, str) and 0 < len(name) <= _MAX_NAME
     return Document(text, id=name if short and isinstance(name, str) else None)
@@ -64,16 +64,16 @@ def place(
     *,
     as_document: Callable[[T], Document | None],
 ) -> Placement[T]:
-    """Order and de-duplicate objects that stand at the front of a prompt.
+    """Order and de-duplicate objects at the front of a prompt.
 
     Args:
         booster: mirrors the engine's prefix cache.
         query: the question.
         values: most relevant first.
-        as_document: what the model reads of one; None if that is nothing.
+        as_document: converts an object to what the model reads; None for a blank one.
 
     Raises:
-        ContextIndexError: an invariant does not hold; send the objects as they are.
+        ContextIndexError: an invariant does not hold; send the objects unchanged.
     """
     documents = [as_document(value) for value in values]
     known = [(rank, document) for rank, document in enumerate(documents) if document is not None]
@@ -95,7 +95,7 @@ def place(
 
 
 def best(values: Sequence[T], k: int, *, identity: Callable[[T], str]) -> list[T]:
-    """The `k` most relevant different objects, with the duplicates of these."""
+    """Return the `k` most relevant distinct objects, with their duplicates."""
     kept: list[T] = []
     seen: set[str] = set()
     for value in values:

@@ -1,0 +1,63 @@
+"""Replace documents that tool results of a conversation repeat by references.
+
+Depends on the conversation alone: the same messages always yield the same bytes.
+"""
+
+from collections.abc import Sequence
+
+from ragboost.config import Settings
+from ragboost.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
+from ragboost.formats.references import EarlierTexts
+from ragboost.formats.text import find_groups
+from ragboost.formats.text.spans import strip
+
+
+class RepeatedDocuments:
+    """Rewrites the texts of one conversation, from its first message on.
+
+    Args:
+        settings: settings of formats, hints and de-duplication.
+
+    Attributes:
+        num_referred: documents replaced by a reference so far.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.num_referred = 0
+        self._has_references = settings.dedup.enabled and settings.hints.location
+        self._registered = settings.formats.delimiters
+        self._earlier = EarlierTexts(settings.hints.location_template)
+
+    def rewrite(self, text: str, *, is_tool: bool, documents: Sequence[str] = ()) -> str:
+        """Return the next text of the conversation, with references.
+
+        Args:
+            text: a message's text.
+            is_tool: the text is a tool's result; only these get references.
+            documents: the documents in the text, in order, if known; otherwise they are found by
+                their markup.
+        """
+        groups: Sequence[Group] = _known(text, documents) or find_groups(
+            text, registered=self._registered, is_tool=is_tool
+        )
+        may_refer = is_tool and self._has_references
+        edits: list[Edit] = []
+        for group in groups:
+            edits += self._earlier.edits(group, may_refer=may_refer)
+        self.num_referred += len(edits)
+        return str(splice(text, edits)) if edits else text
+
+
+def _known(text: str, documents: Sequence[str]) -> list[TextGroup]:
+    """Return the group of documents that occur in this order; none if one is missing."""
+    blocks: list[DocumentBlock] = []
+    at = 0
+    for document in documents:
+        start = text.find(document, at)
+        if start < 0:
+            return []
+        at = start + len(document)
+        first, last = strip(text, start, at)
+        if first < last:
+            blocks.append(DocumentBlock(first, last, text[first:last], first, last))
+    return [TextGroup(text, tuple(blocks), at)] if blocks else []

@@ -1,0 +1,78 @@
+"""Read JSONL: one JSON value a line, errors named by file and line.
+
+Knows files and lines. Does not know what the values mean.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ragboost.errors import RequestError
+
+
+class Line(NamedTuple):
+    """A line of a file.
+
+    Attributes:
+        where: path and line number, for messages.
+        number: the line number, from 1.
+        raw: its bytes; never blank.
+    """
+
+    where: str
+    number: int
+    raw: bytes
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Yield the lines of a `.jsonl` or `.jsonl.gz` file, without blank ones.
+
+    Raises:
+        RequestError: the file cannot be read.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                if raw.strip():
+                    yield Line(f"{path}:{number}", number, raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RequestError(f"{path} is not a complete gzip file: {error}") from None
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}") from None
+
+
+def decode(raw: bytes, *, where: str = "") -> Any:
+    """Decode a line. Lone surrogates are accepted, as engines do.
+
+    Args:
+        raw: the line.
+        where: its place, for messages; empty if the caller adds it.
+
+    Raises:
+        RequestError: not UTF-8, not JSON, or nested too deeply.
+    """
+    prefix = f"{where}: " if where else ""
+    try:
+        return json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{prefix}not UTF-8 at byte {error.start + 1}") from None
+    except RecursionError:
+        raise RequestError(f"{prefix}nested too deeply") from None
+    except ValueError as error:
+        raise RequestError(f"{prefix}not JSON: {error}") from None
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a file, each with its place for messages.
+
+    Raises:
+        RequestError: the file cannot be read, or a line is not a JSON object.
+    """
+    for line in read_lines(path):
+        row = decode(line.raw, where=line.where)
+        if not isinstance(row, dict):
+            raise RequestError(f"{line.where}: must be an object, got {type(row).__name__}")
+        yield line.where, row
