@@ -1,5 +1,6 @@
 """Write a page of the reference from an OpenAPI document: routes, headers and objects."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,7 @@ def _fields(schema: dict[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, field in schema["properties"].items():
         # Fields of responses have no default: they are always there.
-        default = f"`{field['default']!r}`" if field.get("default") is not None else ""
+        default = f"`{json.dumps(field['default'])}`" if field.get("default") is not None else ""
         about = _cell(field.get("description", ""))
         yield f"| `{name}` | {_type(field)} | {default} | {about} |"
 
@@ -70,7 +71,7 @@ def _type(schema: dict[str, Any]) -> str:
         return " or ".join(_type(one) for one in schema["anyOf"])
     if "const" in schema or "enum" in schema:
         choices = schema.get("enum") or [schema["const"]]
-        return " or ".join(f"`{choice}`" for choice in choices)
+        return " or ".join(f"`{json.dumps(choice)}`" for choice in choices)
     if schema.get("type") == "array":
         return f"list of {_type(schema['items'])}"
     if isinstance(schema.get("additionalProperties"), dict):

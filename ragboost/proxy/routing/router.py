@@ -60,7 +60,7 @@ class Router:
 
         return min(self.backends.candidates(exclude), key=cost, default=None)
 
-    async def assign(self, jobs: Sequence[RoutingRequest]) -> list[Assignment]:
+    async def assign(self, requests: Sequence[RoutingRequest]) -> list[Assignment]:
         """Choose a backend for each request, and plan those of a tenant on a backend together.
 
         Returns:
@@ -70,22 +70,24 @@ class Router:
         released: list[Assignment] = []
         # On a cancellation or an error, only this function can close the assignments.
         with ExitStack() as on_failure:
-            for job in jobs:
-                cached = await self._cached_tokens(job, groups)
-                backend = self.choose(job.prompt_tokens, cached_tokens=cached)
+            for request in requests:
+                cached = await self._cached_tokens(request, groups)
+                backend = self.choose(request.prompt_tokens, cached_tokens=cached)
                 assert backend is not None, "there are no backends"
-                ticket = Assignment(job, backend, cached_tokens=cached.get(backend.name, 0))
-                on_failure.callback(ticket.close)
-                groups.setdefault((job.tenant, backend), []).append(ticket)
-                self.prefixes.remember(backend.name, job.prefixes, num_tokens=job.prompt_tokens)
-            for (tenant, backend), tickets in groups.items():
-                released += await _plan(tenant, backend, tickets) if tenant else tickets
+                assignment = Assignment(request, backend, cached_tokens=cached.get(backend.name, 0))
+                on_failure.callback(assignment.close)
+                groups.setdefault((request.tenant, backend), []).append(assignment)
+                self.prefixes.remember(
+                    backend.name, request.prefixes, num_tokens=request.prompt_tokens
+                )
+            for (tenant, backend), assignments in groups.items():
+                released += await _plan(tenant, backend, assignments) if tenant else assignments
             on_failure.pop_all()
         return released
 
     async def _cached_tokens(
         self,
-        job: RoutingRequest,
+        request: RoutingRequest,
         groups: Mapping[tuple[Tenant | None, Backend], Sequence[Assignment]],
     ) -> dict[str, int]:
         """Return the tokens of a request that each backend's prefix cache holds, by its name.
@@ -96,36 +98,38 @@ class Router:
         if not self.looks_at_caches:
             return cached
         for backend in self.backends.candidates():
-            given, _ = self.prefixes.longest(backend.name, job.prefixes)
-            cached[backend.name] = max(given, self.prefixes.tokens(backend.name, job.history))
-            if job.leading is None or job.tenant is None:
+            given, _ = self.prefixes.longest(backend.name, request.prefixes)
+            cached[backend.name] = max(given, self.prefixes.tokens(backend.name, request.history))
+            if request.leading is None or request.tenant is None:
                 continue
-            async with job.tenant.lock:
-                booster = job.tenant.booster(backend.name)
-                front = job.leading
-                held = booster.cached_tokens(front.documents, preamble=front.preamble)
-            lengths = booster.tokens.count_documents(front.documents)
-            for ticket in groups.get((job.tenant, backend), ()):
-                other = ticket.request.leading
-                if other is not None and other.preamble == front.preamble:
+            async with request.tenant.lock:
+                booster = request.tenant.booster(backend.name)
+                leading = request.leading
+                held = booster.cached_tokens(leading.documents, preamble=leading.preamble)
+            lengths = booster.tokens.count_documents(leading.documents)
+            for assignment in groups.get((request.tenant, backend), ()):
+                other = assignment.request.leading
+                if other is not None and other.preamble == leading.preamble:
                     there = {document.key for document in other.documents}
-                    common = zip(front.documents, lengths, strict=True)
+                    common = zip(leading.documents, lengths, strict=True)
                     held = max(held, sum(n for document, n in common if document.key in there))
             cached[backend.name] = max(cached[backend.name], held)
         return cached
 
 
-async def _plan(tenant: Tenant, backend: Backend, tickets: list[Assignment]) -> list[Assignment]:
-    fronts = [(t, t.request.leading) for t in tickets if t.request.leading is not None]
-    if not fronts:
-        return tickets
+async def _plan(
+    tenant: Tenant, backend: Backend, assignments: list[Assignment]
+) -> list[Assignment]:
+    plannable = [(a, a.request.leading) for a in assignments if a.request.leading is not None]
+    if not plannable:
+        return assignments
     async with tenant.lock:
         try:
-            window = tenant.booster(backend.name).plan_window([front for _, front in fronts])
+            window = tenant.booster(backend.name).plan_window([leading for _, leading in plannable])
         except RagBoostError as error:  # each will be boosted or bypassed on its own
-            logger.warning("cannot plan %d requests together: %s", len(fronts), error)
-            return tickets
-    for (ticket, _), planned in zip(fronts, window.planned, strict=True):
-        ticket.planned = planned
-    others = [ticket for ticket in tickets if ticket.request.leading is None]
-    return [*others, *(fronts[at][0] for at in window.release_order)]
+            logger.warning("cannot plan %d requests together: %s", len(plannable), error)
+            return assignments
+    for (assignment, _), planned in zip(plannable, window.planned, strict=True):
+        assignment.planned = planned
+    others = [assignment for assignment in assignments if assignment.request.leading is None]
+    return [*others, *(plannable[at][0] for at in window.release_order)]

@@ -32,22 +32,22 @@ class TooManyWaitingError(RequestError):
 
 
 class _Waiting:
-    """A request in the waiting room; `ticket` is its assignment, once it has been planned."""
+    """A request in the waiting room; `assignment` is its assignment, once it has been planned."""
 
-    __slots__ = ("held_until", "job", "released", "since", "ticket")
+    __slots__ = ("held_until", "request", "released", "since", "assignment")
 
     def __init__(
-        self, job: RoutingRequest, *, since: float, released: "asyncio.Future[Assignment]"
+        self, request: RoutingRequest, *, since: float, released: "asyncio.Future[Assignment]"
     ) -> None:
-        self.job = job
+        self.request = request
         self.since = since
         self.released = released
-        self.ticket: Assignment | None = None
+        self.assignment: Assignment | None = None
         self.held_until: float | None = None
 
 
 class WaitingRoom:
-    """One queue in front of all backends, used on one event loop.
+    """One queue in leading of all backends, used on one event loop.
 
     Args:
         assign: chooses backends for a batch of requests, and the order in which to send it.
@@ -72,7 +72,7 @@ class WaitingRoom:
         """Return the number of waiting requests."""
         return len(self._arrived) + sum(map(len, self._ready.values()))
 
-    async def enter(self, job: RoutingRequest) -> Assignment:
+    async def enter(self, request: RoutingRequest) -> Assignment:
         """Wait until a request may be sent, and return its assignment, started.
 
         The caller must call `update` when the backend begins its response and when that has ended.
@@ -84,7 +84,7 @@ class WaitingRoom:
         loop = asyncio.get_running_loop()
         if len(self) >= self._max_waiting:
             raise TooManyWaitingError(len(self), retry_after_s=self._retry_after_s(loop.time()))
-        waiting = _Waiting(job, since=loop.time(), released=loop.create_future())
+        waiting = _Waiting(request, since=loop.time(), released=loop.create_future())
         self._arrived[waiting] = None
         self.update()
         try:
@@ -128,16 +128,16 @@ class WaitingRoom:
         return next(iter(self._arrived)).since + self._window_s
 
     async def _plan(self, batch: Sequence[_Waiting]) -> None:
-        tickets = await self._assign([waiting.job for waiting in batch])
-        by_job = {waiting.job: waiting for waiting in batch}
-        for ticket in tickets:
-            waiting = by_job[ticket.request]
+        assignments = await self._assign([waiting.request for waiting in batch])
+        by_request = {waiting.request: waiting for waiting in batch}
+        for assignment in assignments:
+            waiting = by_request[assignment.request]
             if waiting not in self._arrived:  # its caller was cancelled
-                ticket.close()
+                assignment.close()
                 continue
             del self._arrived[waiting]
-            waiting.ticket = ticket
-            self._ready[ticket.backend].append(waiting)
+            waiting.assignment = assignment
+            self._ready[assignment.backend].append(waiting)
 
     def _planned(self, task: "asyncio.Task[None]") -> None:
         self._planning = None
@@ -158,17 +158,17 @@ class WaitingRoom:
         for waiting in list(ready):
             if not backend.has_room:
                 return
-            assert waiting.ticket is not None, "a ready request has been planned"
-            if self._is_held(waiting, waiting.ticket, now):
+            assert waiting.assignment is not None, "a ready request has been planned"
+            if self._is_held(waiting, waiting.assignment, now):
                 continue
             ready.remove(waiting)
-            waiting.ticket.start()
+            waiting.assignment.start()
             if self._hold_s:
-                self._prefilling[waiting.ticket] = None
+                self._prefilling[waiting.assignment] = None
             if not waiting.released.done():
-                waiting.released.set_result(waiting.ticket)
+                waiting.released.set_result(waiting.assignment)
 
-    def _is_held(self, waiting: _Waiting, ticket: Assignment, now: float) -> bool:
+    def _is_held(self, waiting: _Waiting, assignment: Assignment, now: float) -> bool:
         """Return True while another request computes a part of this one's prompt.
 
         Up to `hold_for_prefill_ms`.
@@ -176,7 +176,7 @@ class WaitingRoom:
         if not self._hold_s:
             return False
         self._prefilling = {t: None for t in self._prefilling if t.is_prefilling}
-        if not any(_computes_for(other, ticket) for other in self._prefilling):
+        if not any(_computes_for(other, assignment) for other in self._prefilling):
             return False
         if waiting.held_until is None:
             waiting.held_until = now + self._hold_s
@@ -188,11 +188,11 @@ class WaitingRoom:
     def _leave(self, waiting: _Waiting) -> None:
         """Remove a request in any state."""
         self._arrived.pop(waiting, None)
-        if waiting.ticket is not None:
-            ready = self._ready[waiting.ticket.backend]
+        if waiting.assignment is not None:
+            ready = self._ready[waiting.assignment.backend]
             if waiting in ready:
                 ready.remove(waiting)
-            waiting.ticket.close()
+            waiting.assignment.close()
         self.update()
 
     def _retry_after_s(self, now: float) -> int:
@@ -212,12 +212,12 @@ class WaitingRoom:
         self.update()
 
 
-def _computes_for(other: Assignment, ticket: Assignment) -> bool:
-    """Return True if `other` is computing documents with which `ticket` begins."""
-    one, two = other.planned, ticket.planned
-    if one is None or two is None or other.backend is not ticket.backend:
+def _computes_for(other: Assignment, assignment: Assignment) -> bool:
+    """Return True if `other` is computing documents with which `assignment` begins."""
+    one, two = other.planned, assignment.planned
+    if one is None or two is None or other.backend is not assignment.backend:
         return False
-    if other.request.tenant is not ticket.request.tenant:
+    if other.request.tenant is not assignment.request.tenant:
         return False
     shared = 0
     for left, right, length in zip(one.elements, two.elements, one.tokens, strict=False):
