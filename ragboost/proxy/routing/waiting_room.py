@@ -34,7 +34,7 @@ class TooManyWaitingError(RequestError):
 class _Waiting:
     """A request in the waiting room; `assignment` is its assignment, once it has been planned."""
 
-    __slots__ = ("held_until", "request", "released", "since", "assignment")
+    __slots__ = ("assignment", "held_until", "released", "request", "since")
 
     def __init__(
         self, request: RoutingRequest, *, since: float, released: "asyncio.Future[Assignment]"
