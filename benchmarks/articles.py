@@ -1,7 +1,7 @@
 """A corpus for the preprocessing benchmark: articles whose documents depend on each other, and the
 three ways to find out what belongs together.
 
-Documents are those of the synthetic tasks (`ragboost.chunk_cache.eval.tasks`); an article is the
+Documents are those of the synthetic tasks (`research.tasks`); an article is the
 documents of one prompt. Twelve words with random fillers say little about a topic, so embeddings
 are drawn and not computed: a direction for the article, a turn with the place in it, and noise. Of
 the two documents most similar to one, 69 % are of its article, of the ten most similar 35 % (seven
@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.eval.tasks import SYSTEM, TASKS, ask, make_world
 from ragboost.chunk_cache.precompute.neighbours import (
     Neighbours,
     by_cooccurrence,
     by_edges,
     by_vectors,
 )
+from research.tasks import SYSTEM, TASKS, ask, make_world
 
 DOCUMENTS, LENGTH = 8, 12
 DIMENSION, DRIFT, NOISE = 24, 0.7, 0.8

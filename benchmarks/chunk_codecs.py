@@ -16,14 +16,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.chunk_quality import MODEL
-from ragboost.chunk_cache.eval.cases import from_prompt
 from ragboost.chunk_cache.eval.runner import evaluate
-from ragboost.chunk_cache.eval.tasks import TASKS, make_prompts
-from ragboost.chunk_cache.kv.store import ChunkKV, ChunkStore
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.kv.tiers.codec import CODECS, pack, unpack
 from ragboost.chunk_cache.kv.tiers.files import encode
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
+from research.tasks import TASKS, make_prompts
 
 
 class PackedStore(ChunkStore):
@@ -59,7 +59,7 @@ def measure(codec: str, *, prompts: int, seed: int, policies: list[str]) -> dict
     reuse = ChunkReuse(ModelAdapter(model), store)
     rows, logits = [], []
     for task in TASKS:
-        drawn = [from_prompt(prompt) for prompt in make_prompts(task, prompts, seed=seed)]
+        drawn = [prompt.case() for prompt in make_prompts(task, prompts, seed=seed)]
         rows += evaluate(reuse, drawn, policies=policies, ratios=[0.15])
         for case in drawn:
             result = reuse.prefill(

@@ -35,7 +35,6 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from benchmarks.chunk_served import SOURCES, Answer, Served, serve
 from ragboost.booster.booster import Booster
-from ragboost.chunk_cache.eval.tasks import TASKS, TaskPrompt, make_prompts
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.config import (
     DedupSettings,
@@ -49,6 +48,7 @@ from ragboost.config import (
 from ragboost.demo.corpus import standard_library
 from ragboost.demo.workload import WorkloadTurn
 from ragboost.engine.builtin import build_tokenizer
+from research.tasks import TASKS, TaskPrompt, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"
 WAYS = ("plain", "exact", "approx")
@@ -115,9 +115,9 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
                 answers[way].append(served[way].ask(_body(turn, way, args.ratio)))
             storing_s += served["approx"].wait_until_stored()
             print(f"\rworkload {number + 1}/{len(drawn)}", end="", file=sys.stderr)
-        reuser = served["approx"].engine.reuser
-        assert reuser is not None
-        stored = reuser.totals.chunks_stored
+        chunk_scheduler = served["approx"].engine.chunk_scheduler
+        assert chunk_scheduler is not None
+        stored = chunk_scheduler.totals.chunks_stored
     print(file=sys.stderr)
     measured = {way: found[args.warm :] for way, found in answers.items()}
     result = {way: _summary(found) for way, found in measured.items()}

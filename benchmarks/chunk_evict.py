@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.chunk_quality import MODEL
 from benchmarks.chunk_ttft import CHUNK, QUESTION, SYSTEM, build
-from ragboost.chunk_cache.eval.tasks import TASKS, make_prompts
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse, Prefill
+from research.tasks import TASKS, make_prompts
 
 STEPS = 16
 

@@ -28,15 +28,14 @@ from transformers import AutoModelForCausalLM
 from benchmarks import craft_quality, prepared_quality
 from benchmarks.articles import SOURCES
 from benchmarks.parts import part
-from ragboost.chunk_cache.eval.cases import from_prompt
 from ragboost.chunk_cache.eval.metrics import estimate, normalised
-from ragboost.chunk_cache.eval.runner import Row, evaluate
-from ragboost.chunk_cache.eval.tasks import TASKS, make_prompts
+from ragboost.chunk_cache.eval.runner import EvalRow, evaluate
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure as measure_offline
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
+from research.tasks import TASKS, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"
 SPLITS = {"development": (101, 102, 103), "test": (201, 202, 203)}
@@ -55,7 +54,7 @@ def measure(
     policies: list[str],
     granularity: int,
     parts: Path | None = None,
-) -> list[Row]:
+) -> list[EvalRow]:
     """Evaluate on `prompts` prompts of every task, drawn with this seed; finished tasks are kept in
     `parts`."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -63,7 +62,7 @@ def measure(
     names = "all" if policies == list(POLICIES) else "+".join(policies)
 
     def on_task(task: str) -> list[Any]:
-        drawn = [from_prompt(prompt) for prompt in make_prompts(task, prompts, seed=seed)]
+        drawn = [prompt.case() for prompt in make_prompts(task, prompts, seed=seed)]
         if "hybrid-offline" in policies:
             strangers = make_prompts("local", 4, seed=seed + 1000)
             for case in drawn:
@@ -76,12 +75,12 @@ def measure(
     rows = []
     for task in TASKS:
         name = f"{task}-{seed}-{prompts}-{granularity}-{names}"
-        rows += [Row(**row) for row in part(parts, name, partial(on_task, task))]
+        rows += [EvalRow(**row) for row in part(parts, name, partial(on_task, task))]
         print(f"seed {seed}: {task} done", file=sys.stderr)
     return rows
 
 
-def summarise(runs: list[list[Row]]) -> dict[str, Any]:
+def summarise(runs: list[list[EvalRow]]) -> dict[str, Any]:
     """Return means over the runs, one run per seed, by task, policy and ratio."""
     score: Scores = {}
     share: Scores = {}

@@ -13,7 +13,7 @@ import httpx
 
 from ragboost.config import BackendSettings, EngineSettings, Settings
 from ragboost.engine import create_engine_app
-from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.engine import Engine
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 
@@ -77,8 +77,8 @@ class Served(NamedTuple):
 
     def wait_until_stored(self) -> float:
         """Wait for chunks that are being stored; return the seconds."""
-        begin, reuser = time.perf_counter(), self.engine.reuser
-        while reuser is not None and reuser.has_work:
+        begin, chunk_scheduler = time.perf_counter(), self.engine.chunk_scheduler
+        while chunk_scheduler is not None and chunk_scheduler.has_work:
             time.sleep(0.002)
         return time.perf_counter() - begin
 

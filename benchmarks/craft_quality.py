@@ -25,17 +25,17 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.articles import DOCUMENTS, Articles, make_articles
 from benchmarks.parts import part
-from ragboost.chunk_cache.craft.influence import Order
 from ragboost.chunk_cache.craft.reuse import CraftReuse
 from ragboost.chunk_cache.craft.variants import Variants
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
-from ragboost.chunk_cache.eval.tasks import NUM_VALUES, first_id
+from ragboost.chunk_cache.kv.influence import Order
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.selection.base import SelectionPolicy
+from research.tasks import NUM_VALUES, first_id
 
 TARGETS = (0.2, 0.3)
 FORMS: dict[str, dict[str, Any]] = {
@@ -98,9 +98,9 @@ def answer(craft: CraftReuse, case: Case) -> Outcome:
     )
 
 
-def rival(craft: CraftReuse, case: Case, *, policy: Policy, ratio: float) -> Outcome:
+def rival(craft: CraftReuse, case: Case, *, policy: SelectionPolicy, ratio: float) -> Outcome:
     """Choose this share of the same versions' tokens in another way."""
-    _, stored = craft.take(case.system, case.chunks, case.question)
+    _, stored = craft.plan_with_kv(case.system, case.chunks, case.question)
     done = craft.reuse.prefill(
         case.system, case.chunks, case.question, policy=policy, ratio=ratio, stored=stored
     )
@@ -133,8 +133,8 @@ def places(model: Path, *, seed: int, asked: int) -> dict[str, float]:
         for case in articles.cases:
             plan = craft.plan(case.system, case.chunks, case.question)
             for chunk, tokens in zip(plan.chunks, case.chunks, strict=True):
-                if chunk.pick is not None and not chunk.is_exact:
-                    order_of = chunk.pick.order
+                if chunk.choice is not None and not chunk.is_exact:
+                    order_of = chunk.choice.order
                     stand += [1 + p for p, t in enumerate(order_of) if tokens[t] in dependent]
         found[order] = float(np.mean(stand))
     return found

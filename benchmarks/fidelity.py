@@ -28,7 +28,7 @@ from typing import NamedTuple, TextIO
 
 from benchmarks.engine_servers import EngineServer, missing
 from benchmarks.report_route import report_route
-from ragboost.booster.cache_model import Residency
+from ragboost.booster.residency import Residency
 from ragboost.cache_sync.documents import DocumentTracker, document_ends
 from ragboost.cache_sync.in_flight import InFlight
 from ragboost.cache_sync.prefix_mirror import Changes
@@ -36,11 +36,8 @@ from ragboost.cache_sync.stream import EventStream, StreamState
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.cache_sync.usage import read_usage
 from ragboost.config import OrderingSettings
-from ragboost.context import IndexEntry
 from ragboost.engine_hooks.reports import ReportReceiver
-from ragboost.index import ContextIndex
-from ragboost.index.pressure import EvictionForecast
-from ragboost.index.record import record_front
+from ragboost.index import ContextIndex, EvictionForecast, IndexEntry
 from ragboost.ordering import order_documents
 
 CACHE_TOKENS = {"small": 4096, "large": 32_768}
@@ -113,7 +110,7 @@ class Follower:
         self.heard: set[str] = set()
         self.residency = Residency(self.indexes["documents"], self.lock)
         self.residency.follow(
-            is_exact=True, capacity_tokens=server.cache_tokens, pressure=self.pressure
+            is_exact=True, capacity_tokens=server.cache_tokens, eviction_forecast=self.pressure
         )
 
     def on_change(self, _: str, changes: Changes) -> None:
@@ -148,13 +145,13 @@ class Follower:
             documents = [retrieved[i] for i in order.permutation]
             lengths = [self.tokens[d] for d in documents]
             recorded = {
-                signal: record_front(index, documents, lengths)
+                signal: index.record_leading(documents, lengths)
                 for signal, index in self.indexes.items()
             }
             predicted = {
                 signal: self._blocks(each.cached_tokens) for signal, each in recorded.items()
             }
-            waiting = len(self.in_flight), self.in_flight.num_tokens, self.pressure.kept_share
+            waiting = len(self.in_flight), self.in_flight.num_tokens, self.pressure.retained_share
             self.in_flight.sent(
                 name,
                 prompt_tokens=len(HEADER) + sum(lengths) + QUESTION_TOKENS,
@@ -176,7 +173,7 @@ class Follower:
             return
         is_tree, resident = self.stream.mirror.is_tree, self.stream.mirror.num_resident_tokens
         turn = self.in_flight.next_turn(resident_tokens=resident, is_batched=is_tree)
-        self.pressure.expect(*turn, is_batched=is_tree)
+        self.pressure.update(*turn, is_batched=is_tree)
 
     def settled(self) -> None:
         """All that was sent is answered, and its events have come."""

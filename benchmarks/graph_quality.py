@@ -20,15 +20,15 @@ from transformers import AutoModelForCausalLM
 from ragboost.chunk_cache.dependency.depkv import DepCache
 from ragboost.chunk_cache.dependency.layout import Positions
 from ragboost.chunk_cache.dependency.prompt import DepPrompt
-from ragboost.chunk_cache.eval.graph_tasks import (
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.selection import DEFAULT_POLICY
+from research.graph_tasks import (
     SYSTEM,
     TASKS,
     GraphCase,
     GraphQuestion,
     draw_cases,
 )
-from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.selection import DEFAULT_POLICY
 
 MODELS = Path(__file__).parent / "graph_model"
 POSITIONS: tuple[Positions, ...] = ("depth", "preorder")

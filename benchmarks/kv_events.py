@@ -26,8 +26,7 @@ from ragboost.engine_hooks.events import (
     encode_batch,
 )
 from ragboost.engine_hooks.reporter import Reporter
-from ragboost.index import ContextIndex
-from ragboost.index.pressure import EvictionForecast
+from ragboost.index import ContextIndex, EvictionForecast
 
 BLOCKS_PER_PROMPT = 250
 PROMPTS_HELD = 400
@@ -109,20 +108,20 @@ def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -
         InFlight(),
         DocumentTracker(),
     )
-    index.pressure, flight.capacity_tokens = pressure, 100_000
+    index.eviction_forecast, flight.capacity_tokens = pressure, 100_000
     taken = []
     for number in range(num_requests):
         documents = dice.sample(range(500), num_documents)
         lengths = [200] * num_documents
         ends = document_ends(lengths)
-        cached = index.cached_prefix(documents, lengths)[1]
+        cached = index.cached_prefix(documents).cached_tokens
         name = f"r{number}"
         start = time.perf_counter()
-        index.cached_prefix(documents, lengths)
+        index.cached_prefix(documents)
         tracker.sent(name, documents, ends=ends)
         flight.sent(name, prompt_tokens=2100, cached_tokens=cached, block_size=16)
         turn = flight.next_turn(resident_tokens=100_000, is_batched=True)
-        pressure.expect(*turn, is_batched=True)
+        pressure.update(*turn, is_batched=True)
         taken.append(time.perf_counter() - start)
         index.insert(documents, lengths)
         if number >= 64:

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.articles import DOCUMENTS, SOURCES, Articles, make_articles
 from benchmarks.parts import part
 from ragboost.chunk_cache.eval.metrics import estimate
-from ragboost.chunk_cache.eval.runner import Row, evaluate
+from ragboost.chunk_cache.eval.runner import EvalRow, evaluate
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure, prime
@@ -60,12 +60,12 @@ def measure_seed(
     policies: Sequence[str],
     ratios: Sequence[float],
     parts: Path | None,
-) -> dict[Key, Row]:
+) -> dict[Key, EvalRow]:
     """Evaluate one corpus, and return a row per task, policy, number of neighbours and ratio."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     adapter = ModelAdapter(causal_lm)
     articles = make_articles(seed=seed, asked=asked)
-    rows: dict[Key, Row] = {}
+    rows: dict[Key, EvalRow] = {}
 
     def make(number: int) -> list[dict[str, Any]]:
         reuse = _prepare(adapter, articles, source=source, top_n=number)
@@ -75,7 +75,7 @@ def measure_seed(
     for number in top_n:
         name = f"{source}-{seed}-{number}-{asked}-{'+'.join(policies)}"
         for fields in part(parts, name, partial(make, number)):
-            row = Row(**fields)
+            row = EvalRow(**fields)
             rows[row.task, row.policy, number, f"{row.ratio:g}"] = row
         print(f"seed {seed}: {source}, top-n {number} done", file=sys.stderr)
     return rows
@@ -99,7 +99,7 @@ def _prepare(adapter: ModelAdapter, articles: Articles, *, source: str, top_n: i
     return reuse
 
 
-def summarise(runs: Sequence[dict[Key, Row]]) -> dict[str, Any]:
+def summarise(runs: Sequence[dict[Key, EvalRow]]) -> dict[str, Any]:
     """Return means over seeds by task, policy, top-n and ratio, and where preprocessing lowers a
     score by more than two standard errors."""
     score: dict[str, Any] = {}

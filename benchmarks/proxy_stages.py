@@ -48,7 +48,7 @@ STAGES = {
     "de-duplicate, count tokens": ["booster:Booster._retrieve"],
     "search the index, order": ["booster:Booster._order"],
     "label, hint, check": ["booster:compose"],
-    "record in the index": ["booster:Booster._record_front"],
+    "record in the index": ["booster:Booster._record_leading"],
     "write documents": [
         "formats.messages:Messages.replace",
         "formats.ragboost_object:RagboostObject.replace",

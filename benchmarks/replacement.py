@@ -24,10 +24,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ragboost.chunk_cache.eviction import REPLACEMENTS, Replacement, make_replacement
-from ragboost.chunk_cache.eviction.belady import Belady
-from ragboost.chunk_cache.eviction.scheduling import SCHEDULES
-from ragboost.chunk_cache.eviction.tree import CacheTree, Forest
+from ragboost.chunk_cache.eviction import EvictionPolicy
+from research.eviction import POLICIES
+from research.eviction.belady import Belady
+from research.eviction.cache_tree import CacheTree, Forest
+from research.eviction.schedules import SCHEDULES
 
 WORKLOADS = ("uniform", "temporal", "zipf")
 SHAPES = ("graph", "prefix", "chunks")
@@ -35,7 +36,7 @@ NUM_ENTITIES = 800
 PER_REQUEST = 10
 WARM_UP = 0.2
 ARMS = (
-    *((name, "fcfs") for name in REPLACEMENTS),
+    *((name, "fcfs") for name in POLICIES),
     *((name, order) for order in ("lpm", "lsp") for name in ("lru", "lacr")),
 )
 
@@ -107,7 +108,7 @@ def _tree(forest: Forest, entity: int, rng: np.random.Generator) -> list[int]:
 def serve(
     forest: Forest,
     requests: Sequence[Sequence[int]],
-    policy: Replacement,
+    policy: EvictionPolicy,
     *,
     capacity: int,
     order: str,
@@ -149,7 +150,7 @@ def measure(
         options = {"capacity": max(1, int(share * footprint)), "queue": queue}
         for name, order in ARMS:
             label = name if order == "fcfs" else f"{name}+{order}"
-            rate = serve(forest, requests, make_replacement(name), order=order, **options)
+            rate = serve(forest, requests, POLICIES[name](), order=order, **options)
             sums.setdefault(label, []).append(rate)
         bound = serve(forest, requests, Belady(requests), order="fcfs", **options)
         sums.setdefault("belady", []).append(bound)

@@ -101,7 +101,7 @@ class Engine:
         """Compute a prompt; what is cached is decided when its turn comes, as engines do."""
         keys = [document.key for document in documents]
         async with self._lanes:
-            _, cached = self.cache.cached_prefix(keys, tokens)
+            cached = self.cache.cached_prefix(keys).cached_tokens
             todo = sum(tokens) - cached
             await asyncio.sleep(todo * self.lanes / PREFILL_TOKENS_PER_S)
             self.cache.insert(keys, tokens)

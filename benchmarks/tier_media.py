@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 
 MIB = 1 << 20

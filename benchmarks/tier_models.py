@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.chunk_ttft import build
 from benchmarks.tier_media import timed
-from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.tiers.codec import KV
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.chunk_cache.kv.tiers.files import ChunkFile

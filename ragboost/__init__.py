@@ -1,4 +1,4 @@
-"""RAGBoost: make the prompts of a RAG application share prefixes, without losing accuracy.
+"""RAGBoost makes the prompts of a RAG application share prefixes, without losing accuracy.
 
 Names are imported on first use, so that `import ragboost` loads no web framework, torch or zmq.
 """
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ragboost.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ragboost.booster.booster import Booster as Booster
-    from ragboost.booster.session import Session as Session
+    from ragboost.booster import Booster as Booster
+    from ragboost.booster import Session as Session
     from ragboost.config import Settings as Settings
     from ragboost.context import Context as Context
     from ragboost.context import Plan as Plan
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ragboost.types import Request as Request
 
 _HOME = {
-    "Booster": "booster.booster",
+    "Booster": "booster",
     "Context": "context",
     "Document": "types",
     "Hint": "types",
     "Plan": "context",
     "RagBoostError": "errors",
     "Request": "types",
-    "Session": "booster.session",
+    "Session": "booster",
     "Settings": "config",
     "create_app": "proxy.app",
 }

@@ -1,11 +1,11 @@
-"""Every error that RAGBoost raises on purpose.
+"""All exceptions that RAGBoost raises.
 
-Grouped by who can fix it::
+Grouped by who can fix the cause::
 
     RagBoostError
-        ConfigError                 the operator: a setting is wrong
+        ConfigError                 the operator: an invalid setting
         MissingExtraError           the operator: an optional package is not installed
-        RequestError                the caller: bad input, HTTP 4xx
+        RequestError                the client: bad input, HTTP 4xx
             InvalidDocumentError
             SessionNotFoundError
             SessionConflictError
@@ -13,11 +13,11 @@ Grouped by who can fix it::
             BackendConnectionError
             BackendTimeoutError
             BackendStatusError
-        ContextIndexError           we: a broken invariant of the context index
-        EventStreamError            a gap that could not be filled, an unknown event
-        ChunkCacheError             chunk KV that cannot be used
-            ChunkLostError          stored KV turned out unusable while it was used
-            UnsupportedModelError   the model's attention cannot be reused
+        ContextIndexError           RAGBoost: a broken invariant of the context index
+        EventStreamError            the engine's cache events: a gap, an unreadable frame
+        ChunkCacheError             the chunk cache: stored KV that cannot be used
+            ChunkLostError          stored KV became unusable during a request
+            UnsupportedModelError   the model's attention does not allow KV reuse
 """
 
 from importlib import import_module
@@ -25,7 +25,7 @@ from types import ModuleType
 
 
 class RagBoostError(Exception):
-    """Base of all errors that RAGBoost raises on purpose."""
+    """Base class of all exceptions that RAGBoost raises."""
 
 
 class ConfigError(RagBoostError):
@@ -33,15 +33,15 @@ class ConfigError(RagBoostError):
 
 
 class MissingExtraError(RagBoostError):
-    """An optional package is needed and not installed."""
+    """A required optional package is not installed."""
 
 
 class RequestError(RagBoostError):
-    """Bad input from a caller.
+    """Invalid input from a client.
 
     Attributes:
-        param: path of the offending field, such as `documents[3].text`, or None.
-        status: the HTTP status that the proxy answers with.
+        param: path of the invalid field, such as `documents[3].text`, or None.
+        status: HTTP status of the proxy's response.
     """
 
     status = 400
@@ -52,7 +52,7 @@ class RequestError(RagBoostError):
 
 
 class InvalidDocumentError(RequestError):
-    """A document has no usable text, id or score."""
+    """A document with an invalid text, id, title, score or metadata."""
 
 
 class SessionNotFoundError(RequestError):
@@ -62,25 +62,25 @@ class SessionNotFoundError(RequestError):
 
 
 class SessionConflictError(RequestError):
-    """The session's earlier turn is not finished, or another process has continued it."""
+    """An earlier turn of the session is still running, or another process has added one."""
 
     status = 409
 
 
 class BackendError(RagBoostError):
-    """The upstream server could not answer."""
+    """The upstream server did not return a response."""
 
 
 class BackendConnectionError(BackendError):
-    """No connection to the backend."""
+    """The connection to the backend failed."""
 
 
 class BackendTimeoutError(BackendError):
-    """The backend did not answer in time."""
+    """The backend did not respond in time."""
 
 
 class BackendStatusError(BackendError):
-    """The backend answered with an error status where an answer was needed."""
+    """The backend returned an error status for a response that RAGBoost needs."""
 
 
 class ContextIndexError(RagBoostError):
@@ -88,7 +88,7 @@ class ContextIndexError(RagBoostError):
 
 
 class EventStreamError(RagBoostError):
-    """A cache event stream has a gap that could not be filled, or an unreadable frame."""
+    """A cache event stream has a gap that replay could not fill, or an unreadable frame."""
 
 
 class ChunkCacheError(RagBoostError):
@@ -96,8 +96,7 @@ class ChunkCacheError(RagBoostError):
 
 
 class ChunkLostError(ChunkCacheError):
-    """Stored KV turned out to be unusable while a request was using it; the request can be computed
-    again without it."""
+    """Stored KV became unusable during a request; the request can be retried without it."""
 
 
 class UnsupportedModelError(ChunkCacheError):
@@ -105,10 +104,10 @@ class UnsupportedModelError(ChunkCacheError):
 
 
 def import_extra(module: str, *, extra: str) -> ModuleType:
-    """Import an optional `module`, or say which extra of RAGBoost brings it.
+    """Import a module of an optional package.
 
     Raises:
-        MissingExtraError: the module is not installed.
+        MissingExtraError: the package is not installed; the message names the extra.
     """
     try:
         return import_module(module)

@@ -1,6 +1,6 @@
-"""Draw lines into a .png or .svg for the commands that have `--plot`.
+"""Draw line plots to .png or .svg files, for commands with `--plot`.
 
-Knows numbers and labels. matplotlib comes with the extra `plot` and is imported on use.
+Knows numbers and labels. Imports matplotlib, from the extra `plot`, on first use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def check_plot(path: Path) -> None:
-    """Say before the work what would keep a plot from being written after it.
+    """Check that a plot can be written, before the work whose result it shows.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        RequestError: another kind of file, or no such folder.
+        RequestError: an unsupported file type, or the directory does not exist.
     """
     if path.suffix not in (".png", ".svg"):
         raise RequestError(f"--plot writes .png or .svg, got {path.name!r}", param="plot")
     if not path.parent.is_dir():
-        raise RequestError(f"cannot write {path}: {path.parent} is no directory", param="plot")
+        raise RequestError(f"cannot write {path}: {path.parent} is not a directory", param="plot")
     import_extra("matplotlib.figure", extra="plot")
 
 
@@ -41,21 +41,21 @@ def line_plot(
     x_ticks: Sequence[str] = (),
     is_crowded_left: bool = False,
 ) -> None:
-    """Write a figure with a line and its points for each name.
+    """Plot lines with markers and a legend.
 
     Args:
-        path: a .png or .svg, replaced where it exists.
-        lines: points by name, which the legend shows.
-        x_label: what the horizontal axis is, with its unit.
-        y_label: what the vertical axis is, with its unit.
-        title: stands above.
-        y_top: the vertical axis goes from 0 to this; None: as the points need it.
-        x_ticks: texts below x = 0, 1, 2, ...; without any, numbers.
-        is_crowded_left: spread small x (the axis grows with their square root).
+        path: a .png or .svg file; overwritten if it exists.
+        lines: points by name; the legend shows the names.
+        x_label: label of the horizontal axis, with the unit.
+        y_label: label of the vertical axis, with the unit.
+        title: title of the figure.
+        y_top: upper end of the vertical axis, which then starts at 0; None: automatic.
+        x_ticks: labels of x = 0, 1, 2, ...; if empty, numbers.
+        is_crowded_left: spread out small x with a square-root axis.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        RequestError: another kind of file, or it cannot be written.
+        RequestError: an unsupported file type, or the file cannot be written.
     """
     check_plot(path)
     figure = import_extra("matplotlib.figure", extra="plot").Figure(

@@ -1,8 +1,7 @@
-"""Replay document orders through an exact prefix cache and count the tokens that it saves.
+"""Replay document orders through a simulated prefix cache and count the tokens that it saves.
 
-A radix tree over documents that evicts least recently used leaves, as engines do (RAGBoost
-section 4.1 models the same cache). Knows orders and token counts. Does not know where an order
-comes from, and holds no texts.
+An exact radix tree over documents that evicts the least recently used leaves, as engines do
+(RAGBoost section 4.1). Knows orders and token counts. Does not know texts or how orders are found.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -16,44 +15,44 @@ _ROOT = 0
 
 
 class HitRate(NamedTuple):
-    """How many of the prompt tokens came from the prefix cache."""
+    """Cached and total prompt tokens."""
 
     cached_tokens: int
     prompt_tokens: int
 
     @property
     def hit_rate(self) -> float:
-        """Share of prompt tokens that were cached; 0.0 without prompts."""
+        """The share of prompt tokens that were cached; 0.0 without prompts."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 class SimulatedCache:
-    """An engine's prefix cache, one request at a time.
+    """An engine's prefix cache that serves one request at a time.
 
-    A request matches its longest resident prefix, then the rest is stored. What the request itself
-    uses is never evicted for it; a prompt larger than the cache keeps the prefix that fits.
+    A request matches its longest resident prefix, then the rest is stored. Documents of the request
+    are never evicted for it; of a prompt larger than the cache, the prefix that fits is stored.
 
     Args:
         tokens: token count of each document, at least 0.
         capacity_tokens: document tokens that fit; None: unbounded.
-        block_size: None: documents match and are evicted whole. Else only full blocks of this many
-            tokens of the concatenated documents match and are stored; a block is identified by
-            all documents up to the one that holds its last token.
+        block_size: tokens per block; only full blocks of the concatenated documents match and are
+            stored. A block is identified by all documents up to the one that holds its last token.
+            None: documents match and are evicted whole.
 
     Attributes:
-        num_tokens: tokens held now.
+        num_tokens: resident tokens.
 
     Raises:
         RequestError: a negative capacity, or a block size below 1.
     """
 
-    # A node is a document behind its prefix. Nodes are rows of columns, not objects: a million
-    # objects would make the garbage collector the main cost. Rows of evicted nodes are used again.
+    # A node is a document behind its prefix. Nodes are rows of columns, not objects: with a million
+    # objects, garbage collection would dominate. Rows of evicted nodes are reused.
     #
     # Eviction order: a request touches its whole path, so a node is never older than its
-    # descendants, and the nodes last used by request t are one run that ends at the deepest node of
+    # descendants, and the nodes last used by request t form a run that ends at the deepest node of
     # t's path. Hence the least recently used leaf is the end of the oldest run: walk the runs from
-    # the oldest one, each from its end upwards. No heap, and every touch is passed once.
+    # the oldest one, each from its end upwards. No heap, and every touch is visited once.
 
     def __init__(
         self,
@@ -78,14 +77,14 @@ class SimulatedCache:
         self._children: dict[tuple[int, Hashable], int] = {}
         self._key: list[tuple[int, Hashable]] = [(_ROOT, None)]  # (parent, document)
         self._size = [0]  # tokens that the node stands for
-        self._resident = [0]  # tokens it holds: fewer than `size` only as a leaf, with blocks
+        self._resident = [0]  # resident tokens: fewer than `size` only for leaves, with blocks
         self._last_used = [-1]  # number of the request
         self._free: list[int] = []
-        self._ends: list[int] = []  # for each request the deepest node of its path
-        self._oldest = 0  # runs before this one are used up
+        self._ends: list[int] = []  # for each request, the deepest node of its path
+        self._oldest = 0  # runs before this one are exhausted
 
     def request(self, documents: Sequence[Hashable]) -> HitRate:
-        """Replay one request: what it found cached, and its document tokens. Then it is stored.
+        """Replay one request: match and then store its documents; return its tokens.
 
         Raises:
             RequestError: a negative token count.
@@ -113,7 +112,7 @@ class SimulatedCache:
         return HitRate(cached_tokens, prompt_tokens)
 
     def _sizes(self, documents: Sequence[Hashable]) -> tuple[list[int], int]:
-        """Storable tokens of each document, and all tokens."""
+        """Return the storable tokens of each document, and the sum of all tokens."""
         sizes = [self._count(document) for document in documents]
         if sizes and min(sizes) < 0:
             document = documents[sizes.index(min(sizes))]
@@ -132,7 +131,7 @@ class SimulatedCache:
         return sizes, total
 
     def _is_filled(self, node: int) -> bool:
-        """Complete a leaf that lost some of its blocks; says whether all of it is resident now."""
+        """Restore the evicted blocks of a leaf; return True if it is fully resident now."""
         missing = self._size[node] - self._resident[node]
         if missing:
             added = self._make_room(missing)
@@ -141,7 +140,7 @@ class SimulatedCache:
         return self._resident[node] == self._size[node]
 
     def _add(self, key: tuple[int, Hashable], *, size: int, now: int) -> int | None:
-        """Add a leaf with what fits of its tokens; None if nothing does."""
+        """Add a leaf with as many tokens as fit; return None if none do."""
         resident = self._make_room(size)
         if resident == 0 and size > 0:
             return None
@@ -162,7 +161,7 @@ class SimulatedCache:
         return node
 
     def _make_room(self, wanted: int) -> int:
-        """Evict until `wanted` tokens fit; returns how many of them may be stored."""
+        """Evict until `wanted` tokens fit; return how many of them may be stored."""
         if self._capacity is None:
             return wanted
         missing = self.num_tokens + wanted - self._capacity
@@ -174,20 +173,20 @@ class SimulatedCache:
         return room - room % self._block_size if self._block_size is not None else 0
 
     def _evict(self, num_tokens: int) -> int:
-        """Evict at least `num_tokens` where there are as many; returns how many went."""
+        """Evict at least `num_tokens`, or all that can be; return the number evicted."""
         evicted = 0
         while evicted < num_tokens and self._oldest < len(self._ends):
             node = self._ends[self._oldest]
-            if self._last_used[node] != self._oldest:  # used again since, or the run is used up
+            if self._last_used[node] != self._oldest:  # used since, or the run is exhausted
                 self._oldest += 1
                 continue
-            going = self._resident[node]
+            evict = self._resident[node]
             if self._block_size is not None:
                 blocks = -(-(num_tokens - evicted) // self._block_size)
-                going = min(going, blocks * self._block_size)
-            evicted += going
-            self.num_tokens -= going
-            self._resident[node] -= going
+                evict = min(evict, blocks * self._block_size)
+            evicted += evict
+            self.num_tokens -= evict
+            self._resident[node] -= evict
             if self._resident[node] == 0:
                 key = self._key[node]
                 del self._children[key]
@@ -205,12 +204,12 @@ def simulate(
     block_size: int | None = None,
     extra_tokens: int = 0,
 ) -> HitRate:
-    """Replay requests through an empty prefix cache, in the given order.
+    """Replay requests through an initially empty prefix cache, in the given order.
 
     Args:
         orders: for each request, its documents in prompt order.
         tokens: token count of each document.
-        capacity_tokens: document tokens that the cache holds; None: unbounded.
+        capacity_tokens: document tokens that fit; None: unbounded.
         block_size: see `SimulatedCache`.
         extra_tokens: tokens of each prompt outside its documents; counted, never cached.
 

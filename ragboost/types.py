@@ -1,6 +1,6 @@
 """The shared nouns: Document, Request, Hint.
 
-Knows what they are made of. Does not know how documents are ordered, rendered or sent.
+Defines their fields and checks them. Does not know how documents are ordered, rendered or sent.
 """
 
 import hashlib
@@ -16,12 +16,10 @@ from typing import Any, Literal
 from ragboost.errors import InvalidDocumentError, RequestError
 
 DocumentId = str | int | float | bool | None
-"""A document's id as the caller gave it: any JSON scalar. None: the content is the id."""
+"""A document's id as the caller gave it: any JSON scalar. None: no id."""
 
-_MAX_BITS = 1024  # Python refuses to print integers of more than some thousand digits
+_MAX_BITS = 1024  # Python does not print integers of more than some thousand digits
 _PLAIN_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:\-]{0,39}")
-
-
 _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -31,16 +29,17 @@ class Document:
 
     Attributes:
         text: the text that the model reads; not empty.
-        id: the caller's id, any JSON scalar; None if it has none.
-        title: shown above the text where given.
+        id: the caller's id, any JSON scalar; None without one.
+        title: rendered above the text if given.
         score: the retriever's score, finite; higher is more relevant. Not part of the identity.
-        metadata: kept as it is, never shown to the model. Not part of the identity.
-        key: identity inside RAGBoost, 32 hex digits of id, title and text together; equality and
-            hash are the key's. Documents are the same only if the model would read the same bytes:
-            an id with a new text is another document, and so are the ids 1, 1.0, True and "1".
+        metadata: kept unchanged, never shown to the model. Not part of the identity.
+        key: identity within RAGBoost: 32 hex digits, a hash of id, title and text. Documents are
+            equal if their keys are, that is if the model would read the same bytes: an id with a
+            new text is another document, and so are the ids 1, 1.0, True and "1".
 
     Raises:
-        InvalidDocumentError: empty or non-string text, an id that is no JSON scalar, a NaN score.
+        InvalidDocumentError: empty or non-string text, an id that is not a JSON scalar, or a score
+            that is not finite.
     """
 
     text: str = field(compare=False)
@@ -50,7 +49,7 @@ class Document:
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     key: str = field(init=False, repr=False)
 
-    # Written out: a request has dozens of documents, and a generated one takes twice as long.
+    # A request has dozens of documents; a generated `__init__` takes twice as long.
     def __init__(
         self,
         text: str,
@@ -81,9 +80,11 @@ class Document:
 
     @property
     def label(self) -> str:
-        """Name of the document: its id where that is short and plain, else the first 8 digits of
-        its key. Never depends on the position, so that a reordered document keeps its bytes.
-        `Context.labels` tells how prompt and hints show it."""
+        """The name of the document: its id if that is short and plain, else 8 digits of its key.
+
+        Independent of the position, so that a reordered document keeps its bytes. `Context.labels`
+        has the labels as prompt and hints show them.
+        """
         if self.id is not None:
             name = self.id if isinstance(self.id, str) else json.dumps(self.id)
             if _PLAIN_LABEL.fullmatch(name):
@@ -94,8 +95,8 @@ class Document:
 def document_key(text: str, *, id: DocumentId = None, title: str | None = None) -> str:  # noqa: A002
     """Hash id, title and text into a document's identity (32 hex digits, SHA-256 truncated).
 
-    The parts are length-delimited, so no two triples collide by concatenation; lone surrogates,
-    which engines accept, are hashed as they are.
+    The parts are length-delimited, so distinct triples never concatenate to the same bytes. Lone
+    surrogates, which engines accept, are hashed unchanged.
     """
     if id is None and title is None:
         head = f"j:null:-1::{len(text)}:"
@@ -111,11 +112,11 @@ def document_key(text: str, *, id: DocumentId = None, title: str | None = None) 
 
 
 DocumentLike = Document | Mapping[str, Any] | str
-"""What callers may pass for a document; see `as_document`."""
+"""Anything that `as_document` accepts."""
 
 
 def as_document(value: DocumentLike | object, *, where: str = "document") -> Document:
-    """Turn what a caller passed into a Document.
+    """Convert a value from a caller to a Document.
 
     Args:
         value: a Document, a text, or a mapping with `text` (or `content`, `page_content`) and
@@ -147,12 +148,12 @@ def as_document(value: DocumentLike | object, *, where: str = "document") -> Doc
 
 
 def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") -> list[Document]:
-    """Turn a list of what callers pass into Documents; see `as_document`.
+    """Convert a list of values from a caller to Documents; see `as_document`.
 
     Raises:
-        InvalidDocumentError: `values` is no list, or an entry is bad (named by its position).
+        InvalidDocumentError: `values` is not a list, or an entry is bad (named by its position).
     """
-    if type(values) not in (list, tuple) and (  # abstract classes take long to ask
+    if type(values) not in (list, tuple) and (  # isinstance with abstract classes is slow
         isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence)
     ):
         raise InvalidDocumentError(f"{where} must be a list, got {_show(values)}", param=where)
@@ -168,15 +169,15 @@ class Request:
 
     Attributes:
         query: the user's question.
-        documents: in relevance order; texts and mappings become Documents, see `as_document`.
+        documents: in relevance order; converted by `as_document`.
         id: the caller's name for the request (`custom_id` in batch files).
-        session: the conversation it belongs to; None if it stands alone.
+        session: the conversation it belongs to, or None.
         preamble: names the text before the first document; only requests with the same one share
             prefixes.
 
     Raises:
-        RequestError: the question is no string, the session's name no non-empty string.
-        InvalidDocumentError: a document is bad.
+        RequestError: `query` is not a string, or `session` is not a non-empty string.
+        InvalidDocumentError: a document is invalid.
     """
 
     query: str
@@ -197,12 +198,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A sentence that tells the model what reordering or de-duplication took away.
+    """A sentence that tells the model what reordering or de-duplication has removed.
 
     Attributes:
-        kind: `order` (relevance order, paper 5.3) or `location` (where a document stands, 6).
+        kind: `order` gives the relevance order (paper section 5.3), `location` the earlier turn
+            that contains a document (section 6).
         text: the rendered sentence.
-        labels: the labels of the documents it speaks of, as the prompt shows them.
+        labels: labels of the documents it names, as the prompt shows them.
     """
 
     kind: Literal["order", "location"]
@@ -211,7 +213,7 @@ class Hint:
 
 
 def _is_finite(value: object, kind: type[float] | type[Real]) -> bool:
-    """Whether a value is a finite number of that kind, or an integer that Python can print."""
+    """Return True for a finite number of that kind, or an integer that Python can print."""
     if isinstance(value, int):
         return not isinstance(value, bool) and value.bit_length() <= _MAX_BITS
     return isinstance(value, kind) and math.isfinite(float(value))

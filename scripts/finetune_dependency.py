@@ -1,6 +1,6 @@
 """Tune a model for dependency attention, so that it can be served with it (DepCache section 3.3).
 
-    python scripts/finetune_dependency.py --model DIR --data questions.jsonl --out DIR2
+    python -m scripts.finetune_dependency --model DIR --data questions.jsonl --out DIR2
 
 A line is {"question": ..., "answer": ..., "paths": [[entity, relation, entity, ...], ...]};
 "triplets" (with "entities") may stand in place of "paths", and "system" adds a system message.
@@ -21,13 +21,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
-from ragboost.chunk_cache.dependency.tuning import Example, answer_loss, collate
-from ragboost.engine.http.graph_request import PromptWriter, parse_graph
-from ragboost.engine.runtime.graph import TUNED
-from ragboost.engine.tokenizer import ChatTokenizer
+from ragboost.engine.http.extension import parse_graph
+from ragboost.engine.loading import TUNED
+from ragboost.engine.text.graph_prompts import PromptWriter
+from ragboost.engine.text.tokenizer import ChatTokenizer
+from research.dependency_tuning import TuningExample, answer_loss, collate
 
 
-def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[Example]:
+def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[TuningExample]:
     """Return the lines of a file as prompts with answers; each answer ends the turn."""
     chat = ChatTokenizer(tokenizer)
     writer, examples = PromptWriter(chat), []
@@ -43,7 +44,7 @@ def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[Example]:
         answer = (*chat.encode(row["answer"], add_special_tokens=False), *end)
         *before, task = prompt.nodes
         task = LinearNode(task.name, (*task.tokens, *answer), task.depends_on)
-        examples.append(Example(DepPrompt((*before, task)), {task.name: len(answer)}))
+        examples.append(TuningExample(DepPrompt((*before, task)), {task.name: len(answer)}))
     return examples
 
 

@@ -5,6 +5,7 @@
 
 import argparse
 import html
+import json
 import re
 import subprocess
 import sys
@@ -108,6 +109,59 @@ def http_page() -> str:
     )
 
 
+def engine_http_page() -> str:
+    """Every route of the embedded engine with its bodies, from its OpenAPI document."""
+    from ragboost.engine.http.app import make_app
+
+    document = make_app().openapi()
+    lines = [
+        "# HTTP API of the embedded engine",
+        "",
+        "In OpenAI's and vLLM's shapes; the engine serves this document at `/openapi.json` and "
+        "`/docs` (`engine.docs`). Request fields that are not listed are ignored, except in "
+        "`ragboost` and where they would change the answer. Errors are `ErrorResponse` objects. "
+        "More about the engine: [the embedded engine](../engine.md).",
+        "",
+        "| route | method | | body | response |",
+        "|---|---|---|---|---|",
+    ]
+    for path, methods in document["paths"].items():
+        for method, route in methods.items():
+            body = _json_type(route.get("requestBody", {}))
+            response = _json_type(route["responses"]["200"])
+            about = _text(route["description"])
+            lines.append(f"| `{path}` | {method.upper()} | {about} | {body} | {response} |")
+    for name, schema in document["components"]["schemas"].items():
+        lines += ["", f"## {name}", "", schema.get("description", ""), ""]
+        lines += ["| field | type | default | |", "|---|---|---|---|"]
+        for field, info in schema["properties"].items():
+            default = f"`{json.dumps(info['default'])}`" if "default" in info else ""
+            default = "required" if field in schema.get("required", ()) else default
+            about = _text(info.get("description", ""))
+            lines.append(f"| `{field}` | {_schema_type(info)} | {default} | {about} |")
+    return "\n".join(lines) + "\n"
+
+
+def _json_type(message: dict[str, Any]) -> str:
+    return _schema_type(message.get("content", {}).get("application/json", {}).get("schema", {}))
+
+
+def _schema_type(schema: dict[str, Any]) -> str:
+    """Write a JSON schema as a type, with links to the sections of objects."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_schema_type(one) for one in schema["anyOf"])
+    if "enum" in schema:
+        return " or ".join(f"`{choice}`" for choice in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_schema_type(schema['items'])}"
+    if isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {_schema_type(schema['additionalProperties'])}"
+    return str(schema.get("type", "any" if schema else ""))
+
+
 def commands_page() -> str:
     """The help of every command, as Typer writes it."""
     command = [sys.executable, "-m", "typer", "ragboost.cli", "utils", "docs", "--name", "ragboost"]
@@ -130,6 +184,7 @@ def pages() -> dict[str, str]:
         "settings.md": _HEADER + settings_page(),
         "metrics.md": _HEADER + metrics_page(),
         "http.md": _HEADER + http_page(),
+        "engine-http.md": _HEADER + engine_http_page(),
         "commands.md": _HEADER + commands_page(),
     }
 

@@ -1,10 +1,10 @@
 """Train the reference model of the dependency-attention benchmark from scratch, with ordinary
 attention over written-out paths, and tune copies of it for dependency attention.
 
-    python scripts/train_graph_model.py --out benchmarks/graph_model
+    python -m scripts.train_graph_model --out benchmarks/graph_model
 
 Seeded. Writes DIR/base, DIR/depth, DIR/preorder (fp16) and appends to DIR/training_log.jsonl. The
-tasks are those of `ragboost.chunk_cache.eval.graph_tasks`.
+tasks are those of `research.graph_tasks`.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ragboost.chunk_cache.dependency.tuning import answer_loss, collate
-from ragboost.chunk_cache.eval import graph_tasks
+from research import graph_tasks
+from research.dependency_tuning import answer_loss, collate
 
 HINT_WEIGHT = 0.2
 STEPS = {"base": 450, "depth": 170, "preorder": 160}

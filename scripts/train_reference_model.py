@@ -1,8 +1,8 @@
 """Train the reference model of the chunk-reuse benchmark from scratch, on the tasks of
-`ragboost.chunk_cache.eval.tasks`.
+`research.tasks`.
 
-    python scripts/train_reference_model.py --out benchmarks/reference_model
-    python scripts/train_reference_model.py --size large --device cuda --out DIR
+    python -m scripts.train_reference_model --out benchmarks/reference_model
+    python -m scripts.train_reference_model --size large --device cuda --out DIR
 
 Seeded; writes config.json, model.safetensors (fp16) and training_log.jsonl. The small model takes
 about 25 minutes on one core. Section "What trains" of docs/chunk-cache.md says why embeddings begin
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ragboost.chunk_cache.eval import tasks
+from research import tasks
 
 SIZES = {
     "small": {"hidden_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4},

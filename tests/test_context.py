@@ -3,7 +3,6 @@ from hypothesis import strategies as st
 
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
-from ragboost.context import render_documents
 from ragboost.types import Document
 
 DOCUMENTS = st.lists(
@@ -84,7 +83,7 @@ def test_equal_leading_documents_are_equal_leading_bytes(
 ) -> None:
     settings = Settings.model_validate({"ordering": {"enabled": False}})
 
-    leading = render_documents(Booster(settings).boost("q", shared))
+    leading = Booster(settings).boost("q", shared).render_documents()
 
     for tail in (one, other):
         assert Booster(settings).boost("q", [*shared, *tail]).render().startswith(leading)

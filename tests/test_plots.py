@@ -28,7 +28,7 @@ def test_lines_with_names_become_a_picture(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("plot.pdf", "writes .png or .svg, got 'plot.pdf'"), ("none/plot.png", "is no directory")],
+    [("plot.pdf", "writes .png or .svg, got 'plot.pdf'"), ("none/plot.png", "is not a directory")],
 )
 def test_what_cannot_be_written_is_said_before_the_work(
     tmp_path: Path, name: str, sentence: str

@@ -16,10 +16,10 @@ ROOMS = [
     "bounded_map",
     "jsonl",
     "types",
-    "context",
     "config",
     "plots",
     "index",
+    "context",
     "ordering",
     "dedup",
     "hints",
@@ -46,16 +46,17 @@ ROOMS = [
 # Rooms within a package, in the same way; files beside them may import all of them.
 INNER_ROOMS = {
     "proxy": ["asgi", "observability", "upstream", "routing", "routes"],
-    "engine": ["runtime", "http"],
+    "engine": ["runtime", "text", "http"],
     "chunk_cache": [
+        "eviction",
         "kv",
         "model",
-        "eviction",
         "selection",
         "craft",
         "dependency",
         "precompute",
         "eval",
+        "commands",
     ],
 }
 MAX_FILES = 15

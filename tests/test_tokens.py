@@ -13,9 +13,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from ragboost import Booster, Document
 from ragboost.config import Settings, TokenSettings
 from ragboost.errors import ConfigError
-from ragboost.tokens import TokenCounter, estimate_tokens, make_counter
-from ragboost.tokens.background import count_in_background
-from ragboost.tokens.local import load_tokenizer
+from ragboost.tokens import TokenCounter, make_counter
+from ragboost.tokens.local import count_in_background, load_tokenizer
 
 
 def wait(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
@@ -38,7 +37,6 @@ def tokenizer(tmp_path: Path) -> Path:
     [("a", 1), ("abcd", 1), ("abcde", 2), ("", 1), ("日本語文", 3), ("\ud800", 1)],
 )
 def test_an_estimate_is_a_token_per_four_bytes(text: str, tokens: int) -> None:
-    assert estimate_tokens(text) == tokens
     assert TokenCounter().count(text) == tokens
 
 
@@ -133,8 +131,8 @@ def test_a_local_tokenizer_counts_in_the_background(tokenizer: Path) -> None:
     document = Document("word " * 100)
     booster = Booster(Settings(tokens=TokenSettings(tokenizer=tokenizer)))
     before = booster.boost("?", [document])
-    assert before.recorded is not None
-    assert before.recorded.tokens == (125,)
+    assert before.index_entry is not None
+    assert before.index_entry.tokens == (125,)
     assert not booster.is_measured(before)
     wait(lambda: booster.tokens.are_exact([document.key]))
     after = booster.boost("?", [document])
@@ -145,7 +143,7 @@ def test_a_local_tokenizer_counts_in_the_background(tokenizer: Path) -> None:
 
 
 def test_a_lone_surrogate_is_counted_as_what_an_engine_would_get(tokenizer: Path) -> None:
-    assert load_tokenizer(tokenizer / "tokenizer.json").encode(["word \ud800"]) == [[0, 1]]
+    assert load_tokenizer(tokenizer / "tokenizer.json")(["word \ud800"]) == [[0, 1]]
 
 
 def test_the_background_ends_with_its_counter() -> None:

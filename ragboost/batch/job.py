@@ -15,7 +15,8 @@ from ragboost.batch.catalog import DocumentCatalog, Progress, read_requests
 from ragboost.batch.files import atomic_file, check_output, open_input, side_path
 from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
 from ragboost.batch.plan import FilePlan, plan_file, predict
-from ragboost.booster.compose import CarriedDocuments, Retrieved, compose
+from ragboost.booster.compose import Retrieved, compose
+from ragboost.booster.session_state import CarriedDocuments
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.dedup import unique_documents

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from ragboost.batch.catalog import DocumentCatalog
 from ragboost.config import OrderingSettings
 from ragboost.ordering import plan_batch
-from ragboost.ordering.batch import with_last
 from ragboost.simulate import HitRate, simulate
 
 
@@ -38,15 +37,15 @@ def plan_file(catalog: DocumentCatalog, settings: OrderingSettings) -> FilePlan:
         if not settings.enabled or len(group) == 1:
             release.extend(group)
             continue
-        last = settings.keep_last
         plan = plan_batch(
-            [context[last:] for context in contexts],
+            contexts,
             tokens,
             linkage=settings.linkage,
             alpha=settings.alpha,
+            keep_last=settings.keep_last,
         )
         for i, permutation in zip(group, plan.permutations, strict=True):
-            permutations[i] = with_last(permutation, min(last, len(permutations[i])))
+            permutations[i] = permutation
         release.extend(group[i] for i in plan.release_order)
     return FilePlan(permutations, [*release, *fixed])
 

@@ -1,1 +1,24 @@
-"""Order, de-duplicate and hint documents: where index, ordering, dedup and hints meet."""
+"""Order, de-duplicate and hint documents: the room where index, ordering, dedup and hints meet."""
+
+from ragboost.booster.booster import Booster, Session, UsageTotals
+from ragboost.booster.planning import Planned, Window
+from ragboost.booster.session_state import (
+    MemorySessions,
+    SentDocument,
+    SessionState,
+    SessionStore,
+    Turn,
+)
+
+__all__ = [
+    "Booster",
+    "MemorySessions",
+    "Planned",
+    "SentDocument",
+    "Session",
+    "SessionState",
+    "SessionStore",
+    "Turn",
+    "UsageTotals",
+    "Window",
+]

@@ -8,25 +8,29 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from threading import RLock
 from typing import NamedTuple
 
-from ragboost.booster.cache_model import Residency
-from ragboost.booster.compose import CarriedDocuments, Retrieved, compose
-from ragboost.booster.past_turns import add_turn, read_history
-from ragboost.booster.planning import Planned, Window, plan_alone, plan_offline, plan_together
-from ragboost.booster.session import MemorySessions, Session, SessionState, SessionStore, Turn
+from ragboost.booster.compose import Composed, Retrieved, compose
+from ragboost.booster.planning import Planned, Window, plan_offline, plan_together
+from ragboost.booster.residency import Residency
+from ragboost.booster.session_state import (
+    CarriedDocuments,
+    MemorySessions,
+    SentDocument,
+    SessionState,
+    SessionStore,
+    Turn,
+)
 from ragboost.config import Settings
-from ragboost.context import Context, IndexEntry, Plan
-from ragboost.dedup import distinct_elements, split_carried, unique_documents
+from ragboost.context import Context, Plan
+from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import RequestError
-from ragboost.index import ContextIndex
-from ragboost.index.record import record_front, record_turn
-from ragboost.ordering import RecentContexts, order_documents
-from ragboost.ordering.turns import group_turns
+from ragboost.index import ContextIndex, IndexEntry
+from ragboost.ordering import Order, RecentContexts, group_turns, order_documents
 from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import DocumentLike, Request
 
 
 class UsageTotals(NamedTuple):
-    """What `Booster.report_usage` has added up, in tokens."""
+    """Totals over all calls of `Booster.report_usage`, in tokens."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -35,16 +39,16 @@ class UsageTotals(NamedTuple):
 
 
 class Booster:
-    """Put documents in the order that reuses the prefix cache, once each, with hints.
+    """The entry point of the library: orders, de-duplicates and hints documents.
 
-    Safe to call from several threads.
+    Thread-safe.
 
     Args:
         settings: None: the defaults.
-        count_tokens: tokens of a text, called once per document while its first request waits;
-            None: estimates, which `settings.tokens` makes exact in the background.
-        tokens: lengths shared with other Boosters for the same model; None: its own.
-        sessions: where conversations are remembered; None: in memory, bounded by the settings.
+        count_tokens: counts the tokens of a text; called once per document, while its first request
+            waits. None: estimates, made exact in the background as `settings.tokens` says.
+        tokens: document lengths shared with other Boosters of the same model; None: its own.
+        sessions: the store of conversations; None: in memory, bounded by the settings.
     """
 
     def __init__(
@@ -90,24 +94,24 @@ class Booster:
     ) -> Context:
         """Order, de-duplicate and hint one request's documents.
 
-        Documents at the front of the payload are ordered for the longest cached prefix. Those of
-        later turns keep their relevance order: they stand behind the conversation's history, which
-        no other request shares, so that another order could not reuse anything.
+        Documents at the front of the payload are ordered for the longest cached prefix. Documents
+        of later turns keep their relevance order: they follow the conversation's history, which no
+        other request shares, so reordering them could not reuse anything.
 
         Args:
             query: the question.
             documents: Documents, texts or mappings, most relevant first.
-            session: the conversation; its documents of earlier turns are not sent again. A caller
-                who keeps its turns passes them as a state, to which this turn is added.
-            history: keys of the documents that stand in this very payload already, for a caller
-                who has read it; only these may be referred to, and an empty one means that no
-                earlier turn does. None: all turns of the session are resent.
-            preamble: names the text before the first document, for a caller who sends several;
-                only requests with the same one share prefixes. One for all turns of a session.
-            planned: what `plan_window` found for these documents; not used in later turns.
+            session: the conversation; documents of its earlier turns are not sent again. Callers
+                who keep the turns themselves pass a state, to which this turn is added.
+            history: keys of the documents that this payload contains already, if the caller has
+                parsed it; only these may be referred to. Empty: it contains no earlier turn. None:
+                it contains all turns of the session.
+            preamble: names the text before the first document; only requests with the same one
+                share prefixes. Must be the same in all turns of a session.
+            planned: the order that `plan_window` found for these documents; ignored in later turns.
 
         Raises:
-            InvalidDocumentError, RequestError: bad input; nothing has changed then.
+            InvalidDocumentError, RequestError: bad input; nothing has changed.
             ContextIndexError: an invariant does not hold; send the original request.
         """
         name = session.id if isinstance(session, SessionState) else session
@@ -116,15 +120,43 @@ class Booster:
         with self._lock:
             return self._boost(retrieved, session, history=history, planned=planned)
 
-    def plan_window(self, requests: Sequence[Request]) -> Window:
-        """Plan requests that wait at the same time, against what the prefix cache holds.
+    def boost_batch(self, requests: Sequence[Request]) -> Plan:
+        """Order a whole batch so that contexts share prefixes, and return it in release order.
 
-        Unlike `boost_batch` this is for live traffic: a few requests whose documents stand at the
-        front of their payloads. Their new orders count as cached from now on, so that each is to
-        be sent, by `boost` with its `Planned`. A single request is planned as `boost` does it.
+        Documents at the front of their payload are planned together. Later turns of a session keep
+        their relevance order and are released right after its first turn.
+        `ordering.min_saved_tokens` does not apply, since a reordering pays off in later contexts.
+
+        Args:
+            requests: those of one session in turn order.
 
         Raises:
-            InvalidDocumentError: bad input; nothing has changed then.
+            InvalidDocumentError, RequestError, ContextIndexError: as `boost`.
+        """
+        retrieved = [self._retrieve(request) for request in requests]
+        sessions = [request.session for request in requests]
+        with self._lock:
+            continued = {s for s in set(sessions) if s is not None and self.turns(s)}
+        turns = group_turns(sessions, continued)
+        leading = [retrieved[i] for i in turns.leading]
+        permutations, release = plan_offline(leading, settings=self.settings.ordering)
+        planned = dict(zip(turns.leading, permutations, strict=True))
+        order = turns.release_order(release)
+        contexts = []
+        for i in order:
+            with self._lock:
+                contexts.append(self._boost(retrieved[i], sessions[i], order=planned.get(i)))
+        return Plan(tuple(contexts), order)
+
+    def plan_window(self, requests: Sequence[Request]) -> Window:
+        """Plan requests that wait at the same time, against the current prefix cache.
+
+        For live traffic, unlike `boost_batch`: a few requests whose documents are at the front of
+        their payloads. Their new orders count as cached from now on, so send each of them, by
+        `boost` with its `Planned`. A single request is ordered as `boost` orders it.
+
+        Raises:
+            InvalidDocumentError: bad input; nothing has changed.
         """
         retrieved = [self._retrieve(request) for request in requests]
         ordering = self.settings.ordering
@@ -133,56 +165,33 @@ class Booster:
                 return plan_together(
                     self.index, retrieved, settings=ordering, recent=self._recent_windows
                 )
-            planned = tuple(self._plan_alone(each) for each in retrieved)
+            planned = []
+            for each in retrieved:
+                order = self._order_alone(each)
+                planned.append(Planned.of(each, order.permutation, order.cached_tokens))
             if self._recent is not None:
                 for each in retrieved:
                     self._recent.add(each.elements)
-            return Window(tuple(range(len(planned))), planned)
+            return Window(tuple(range(len(planned))), tuple(planned))
 
     def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> IndexEntry:
-        """Take in that these documents are sent in this order at a payload's front, unboosted."""
-        retrieved = self._retrieve(_request(documents, preamble=preamble))
+        """Record that documents are sent unboosted, in this order, at the front of a payload."""
+        request = Request("", documents, preamble=preamble)  # type: ignore[arg-type]
+        retrieved = self._retrieve(request)
         with self._lock:
-            recorded = record_front(self.index, retrieved.elements, retrieved.tokens)
-            self.residency.dispatched(recorded)
-            return recorded
+            entry = self.index.record_leading(retrieved.elements, retrieved.tokens)
+            self.residency.dispatched(entry)
+            return entry
 
     def cached_tokens(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> int:
-        """Tokens that the prefix cache could serve of these documents at a payload's front."""
-        retrieved = self._retrieve(_request(documents, preamble=preamble))
+        """Predict the cached tokens of these documents at the front of a boosted payload."""
+        request = Request("", documents, preamble=preamble)  # type: ignore[arg-type]
+        retrieved = self._retrieve(request)
         with self._lock:
-            return self._plan_alone(retrieved).cached_tokens
+            return self._order_alone(retrieved).cached_tokens
 
-    def boost_batch(self, requests: Sequence[Request]) -> Plan:
-        """Order a whole batch so that contexts share prefixes, and say in which order to send it.
-
-        Documents at the front of their payload are planned together; later turns of a session keep
-        their relevance order and follow their first turn. `ordering.min_saved_tokens` does not
-        apply: what a reordering saves shows only in the contexts that follow.
-
-        Args:
-            requests: of one session in turn order.
-
-        Raises:
-            InvalidDocumentError, RequestError, ContextIndexError: as `boost`.
-        """
-        retrieved = [self._retrieve(request) for request in requests]
-        sessions = [request.session for request in requests]
-        with self._lock:
-            going_on = {s for s in set(sessions) if s is not None and self.turns(s)}
-        turns = group_turns(sessions, going_on)
-        leading = [retrieved[i] for i in turns.leading]
-        permutations, release = plan_offline(leading, settings=self.settings.ordering)
-        planned = {i: permutations[at] for at, i in enumerate(turns.leading)}
-        order = turns.release_order(release)
-        contexts = []
-        for i in order:
-            with self._lock:
-                contexts.append(self._boost(retrieved[i], sessions[i], order=planned.get(i)))
-        return Plan(tuple(contexts), order)
-
-    def session(self, session_id: str) -> Session:
-        """A conversation; it is remembered from its first turn on."""
+    def session(self, session_id: str) -> "Session":
+        """Return a conversation; it is stored from its first turn on."""
         if not isinstance(session_id, str) or not session_id:
             raise RequestError(
                 f"session must be a non-empty string, got {session_id!r}", param="session"
@@ -190,16 +199,16 @@ class Booster:
         return Session(self, session_id)
 
     def turns(self, session_id: str) -> tuple[Turn, ...]:
-        """The remembered turns of a conversation, oldest first; empty for an unknown one."""
+        """Return a conversation's remembered turns, oldest first; empty if it is unknown."""
         with self._lock:
             state = self.sessions.get(session_id)
             return tuple(state.turns) if state else ()
 
     def rollback(self, context: Context) -> None:
-        """Take back a turn that was not sent, and all later ones of its session.
+        """Remove a turn that was not sent, and all later ones of its session.
 
-        Without this, a later turn would refer to documents that the model never got. Does nothing
-        for a context without a session. Not needed where `history` is passed.
+        Otherwise a later turn would refer to documents that the model never received. Does nothing
+        for a context without a session. Not needed if `history` is passed to `boost`.
         """
         if context.session is None:
             return
@@ -210,7 +219,7 @@ class Booster:
                 self.sessions.put(state)
 
     def forget(self, session_id: str) -> bool:
-        """Forget a conversation; False if it was unknown."""
+        """Remove a conversation; return False if it is unknown."""
         with self._lock:
             return self.sessions.remove(session_id)
 
@@ -220,22 +229,22 @@ class Booster:
         *,
         prompt_tokens: int,
         cached_tokens: int,
-        found_tokens: int | None = None,
+        cached_document_tokens: int | None = None,
     ) -> None:
-        """Add what the engine reported for a context to `usage`, and correct index and estimates.
+        """Report the engine's usage of a context, to correct the index and the estimates.
 
-        A prefix that was expected to be cached and was not has been evicted, with everything that
-        was not used since; see `Residency.answered`.
+        Adds it to `usage`. If a prefix was expected to be cached and was not, it has been evicted,
+        and so has everything not used since; see `Residency.completed`.
 
         Args:
-            context: of the request.
-            prompt_tokens: of the whole prompt.
-            cached_tokens: of them, what was cached.
-            found_tokens: of the cached ones, those in documents, for a caller who knows where these
-                stand and corrects estimates himself; None: their share of the prompt.
+            context: the request's context.
+            prompt_tokens: length of the whole prompt.
+            cached_tokens: cached tokens of it.
+            cached_document_tokens: cached tokens of its documents, for callers who know where these
+                are and correct estimates themselves; None: a share in proportion to the prompt.
 
         Raises:
-            RequestError: not 0 <= cached_tokens <= prompt_tokens.
+            RequestError: `cached_tokens` is negative or exceeds `prompt_tokens`.
         """
         if not 0 <= cached_tokens <= prompt_tokens:
             raise RequestError(
@@ -250,25 +259,26 @@ class Booster:
                 self.usage.cached_tokens + cached_tokens,
                 self.usage.predicted_cached_tokens + context.predicted_cached_tokens,
             )
-            if context.recorded is None:
+            entry = context.index_entry
+            if entry is None:
                 return
-            if found_tokens is None:
+            if cached_document_tokens is None:
                 self.tokens.correct(self.tokens.count(context.render()), prompt_tokens)
-                estimated = sum(context.recorded.tokens) + self.tokens.count(context.query)
-                found_tokens = round(cached_tokens / max(prompt_tokens, 1) * estimated)
-            self.residency.answered(
-                context.recorded,
-                cached_tokens=found_tokens,
+                estimated = sum(entry.tokens) + self.tokens.count(context.query)
+                cached_document_tokens = round(cached_tokens / max(prompt_tokens, 1) * estimated)
+            self.residency.completed(
+                entry,
+                cached_tokens=cached_document_tokens,
                 is_measured=self.is_measured(context),
             )
 
     def is_measured(self, context: Context) -> bool:
-        """Whether the lengths with which a context was placed were counted, not estimated."""
-        recorded = context.recorded
+        """Return True if a context was ordered by counted lengths, not estimates."""
+        entry = context.index_entry
         return (
-            recorded is not None
+            entry is not None
             and self.tokens.are_exact(document.key for document in context.documents)
-            and recorded.tokens == tuple(self.tokens.count_documents(context.documents))
+            and entry.tokens == tuple(self.tokens.count_documents(context.documents))
         )
 
     def _retrieve(self, request: Request) -> Retrieved:
@@ -276,7 +286,7 @@ class Booster:
         documents, preamble = request.documents, request.preamble
         if self.settings.dedup.enabled:
             unique, slots = unique_documents(documents)
-            elements: tuple[Hashable, ...] = tuple(document.key for document in unique)
+            elements: tuple[Hashable, ...] = tuple([document.key for document in unique])
         else:
             unique, slots = documents, tuple(range(len(documents)))
             elements = distinct_elements([document.key for document in documents])
@@ -284,9 +294,14 @@ class Booster:
         elements = _behind(preamble, elements)
         return Retrieved(request.query, documents, unique, slots, elements, tokens, preamble)
 
-    def _plan_alone(self, retrieved: Retrieved) -> Planned:
-        ordering = self.settings.ordering
-        return plan_alone(self.index, retrieved, settings=ordering, recent=self._recent)
+    def _order_alone(self, retrieved: Retrieved) -> Order:
+        return order_documents(
+            self.index,
+            retrieved.elements,
+            retrieved.tokens,
+            settings=self.settings.ordering,
+            recent=self._recent,
+        )
 
     def _boost(
         self,
@@ -297,34 +312,30 @@ class Booster:
         order: Sequence[int] | None = None,
         planned: Planned | None = None,
     ) -> Context:
-        """Place one request. Index and session are changed last, when all checks have passed."""
-        state: SessionState | None = None
-        if isinstance(session, SessionState):
+        """Boost one request. Changes index and session last, after all checks have passed."""
+        settings = self.settings
+        if isinstance(session, str):
+            state: SessionState | None = self.sessions.get(session) or SessionState(session)
+        else:
             state = session
-        elif session:
-            state = self.sessions.get(session) or SessionState(session)
-        past = read_history(state, history, settings=self.settings)
+        has_references = settings.dedup.enabled and settings.hints.location
+        past = CarriedDocuments.of(state, history, has_references=has_references)
         if planned is not None and planned.fits(retrieved.elements):
             order = planned.permutation
         sent = self._order(retrieved, past, planned=order)
-        composed = compose(retrieved, sent, history=past, settings=self.settings)
+        composed = compose(retrieved, sent, history=past, settings=settings)
         tokens = [retrieved.tokens[i] for i in sent]
+        num_tokens = sum(tokens)
+        if state is not None or not past.is_empty:
+            num_tokens += self.tokens.count(retrieved.query)
         if past.is_empty:
-            recorded = self._record_front(
-                [retrieved.elements[i] for i in sent], tokens, planned=planned
-            )
+            elements = [retrieved.elements[i] for i in sent]
+            entry = self._record_leading(elements, tokens, planned=planned)
         else:
-            recorded = self._record_turn(state, retrieved, tokens)
-        turn = 0
+            entry = self._record_turn(state, retrieved.preamble, num_tokens)
+        turn = state.next_turn if state is not None else 0
         if state is not None:
-            turn = add_turn(
-                state,
-                composed,
-                tokens=tokens,
-                query_tokens=self.tokens.count(retrieved.query),
-                is_leading=past.is_empty,
-                max_documents=self.settings.session.max_documents,
-            )
+            self._add_turn(state, composed, tokens, num_tokens, is_leading=past.is_empty)
             if state is not session:
                 self.sessions.put(state)
         return Context(
@@ -334,10 +345,10 @@ class Booster:
             positions=composed.positions,
             labels=composed.labels,
             hints=composed.hints,
-            hint_position=self.settings.hints.position,
-            search_path=recorded.search_path,
-            predicted_cached_tokens=recorded.cached_tokens,
-            recorded=recorded if recorded.documents else None,
+            hint_position=settings.hints.position,
+            search_path=entry.search_path,
+            predicted_cached_tokens=entry.cached_tokens,
+            index_entry=entry if entry.documents else None,
             session=state.id if state else None,
             turn=turn,
         )
@@ -345,53 +356,98 @@ class Booster:
     def _order(
         self, retrieved: Retrieved, history: CarriedDocuments, *, planned: Sequence[int] | None
     ) -> Sequence[int]:
-        """Indices of the unique documents to send, in prompt order."""
+        """Return the indices of the unique documents to send, in prompt order."""
         if not history.is_empty:
-            return split_carried(retrieved.unique, history.carried).new
+            carried = history.carried
+            return [i for i, doc in enumerate(retrieved.unique) if doc.key not in carried]
         if not self.settings.ordering.enabled:
             return range(len(retrieved.unique))
         if planned is not None:
             return planned
-        order = order_documents(
-            self.index,
-            retrieved.elements,
-            retrieved.tokens,
-            settings=self.settings.ordering,
-            recent=self._recent,
-        )
-        return order.permutation
+        return self._order_alone(retrieved).permutation
 
-    def _record_front(
+    def _record_leading(
         self, elements: Sequence[Hashable], tokens: Sequence[int], *, planned: Planned | None
     ) -> IndexEntry:
         if planned is None and self._recent is not None:
             self._recent.add(elements)
-        recorded = record_front(self.index, elements, tokens)
-        self.residency.dispatched(recorded)
+        entry = self.index.record_leading(elements, tokens)
+        self.residency.dispatched(entry)
         if planned is not None and planned.elements == tuple(elements):
-            # Planning has inserted it already: what the cache held before is not to be seen here.
-            return recorded._replace(cached_tokens=planned.cached_tokens, path=(), num_cached=0)
-        return recorded
+            # Planning has inserted it: what the cache held before is not visible here.
+            return entry._replace(cached_tokens=planned.cached_tokens, path=(), num_cached=0)
+        return entry
 
     def _record_turn(
-        self, state: SessionState | None, retrieved: Retrieved, tokens: Sequence[int]
+        self, state: SessionState | None, preamble: str, num_tokens: int
     ) -> IndexEntry:
-        front = state.front() if state else ()
-        recorded = record_turn(
-            self.index,
-            _behind(retrieved.preamble, distinct_elements([sent.key for sent in front])),
-            [sent.num_tokens for sent in front],
-            history_tokens=state.tail_tokens() if state else 0,
-            turn_tokens=sum(tokens) + self.tokens.count(retrieved.query),
+        leading = state.leading_documents() if state else ()
+        entry = self.index.record_turn(
+            _behind(preamble, distinct_elements([sent.key for sent in leading])),
+            [sent.num_tokens for sent in leading],
+            history_tokens=state.later_tokens() if state else 0,
+            turn_tokens=num_tokens,
         )
-        self.residency.used()
-        return recorded
+        self.residency.note_use()
+        return entry
+
+    def _add_turn(
+        self,
+        state: SessionState,
+        composed: Composed,
+        tokens: Sequence[int],
+        num_tokens: int,
+        *,
+        is_leading: bool,
+    ) -> None:
+        sent = zip(composed.documents, composed.labels, tokens, strict=True)
+        turn = Turn(
+            number=state.next_turn,
+            is_leading=is_leading,
+            documents=tuple([SentDocument(d.key, label, length) for d, label, length in sent]),
+            num_tokens=num_tokens,
+        )
+        state.add(turn, max_documents=self.settings.session.max_documents)
 
 
-def _request(documents: Sequence[DocumentLike], *, preamble: str) -> Request:
-    return Request("", documents, preamble=preamble)  # type: ignore[arg-type]
+class Session:
+    """One conversation of a Booster, created by `Booster.session`.
+
+    Each prompt must contain the earlier turns, as chat clients send them: location hints refer to
+    them. Call `rollback` for a turn that was not sent.
+    """
+
+    def __init__(self, booster: Booster, session_id: str) -> None:
+        self.id = session_id
+        self._booster = booster
+
+    def __repr__(self) -> str:
+        return f"{self._booster!r}.session({self.id!r})"
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The remembered turns, oldest first; empty before the first one and after expiry."""
+        return self._booster.turns(self.id)
+
+    def boost(
+        self,
+        query: str,
+        documents: Sequence[DocumentLike],
+        *,
+        history: Collection[str] | None = None,
+    ) -> Context:
+        """Boost the conversation's next turn; see `Booster.boost`."""
+        return self._booster.boost(query, documents, session=self.id, history=history)
+
+    def rollback(self, context: Context) -> None:
+        """Remove a turn that was not sent, and all later ones; see `Booster.rollback`."""
+        self._booster.rollback(context)
+
+    def forget(self) -> None:
+        """Remove the conversation: the next turn is a first one."""
+        self._booster.forget(self.id)
 
 
 def _behind(preamble: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-    """Elements that are equal only behind the same text."""
-    return tuple((preamble, element) for element in elements) if preamble else elements
+    """Make elements equal only to those behind the same preamble."""
+    return tuple([(preamble, element) for element in elements]) if preamble else elements

@@ -1,26 +1,27 @@
-"""Compose what one request's payload carries: documents, labels, positions and hints.
+"""Compose the content of one request's payload: documents, labels, positions and hints.
 
-Pure: the caller says what stands in the payload already and in which order to send the rest.
+Pure: the caller says what the payload contains already and in which order to send the rest.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ragboost.booster.invariants import check_context
+from ragboost.booster.session_state import CarriedDocuments
 from ragboost.config import Settings
+from ragboost.errors import ContextIndexError
 from ragboost.hints import label_documents, location_hints, order_hint
 from ragboost.types import Document, Hint
 
 
 class Retrieved(NamedTuple):
-    """A request's documents with duplicates told apart and lengths counted.
+    """A request's documents, with duplicates identified and lengths counted.
 
     Attributes:
         query: the question.
-        documents: what the caller gave, in relevance order.
+        documents: as the caller gave them, in relevance order.
         unique: the same without duplicates.
         slots: for each of `documents`, its index in `unique`.
-        elements: for each of `unique`, its name in the context index; all differ.
+        elements: for each of `unique`, its distinct name in the context index.
         tokens: for each of `unique`, its length.
         preamble: names the text before the first document.
     """
@@ -34,24 +35,8 @@ class Retrieved(NamedTuple):
     preamble: str = ""
 
 
-class CarriedDocuments(NamedTuple):
-    """What the session was sent, labels by document key.
-
-    Attributes:
-        known: everything that is remembered of the session.
-        carried: the part that stands in this payload and may be referred to.
-        is_empty: no earlier turn stands in this payload.
-        is_complete: no document stands in this payload that has been forgotten.
-    """
-
-    known: Mapping[str, str]
-    carried: Mapping[str, str]
-    is_empty: bool
-    is_complete: bool
-
-
 class Composed(NamedTuple):
-    """Documents in prompt order with their labels; positions and hints as in Context."""
+    """Documents in prompt order with their labels; positions and hints as in `Context`."""
 
     documents: tuple[Document, ...]
     labels: tuple[str, ...]
@@ -62,13 +47,13 @@ class Composed(NamedTuple):
 def compose(
     retrieved: Retrieved, sent: Sequence[int], *, history: CarriedDocuments, settings: Settings
 ) -> Composed:
-    """Compose the payload and check it.
+    """Compose the payload and check its invariants.
 
     Args:
         retrieved: the request.
-        sent: indices into `retrieved.unique` in prompt order; the history carries the others.
-        history: what the session was sent.
-        settings: of labels, hints and de-duplication.
+        sent: indices into `retrieved.unique` in prompt order; `history` carries the others.
+        history: the documents of earlier turns.
+        settings: for labels, hints and de-duplication.
 
     Raises:
         ContextIndexError: an invariant does not hold.
@@ -102,3 +87,49 @@ def compose(
         allow_copies=not settings.dedup.enabled,
     )
     return composed
+
+
+def check_context(
+    composed: Composed,
+    retrieved: Sequence[Document],
+    *,
+    history: CarriedDocuments,
+    allow_copies: bool = False,
+) -> None:
+    """Check that no document is lost, doubled or mixed up; runs on every request.
+
+    A violation is our bug, never the caller's: the proxy then forwards the original request.
+
+    Args:
+        composed: the documents to send, their labels, positions and hints.
+        retrieved: the documents that the caller gave.
+        history: the documents of earlier turns.
+        allow_copies: the context may contain a document more than once.
+
+    Raises:
+        ContextIndexError: names the document and the violation.
+    """
+    documents, labels, positions, hints = composed
+    if len(positions) != len(retrieved) or len(labels) != len(documents):
+        raise ContextIndexError(
+            f"{len(retrieved)} retrieved documents have {len(positions)} positions, "
+            f"{len(documents)} documents have {len(labels)} labels"
+        )
+    if set(positions) - {-1} != set(range(len(documents))):
+        raise ContextIndexError("the context contains a document that was not retrieved")
+    named = {label for hint in hints if hint.kind == "location" for label in hint.labels}
+    for document, position in zip(retrieved, positions, strict=True):
+        if position >= 0:
+            if documents[position].key != document.key:
+                raise ContextIndexError(f"document {document.key} is not at {position}")
+        elif history.carried.get(document.key) not in named:
+            raise ContextIndexError(f"document {document.key} is lost: no hint refers to it")
+    keys = {document.key for document in documents}
+    if not allow_copies and len(keys) != len(documents):
+        raise ContextIndexError("the context contains a document twice")
+    if not named <= set(history.carried.values()):
+        raise ContextIndexError("a location hint refers to a document outside this payload")
+    owners = {label: key for key, label in history.known.items()}
+    for document, label in zip(documents, labels, strict=True):
+        if owners.setdefault(label, document.key) != document.key:
+            raise ContextIndexError(f"two documents have the label {label}")

@@ -1,6 +1,6 @@
 """Plan the documents of waiting requests against a context index, in the terms of the Booster.
 
-Says in which order documents and requests go. Does not know sessions, payloads or HTTP.
+Decides in which order documents and requests are sent. Does not know sessions, payloads or HTTP.
 """
 
 from collections.abc import Hashable, Sequence
@@ -9,18 +9,17 @@ from typing import NamedTuple
 from ragboost.booster.compose import Retrieved
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import RecentContexts, order_documents, plan_batch, plan_window
-from ragboost.ordering.batch import with_last
+from ragboost.ordering import RecentContexts, plan_batch, plan_window
 
 
 class Planned(NamedTuple):
-    """The order that `Booster.plan_window` found for a request, to be given to `boost`.
+    """The order that `Booster.plan_window` found for a request, to be passed to `Booster.boost`.
 
     Attributes:
         permutation: position in the relevance order of each distinct document, in prompt order.
         elements: names of these documents in the context index, in prompt order.
         tokens: their lengths, in prompt order.
-        cached_tokens: what the prefix cache holds of them when the request's turn comes.
+        cached_tokens: tokens of them that the prefix cache holds when the request is computed.
     """
 
     permutation: tuple[int, ...]
@@ -28,10 +27,19 @@ class Planned(NamedTuple):
     tokens: tuple[int, ...]
     cached_tokens: int
 
+    @classmethod
+    def of(
+        cls, retrieved: Retrieved, permutation: tuple[int, ...], cached_tokens: int
+    ) -> "Planned":
+        """Apply a permutation to a request's documents."""
+        elements = tuple([retrieved.elements[i] for i in permutation])
+        tokens = tuple([retrieved.tokens[i] for i in permutation])
+        return cls(permutation, elements, tokens, cached_tokens)
+
     def fits(self, elements: Sequence[Hashable]) -> bool:
-        """Whether this is an order of these documents, given in relevance order."""
+        """Return True if this orders exactly these documents, given in relevance order."""
         return len(elements) == len(self.permutation) and self.elements == tuple(
-            elements[i] for i in self.permutation
+            [elements[i] for i in self.permutation]
         )
 
 
@@ -40,25 +48,11 @@ class Window(NamedTuple):
 
     Attributes:
         release_order: positions of the requests, in the order in which to send them.
-        planned: by position, for `boost`.
+        planned: by position, the order of each request's documents, for `Booster.boost`.
     """
 
     release_order: tuple[int, ...]
     planned: tuple[Planned, ...]
-
-
-def plan_alone(
-    index: ContextIndex,
-    retrieved: Retrieved,
-    *,
-    settings: OrderingSettings,
-    recent: RecentContexts | None,
-) -> Planned:
-    """Order one request's documents as if it came alone; changes nothing."""
-    order = order_documents(
-        index, retrieved.elements, retrieved.tokens, settings=settings, recent=recent
-    )
-    return _planned(retrieved, order.permutation, order.cached_tokens)
 
 
 def plan_together(
@@ -68,13 +62,10 @@ def plan_together(
     settings: OrderingSettings,
     recent: RecentContexts,
 ) -> Window:
-    """Order the requests of a window and their documents; the index holds them afterwards."""
+    """Order the requests of a window and their documents, and insert them into the index."""
     keep = settings.keep_last
     window = plan_window(
-        index,
-        [r.elements[keep:] for r in retrieved],
-        {e: length for r in retrieved for e, length in zip(r.elements, r.tokens, strict=True)},
-        recent=recent,
+        index, [r.elements[keep:] for r in retrieved], _lengths(retrieved), recent=recent
     )
     planned: dict[int, Planned] = {}
     for at, order, cached in zip(*window, strict=True):
@@ -82,30 +73,29 @@ def plan_together(
         position = {element: i for i, element in enumerate(elements)}
         last = range(min(keep, len(elements)) - 1, -1, -1)
         permutation = (*(position[element] for element in order), *last)
-        planned[at] = _planned(retrieved[at], permutation, cached)
+        planned[at] = Planned.of(retrieved[at], permutation, cached)
     return Window(window.release_order, tuple(planned[i] for i in range(len(retrieved))))
 
 
 def plan_offline(
     leading: Sequence[Retrieved], *, settings: OrderingSettings
 ) -> tuple[Sequence[tuple[int, ...]], Sequence[int]]:
-    """Plan a batch without an index: the prompt order of each context, and in which order to send
-    them all."""
+    """Plan a batch without an index.
+
+    Returns:
+        The permutation of each request's documents, and the release order of the requests.
+    """
     if not settings.enabled or not leading:
         return [tuple(range(len(each.elements))) for each in leading], range(len(leading))
     plan = plan_batch(
-        [each.elements[settings.keep_last :] for each in leading],
-        {e: length for r in leading for e, length in zip(r.elements, r.tokens, strict=True)},
+        [each.elements for each in leading],
+        _lengths(leading),
         linkage=settings.linkage,
         alpha=settings.alpha,
+        keep_last=settings.keep_last,
     )
-    return [
-        with_last(permutation, min(settings.keep_last, len(each.elements)))
-        for permutation, each in zip(plan.permutations, leading, strict=True)
-    ], plan.release_order
+    return plan.permutations, plan.release_order
 
 
-def _planned(retrieved: Retrieved, permutation: tuple[int, ...], cached_tokens: int) -> Planned:
-    elements = tuple(retrieved.elements[i] for i in permutation)
-    tokens = tuple(retrieved.tokens[i] for i in permutation)
-    return Planned(permutation, elements, tokens, cached_tokens)
+def _lengths(retrieved: Sequence[Retrieved]) -> dict[Hashable, int]:
+    return {e: length for r in retrieved for e, length in zip(r.elements, r.tokens, strict=True)}

@@ -13,15 +13,14 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
-from ragboost.booster.cache_model import Residency
+from ragboost.booster.residency import Residency
 from ragboost.cache_sync.documents import DocumentTracker, ResidentContext
 from ragboost.cache_sync.in_flight import InFlight
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.cache_sync.stream import EventStream, StreamState
-from ragboost.context import IndexEntry
 from ragboost.errors import ContextIndexError
-from ragboost.index.pressure import EvictionForecast
+from ragboost.index import EvictionForecast, IndexEntry
 from ragboost.rewriting.tenants import CacheMode, Tenants
 
 logger = logging.getLogger(__name__)
@@ -238,7 +237,7 @@ class CacheFollower:
                 booster.residency.follow(
                     is_exact=mode.is_exact,
                     capacity_tokens=mode.capacity_tokens,
-                    pressure=mode.pressure,
+                    eviction_forecast=mode.pressure,
                 )
         if becomes_exact:  # what the model believed goes
             await self._clear()
@@ -280,7 +279,7 @@ class CacheFollower:
                 return
             try:
                 residency.set_resident(
-                    front.documents, front.tokens, num_documents=count, cut_tokens=cut
+                    front.documents, front.tokens, num_documents=count, partial_tokens=cut
                 )
             except ContextIndexError as error:  # better no index than a wrong one
                 logger.error("backend %s: emptying a broken index: %s", self.name, error)
@@ -325,7 +324,7 @@ class CacheFollower:
             resident = sum(mirror.num_resident_tokens for mirror in mirrors)
             self._in_flight.capacity_tokens = self.capacity_tokens
             turn = self._in_flight.next_turn(resident_tokens=resident, is_batched=is_batched)
-            self._pressure.expect(*turn, is_batched=is_batched)
+            self._pressure.update(*turn, is_batched=is_batched)
 
     def _take(self) -> Changes:
         with self._guard:

@@ -86,7 +86,7 @@ def front_of(
         is_measured: the documents' lengths were counted.
         tokens: what is known of texts that were not.
     """
-    recorded = context.recorded
+    recorded = context.index_entry
     assert recorded is not None, "a later turn has no front"
     per_byte = tokens.tokens_per_byte
     frames = tuple([math.ceil((len(label) + _FRAME_BYTES) * per_byte) for label in context.labels])
@@ -111,7 +111,7 @@ def ends_told(
 
     None where the answer does not tell the prompt's token ids, or a document is not found in them.
     """
-    if usage is None or usage.prompt_ids is None or context.recorded is None:
+    if usage is None or usage.prompt_ids is None or context.index_entry is None:
         return None
     ids = [tokens.ids(document.key) for document in context.documents]
     known = [each for each in ids if each is not None]

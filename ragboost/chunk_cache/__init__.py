@@ -1,5 +1,4 @@
-"""Reuse the KV of documents that are cached but are no prefix hit (FusionRAG, A3, CacheBlend,
-EPIC).
+"""Reuse the KV of documents that are cached but not at a prefix (FusionRAG, A3, CacheBlend, EPIC).
 
-The door is `ragboost.chunk_cache.reuse.ChunkReuse`. Importing this package loads no torch.
+Start at `ragboost.chunk_cache.reuse.ChunkReuse`. Importing this package does not load torch.
 """

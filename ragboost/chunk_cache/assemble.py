@@ -1,6 +1,6 @@
-"""Put stored KV together into a request's own cache, every key turned to its new position.
+"""Assemble stored chunk KV into the cache of a prompt, and extract chunk KV from such a cache.
 
-Knows stored chunks and positions. Does not know which tokens will be computed again.
+Knows stored chunks and positions. Does not know which tokens will be recomputed.
 """
 
 from collections.abc import Sequence
@@ -9,23 +9,25 @@ from enum import IntEnum
 from functools import partial
 
 import torch
+from transformers.cache_utils import DynamicCache
 
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.keys import tokens_digest
 from ragboost.chunk_cache.kv.request_cache import RequestCache, RequestLayer
-from ragboost.chunk_cache.kv.store import ChunkKV
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.hook import Hidden
-from ragboost.chunk_cache.model.rope import Frequencies, Layout, angles, rotate
+from ragboost.chunk_cache.model.plan import Hidden
+from ragboost.chunk_cache.model.rope import KeyRotation
 
 
 class TokenSource(IntEnum):
-    """Where a token's KV comes from."""
+    """The origin of a token's KV."""
 
     MISSING = 0
-    """Nowhere: it must be computed."""
+    """Not stored: the token must be computed."""
     APPROXIMATE = 1
-    """A chunk that was computed without what now stands before it."""
+    """From a chunk that was computed in another context."""
     EXACT = 2
-    """The KV that an ordinary forward of this very prompt gives."""
+    """Equal to the KV of an ordinary forward pass over this prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class ChunkSpan:
 
     Attributes:
         start, stop: positions.
-        source: of its tokens.
-        kv: stored KV; None where missing. Its first token is the span's first.
+        source: source of its tokens.
+        kv: stored KV, from the first token of the span; None if missing.
     """
 
     start: int
@@ -46,19 +48,18 @@ class ChunkSpan:
 
 @dataclass(slots=True)
 class Assembly:
-    """A prompt with the KV that is known of it.
+    """A prompt with its stored KV.
 
     Attributes:
-        tokens: ids of the whole prompt.
-        cache: the request's own; missing tokens have zeros.
-        source: of each token, (tokens,) int8.
+        tokens: token ids of the whole prompt.
+        cache: the cache of the request; zeros for missing tokens.
+        source: `TokenSource` of each token, (tokens,) int8.
         chunks: positions (start, stop) of each chunk.
         question: position of the question's first token.
-        sensitivity: offline scores, (tokens,); 0 where not measured.
-        stored: the KV of each chunk as it was stored, whether all of it is used or not; None where
-            it was not stored.
-        hidden: what goes into a layer for all rows that may be computed, where choosing among them
-            has found it out; later passes begin there.
+        sensitivity: offline scores, (tokens,); 0 if unmeasured.
+        stored: the stored KV of each chunk, even if it is only partly used; None if missing.
+        hidden: input of a layer for all rows that may be recomputed, if the selection computed it;
+            later passes begin there.
     """
 
     tokens: list[int]
@@ -72,14 +73,8 @@ class Assembly:
 
     @property
     def candidates(self) -> torch.Tensor:
-        """Positions of the approximate tokens, ascending: those a policy chooses from."""
+        """Positions of the approximate tokens, ascending."""
         return torch.nonzero(self.source == TokenSource.APPROXIMATE).flatten()
-
-    @property
-    def missing(self) -> torch.Tensor:
-        """Positions without KV outside the question, ascending."""
-        before = self.source[: self.question]
-        return torch.nonzero(before == TokenSource.MISSING).flatten()
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -91,41 +86,41 @@ def assemble(
     into: RequestCache | None = None,
     num_held: int = 0,
 ) -> RequestCache:
-    """Return a cache of `length` slots with the KV of the spans.
+    """Return a cache of `length` slots with the KV of the spans, its keys rotated to their
+    positions (FusionRAG eq. 6).
 
-    Stored KV is read, never written. The keys of each layer are turned in one go. Where stored KV
-    is still loading, a new cache's layers are filled one by one as they are looked at.
+    Stored KV is not modified. If some of it is still loading, the layers of a new cache are filled
+    on first access.
 
     Args:
         adapter: the model.
-        spans: what goes where.
+        spans: spans with their stored KV.
         length: tokens of the prompt.
-        into: the cache to fill, which has this length; None: a new one.
-        num_held: leading slots of `into` that are left as they are.
+        into: cache of this length to fill; None: a new one.
+        num_held: leading slots of `into` to leave unchanged.
     """
     cache = adapter.empty_cache(length) if into is None else into
     if into is not None:
-        for empty in into.layers:  # masked values take part in sums, so they must be numbers
+        for empty in into.layers:  # masked values take part in sums, so they must be finite
             empty.keys[:, :, num_held:] = 0
             empty.values[:, :, num_held:] = 0
-    known = [(span, span.kv) for span in spans if span.kv is not None]
-    if not known:
+    stored = [(span, span.kv) for span in spans if span.kv is not None]
+    if not stored:
         return cache
     device = adapter.device
-    stored = torch.cat(
-        [torch.arange(kv.base, kv.base + s.stop - s.start, device=device) for s, kv in known]
-    )
-    wanted = torch.cat([torch.arange(s.start, s.stop, device=device) for s, _ in known])
-    old = {kv.length: adapter.frequencies(kv.length) for _, kv in known}
-    turns = _Turns(
-        stored=stored,
-        wanted=wanted,
-        old=[(old[kv.length], s.stop - s.start) for s, kv in known],
+    frequencies = {kv.length: adapter.frequencies(kv.length) for _, kv in stored}
+    rotation = KeyRotation(
+        stored=torch.cat(
+            [torch.arange(kv.base, kv.base + s.stop - s.start, device=device) for s, kv in stored]
+        ),
+        wanted=torch.cat([torch.arange(s.start, s.stop, device=device) for s, _ in stored]),
+        old=[(frequencies[kv.length], s.stop - s.start) for s, kv in stored],
         new=adapter.frequencies(length),
+        layouts=adapter.layouts,
     )
-    is_loading = into is None and any(not isinstance(kv.layers, tuple) for _, kv in known)
+    is_loading = into is None and any(not isinstance(kv.layers, tuple) for _, kv in stored)
     for layer, target in enumerate(cache.layers):
-        fill = partial(_fill, target, known, layer, turns=turns, layout=adapter.layouts[layer])
+        fill = partial(_fill, target, stored, layer, rotation=rotation)
         if is_loading:
             target.fill_later(fill)
         else:
@@ -136,47 +131,47 @@ def assemble(
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _fill(
     target: RequestLayer,
-    known: Sequence[tuple[ChunkSpan, ChunkKV]],
+    stored: Sequence[tuple[ChunkSpan, ChunkKV]],
     layer: int,
     *,
-    turns: "_Turns",
-    layout: Layout,
+    rotation: KeyRotation,
 ) -> None:
-    keys = torch.cat([kv.layers[layer][0][:, :, : s.stop - s.start] for s, kv in known], 2)
-    cos, sin = turns.of(layer)
-    moved = rotate(keys, cos, sin, layout=layout)
+    keys = torch.cat([kv.layers[layer][0][:, :, : s.stop - s.start] for s, kv in stored], 2)
+    moved = rotation.apply(keys, layer)
     offset = 0
-    for span, kv in known:
+    for span, kv in stored:
         count = span.stop - span.start
         target.keys[:, :, span.start : span.stop] = moved[:, :, offset : offset + count]
         target.values[:, :, span.start : span.stop] = kv.layers[layer][1][:, :, :count]
         offset += count
 
 
-class _Turns:
-    """Cosine and sine by which each stored key turns; layers with equal speeds share them."""
+def extract(
+    adapter: ModelAdapter,
+    cache: DynamicCache,
+    tokens: Sequence[int],
+    *,
+    start: int,
+    stop: int,
+    is_exact: bool,
+) -> ChunkKV:
+    """Return a copy of the KV of the tokens [start, stop) of a computed prompt.
 
-    def __init__(
-        self,
-        *,
-        stored: torch.Tensor,
-        wanted: torch.Tensor,
-        old: Sequence[tuple[tuple[Frequencies, ...], int]],
-        new: tuple[Frequencies, ...],
-    ) -> None:
-        self._stored, self._wanted, self._old, self._new = stored, wanted, old, new
-        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        new = self._new[layer]
-        if id(new) not in self._known:
-            parts, offset = [], 0
-            for old, count in self._old:
-                part = slice(offset, offset + count)
-                parts.append(
-                    angles(old[layer], new, stored=self._stored[part], wanted=self._wanted[part])
-                )
-                offset += count
-            turn = torch.cat(parts)
-            self._known[id(new)] = (turn.cos().float(), turn.sin().float())
-        return self._known[id(new)]
+    Args:
+        adapter: the model.
+        cache: KV of the prompt, with slot and position equal.
+        tokens: token ids of the whole prompt.
+        start, stop: positions.
+        is_exact: the KV equals that of an ordinary forward pass over the prompt.
+    """
+    return ChunkKV(
+        tuple(tokens[start:stop]),
+        base=start,
+        layers=tuple(
+            (layer.keys[:, :, start:stop].clone(), layer.values[:, :, start:stop].clone())
+            for layer in cache.layers
+        ),
+        regime=adapter.regime(len(tokens)),
+        length=len(tokens),
+        exact_after=tokens_digest(tokens[:start]) if is_exact else None,
+    )

@@ -1,7 +1,7 @@
-"""How much of a computation is done at a time, so that an engine can do other things in between.
+"""Split a computation into pieces, so that an engine can run other work between them.
 
-Knows rows. Does not know engines or models: a computation rests between two pieces, and whoever
-gave it its pace decides how long.
+Knows rows. Does not know engines or models: a computation rests between two pieces, for as long as
+its `Pace` decides.
 """
 
 import time
@@ -11,24 +11,24 @@ import torch
 
 
 class Pace:
-    """All rows in one piece, without rests. Subclasses give `rows` and do something in `rest`.
+    """All rows in one piece, without rests. Subclasses set `rows` and override `rest`.
 
     Attributes:
-        rows: that may go through the whole model in one piece; None: all.
+        rows: maximum rows that pass through the whole model in one piece; None: all.
     """
 
     rows: int | None = None
 
     def rest(self) -> None:
-        """Called before each piece. What it raises ends the computation."""
+        """Wait. Called before each piece; an exception ends the computation."""
 
     def pieces(self, rows: torch.Tensor, *, share: float = 1.0) -> Iterator[torch.Tensor]:
-        """Cut ascending rows, (n,), into pieces. A row sees no later row, and those of earlier
-        pieces are done by then, so that the result is the same.
+        """Split ascending rows, (n,), into pieces. A row sees no later row, and earlier pieces are
+        complete by then, so that the result is the same.
 
         Args:
             rows: positions.
-            share: part of the model that each goes through; a piece is the longer for it.
+            share: share of the model that the rows pass through; pieces are longer by 1 / share.
         """
         start = 0
         while start < len(rows):
@@ -39,10 +39,10 @@ class Pace:
 
 
 class DeviceStopwatch(Pace):
-    """Another pace, and the time that is not spent resting.
+    """A wrapper of another pace that measures the time spent computing.
 
     Args:
-        pace: whose pieces and rests are taken over.
+        pace: the pace that determines pieces and rests.
     """
 
     def __init__(self, pace: Pace) -> None:
@@ -53,16 +53,15 @@ class DeviceStopwatch(Pace):
 
     @property
     def seconds(self) -> float:
-        """Seconds since it was made, without rests."""
+        """Seconds since construction, without rests."""
         return time.perf_counter() - self._begin - self._rested_s
 
     def rest(self) -> None:
         begin = time.perf_counter()
         self._pace.rest()
-        # A pace may change how much it gives from piece to piece.
-        self.rows = self._pace.rows
+        self.rows = self._pace.rows  # may change from piece to piece
         self._rested_s += time.perf_counter() - begin
 
 
 AT_ONCE = Pace()
-"""No rests at all."""
+"""A pace without rests."""

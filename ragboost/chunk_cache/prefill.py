@@ -1,5 +1,4 @@
-"""What a prefill with reused chunks gives: the KV, the first logits, and where every token came
-from."""
+"""The result of a prefill with reused chunks."""
 
 from dataclasses import dataclass
 
@@ -20,15 +19,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Where the tokens of a prompt come from; the four add up to it.
+    """The tokens of a prompt by origin of their KV.
 
     Attributes:
-        num_exact: tokens whose KV was stored and is what an ordinary forward gives.
-        num_approximate: tokens whose KV was stored in another context and is used as it is.
-        num_recomputed: tokens that had such KV and were computed again.
-        num_computed: tokens without stored KV, and the question.
-        num_publishable: leading tokens whose KV may enter an exact prefix cache. What stands after
-            the first approximate token must never.
+        num_exact: tokens with stored KV equal to that of an ordinary forward pass.
+        num_approximate: tokens with stored KV of another context, reused as it is.
+        num_recomputed: tokens with such KV that were recomputed.
+        num_computed: tokens without stored KV, including the question.
+        num_publishable: leading tokens whose KV may enter an exact prefix cache. KV after the first
+            approximate token must not.
     """
 
     num_exact: int
@@ -39,16 +38,16 @@ class Counts:
 
     @classmethod
     def of(cls, assembly: Assembly, selected: torch.Tensor) -> "Counts":
-        """Count an assembled prompt of which these tokens, (selected,), are computed again."""
+        """Count the tokens of a prompt of which `selected`, (selected,), are recomputed."""
         total, candidates = len(assembly.tokens), assembly.candidates
         num_exact = int((assembly.source == TokenSource.EXACT).sum())
-        is_whole = len(selected) == len(candidates)
+        is_exact = len(selected) == len(candidates)
         return cls(
             num_exact=num_exact,
             num_approximate=len(candidates) - len(selected),
             num_recomputed=len(selected),
             num_computed=total - num_exact - len(candidates),
-            num_publishable=total if is_whole else int(candidates[0]),
+            num_publishable=total if is_exact else int(candidates[0]),
         )
 
     @property
@@ -59,13 +58,13 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Prefill(Counts):
-    """A prompt that is ready to be decoded.
+    """A prompt that is ready for decoding.
 
     Attributes:
-        cache: its KV, a `DynamicCache` of the request's own; decode from position `num_tokens` on.
-        logits: of the last token, (vocabulary,).
+        cache: KV of the prompt, owned by the request; decode from position `num_tokens` on.
+        logits: logits of the last token, (vocabulary,).
         selected: positions of the recomputed tokens, ascending.
-        timing: where the time went.
+        timing: time spent in each part.
     """
 
     cache: DynamicCache

@@ -1,8 +1,8 @@
-"""Prefill a prompt of system prompt, chunks and question from stored KV, computing what must be.
+"""Prefill a prompt of system prompt, chunks and question from stored KV, computing the rest.
 
-The order of preference for every token: the exact prefix, then a stored chunk, then computing.
+For every token the exact prefix is preferred to a stored chunk, and a stored chunk to computing.
 Knows token ids, stored KV and policies. Does not know texts, tokenizers or HTTP. Chunks are
-tokenised apart and joined by ids: tokenising the joined text would merge across borders and miss.
+tokenised separately and joined by ids: tokenising the joined text would merge across their borders.
 """
 
 import copy
@@ -17,41 +17,43 @@ from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.assemble import Assembly, ChunkSpan, TokenSource, assemble
 from ragboost.chunk_cache.chunks import Chunks
-from ragboost.chunk_cache.eviction.snapkv import QuestionWindow, evict
 from ragboost.chunk_cache.kv.base import KVStore
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.keys import Identity, tokens_digest
 from ragboost.chunk_cache.kv.request_cache import RequestCache
-from ragboost.chunk_cache.kv.store import ChunkKV, Identity, tokens_digest
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.attention.base import AttentionBackend
-from ragboost.chunk_cache.model.hook import Observer, both
+from ragboost.chunk_cache.model.plan import Observer, observe_both
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.prefill import Counts, Prefill, Timing
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
-from ragboost.chunk_cache.selection.base import Policy, choose
+from ragboost.chunk_cache.selection.base import SelectionPolicy, choose
 from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.snapkv import QuestionWindow, evict
 from ragboost.errors import ChunkCacheError, ChunkLostError
 
 logger = logging.getLogger(__name__)
 
 
 class ChunkReuse:
-    """Chunk KV of one model: computed once after a system prompt, reused at any position.
+    """Chunk KV of one model, computed after a system prompt and reused at any position.
 
-    Safe to use from several threads: a request writes to its own cache alone.
+    Safe to use from several threads: a request writes only to its own cache.
 
     Args:
         adapter: the model.
-        store: where chunk KV is kept; several engines may share one.
-        identity: what the KV depends on besides the tokens; None: the adapter's weights and dtype.
-        backend: name of the attention back end, see `attention.BACKENDS`; None: the model's own
-            attention under a dense mask, bit for bit what the model computes.
-        recipes: of chunks that were prepared, see `Chunks`.
+        store: store of the chunk KV; several engines may share one.
+        identity: everything besides the tokens that determines the KV; None: the adapter's weights
+            and dtype.
+        backend: name of the attention backend, see `attention.BACKENDS`; None: the model's own
+            attention with a dense mask, bit-identical to an ordinary forward pass.
+        recipes: recipes of prepared chunks, see `Chunks`.
 
     Attributes:
         chunks: the stored chunks.
-        backend: the attention back end.
+        backend: the attention backend.
     """
 
     def __init__(
@@ -70,27 +72,29 @@ class ChunkReuse:
         )
         self._recipes = recipes
         self.backend: AttentionBackend | None = make_backend(backend) if backend else None
-        self.chunks = Chunks(
-            adapter, store, identity=self.identity, backend=self.backend, recipes=recipes
+        self.chunks = self._chunks_of(self.identity)
+
+    def _chunks_of(self, identity: Identity) -> Chunks:
+        return Chunks(
+            self.adapter,
+            self.store,
+            identity=identity,
+            backend=self.backend,
+            recipes=self._recipes,
         )
 
     def for_tenant(self, salt: str | None) -> "ChunkReuse":
-        """Return reuse of chunks that only requests with this salt share; None: this very one."""
+        """Return reuse of chunks that are shared only between requests with this salt; None:
+        self."""
         if not salt:
             return self
         own = copy.copy(self)
         own.identity = replace(self.identity, salt=salt)
-        own.chunks = Chunks(
-            self.adapter,
-            self.store,
-            identity=own.identity,
-            backend=self.backend,
-            recipes=self._recipes,
-        )
+        own.chunks = self._chunks_of(own.identity)
         return own
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
-        """Compute and store chunks, see `Chunks.precompute`; returns how many were not stored."""
+        """Compute and store missing chunks, see `Chunks.precompute`."""
         return self.chunks.precompute(system, chunks)
 
     def prefill(
@@ -99,7 +103,7 @@ class ChunkReuse:
         chunks: Sequence[Sequence[int]],
         question: Sequence[int],
         *,
-        policy: Policy | str = DEFAULT_POLICY,
+        policy: SelectionPolicy | str = DEFAULT_POLICY,
         ratio: float = DEFAULT_RATIO,
         granularity: int = 1,
         prefix: ChunkKV | None = None,
@@ -111,25 +115,24 @@ class ChunkReuse:
 
         Args:
             system, chunks, question: token ids; the question has at least one.
-            policy: which reused tokens to compute again, by name or made.
-            ratio: their share of the reused approximate tokens, 0 to 1.
-            granularity: choose tokens (1) or blocks of so many.
-            prefix: KV of an exact prefix of this very prompt, from the caller's prefix cache; its
-                tokens are taken as they are and never computed again.
-            keep_tokens: shrink the cache to so many tokens per layer and head for decoding, see
-                `evict`; None: keep all.
-            stored: KV to use for each chunk, None for one to compute; None: look all of them up.
-            observe: sees the pass that computes the prompt, see `Plan.observe`.
+            policy: selects the reused tokens to recompute; an instance or a name.
+            ratio: share of the approximate tokens to recompute, 0 to 1.
+            granularity: block size of the selection in tokens; 1: single tokens.
+            prefix: KV of an exact prefix of this prompt from the caller's prefix cache, never
+                recomputed.
+            keep_tokens: maximum tokens per layer and head of the returned cache, see
+                `snapkv.evict`; None: all.
+            stored: KV of each chunk, None to compute it; None: look all of them up.
+            observe: observer of the pass that computes the prompt, see `ForwardPlan`.
 
         Raises:
-            ChunkCacheError: no question, a prefix of other tokens, a ratio out of range.
+            ChunkCacheError: an empty question, a prefix with other tokens, or an invalid ratio.
         """
-        chosen = make_policy(policy) if isinstance(policy, str) else policy
         attempt = partial(
             self._prefill,
             (system, chunks, question),
             prefix=prefix,
-            policy=chosen,
+            policy=make_policy(policy) if isinstance(policy, str) else policy,
             ratio=ratio,
             granularity=granularity,
             keep_tokens=keep_tokens,
@@ -137,15 +140,15 @@ class ChunkReuse:
         )
         try:
             return attempt(stored=stored)
-        except ChunkLostError:  # KV that was still loading; its file is gone now
-            logger.warning("stored KV was lost while it was used; the prompt is computed again")
+        except ChunkLostError:  # from KV that was still loading
+            logger.warning("stored KV was lost while in use; the prompt is computed again")
             return attempt(stored=[None] * len(chunks))
 
     def _prefill(
         self,
         prompt: tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]],
         *,
-        policy: Policy,
+        policy: SelectionPolicy,
         ratio: float,
         granularity: int,
         prefix: ChunkKV | None,
@@ -159,18 +162,18 @@ class ChunkReuse:
         assembled = time.perf_counter()
         selected = self.select(assembly, policy=policy, ratio=ratio, granularity=granularity)
         chosen = time.perf_counter()
-        watched = QuestionWindow(len(question)) if keep_tokens is not None else None
+        window = QuestionWindow(len(question)) if keep_tokens is not None else None
         logits = recompute(
             self.adapter,
             assembly,
             selected=selected,
             backend=self.backend,
-            observe=both(watched, observe),
+            observe=observe_both(window, observe),
         )
         cache: DynamicCache = assembly.cache
-        if watched is not None and keep_tokens is not None:
+        if window is not None and keep_tokens is not None:
             documents = (len(system), assembly.question)
-            cache = evict(assembly.cache, watched, documents=documents, capacity=keep_tokens)
+            cache = evict(assembly.cache, window, documents=documents, capacity=keep_tokens)
         done = time.perf_counter()
         return Prefill(
             **asdict(Counts.of(assembly, selected)),
@@ -191,12 +194,12 @@ class ChunkReuse:
         num_held: int = 0,
         stored: Sequence[ChunkKV | None] | None = None,
     ) -> Assembly:
-        """Collect the KV that is known of a prompt; see `prefill` for the arguments.
+        """Assemble the stored KV of a prompt.
 
         Args:
             system, chunks, question, prefix, stored: as for `prefill`.
-            into: a cache of the caller's, with a slot for each token, to fill; None: a new one.
-            num_held: leading slots of `into` that hold exact KV and are left as they are.
+            into: cache with a slot for each token to fill; None: a new one.
+            num_held: leading slots of `into` that hold exact KV and are left unchanged.
         """
         if not question:
             raise ChunkCacheError("question must have at least one token")
@@ -209,15 +212,15 @@ class ChunkReuse:
                 self.chunks.find(system, chunk, is_first=number == 0)
                 for number, chunk in enumerate(chunks)
             ]
-        known = [self.chunks.find((), system), *stored]
         borders = []
         start = 0
-        for number, part in enumerate([system, *chunks]):
+        for number, (part, kv) in enumerate(
+            zip([system, *chunks], [self.chunks.find((), system), *stored], strict=True)
+        ):
             stop = start + len(part)
             if number > 0:
                 borders.append((start, stop))
             if stop > covered:
-                kv = known[number]
                 exact = is_exact(kv, tokens[:start])
                 spans.append(_span(start, stop, covered, kv, is_exact=exact, regime=regime))
             start = stop
@@ -230,19 +233,25 @@ class ChunkReuse:
         device = self.adapter.device
         cache = assemble(self.adapter, spans, length=len(tokens), into=into, num_held=num_held)
         return Assembly(
-            tokens, cache, source.to(device), borders, start, sensitivity.to(device), known[1:]
+            tokens,
+            cache,
+            source.to(device),
+            borders,
+            start,
+            sensitivity.to(device),
+            list(stored),
         )
 
     def select(
         self,
         assembly: Assembly,
         *,
-        policy: Policy,
+        policy: SelectionPolicy,
         ratio: float,
         granularity: int = 1,
         pace: Pace = AT_ONCE,
     ) -> torch.Tensor:
-        """Return the positions of the tokens to compute again, ascending."""
+        """Return the positions of the tokens to recompute, ascending."""
         candidates = assembly.candidates
         num_tokens = policy.num_tokens(assembly, ratio)
         if num_tokens in (0, len(candidates)):
@@ -261,12 +270,12 @@ class ChunkReuse:
             raise ChunkCacheError(
                 f"the prefix of {length} tokens is not the beginning of the prompt"
             )
-        # The question is always computed: its last token's logits are wanted.
+        # The last token is always computed, for its logits.
         return min(length, len(tokens) - 1) if prefix.regime == regime else 0
 
 
 def is_exact(kv: ChunkKV | None, before: Sequence[int]) -> bool:
-    """Whether KV is what an ordinary forward gives after these tokens."""
+    """Return True if the KV equals that of an ordinary forward pass after these tokens."""
     if kv is None or kv.exact_after is None or kv.base != len(before):
         return False
     return kv.exact_after == tokens_digest(before)
@@ -275,20 +284,10 @@ def is_exact(kv: ChunkKV | None, before: Sequence[int]) -> bool:
 def _span(
     start: int, stop: int, covered: int, kv: ChunkKV | None, *, is_exact: bool, regime: str
 ) -> ChunkSpan:
-    """Return the part of a stored run that the exact prefix does not cover."""
+    """Return the part of a system prompt or chunk that the exact prefix does not cover."""
     first = max(start, covered)
-    same_regime = kv is not None and kv.regime == regime
-    if kv is None or (start == 0 and not same_regime):
+    is_same_regime = kv is not None and kv.regime == regime
+    if kv is None or (start == 0 and not is_same_regime):
         return ChunkSpan(first, stop, TokenSource.MISSING)
-    source = TokenSource.EXACT if is_exact and same_regime else TokenSource.APPROXIMATE
-    return ChunkSpan(first, stop, source, _tail(kv, first - start))
-
-
-def _tail(kv: ChunkKV, skip: int) -> ChunkKV:
-    if skip == 0:
-        return kv
-    layers = tuple((keys[:, :, skip:], values[:, :, skip:]) for keys, values in kv.layers)
-    rest = None if kv.sensitivity is None else kv.sensitivity[skip:]
-    return replace(
-        kv, tokens=kv.tokens[skip:], base=kv.base + skip, layers=layers, sensitivity=rest
-    )
+    source = TokenSource.EXACT if is_exact and is_same_regime else TokenSource.APPROXIMATE
+    return ChunkSpan(first, stop, source, kv.without_first(first - start))

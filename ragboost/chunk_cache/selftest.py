@@ -1,7 +1,4 @@
-"""Check on the loaded model, before reuse is switched on, that reuse computes what it should.
-
-Knows an adapter. Does not know stores or requests: it makes its own.
-"""
+"""A self-test on the loaded model that compares chunk reuse with ordinary forward passes."""
 
 from dataclasses import dataclass
 
@@ -9,23 +6,23 @@ import torch
 
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.hook import ForwardPlan
+from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.errors import UnsupportedModelError
 
 LENGTH = 64
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
-"""Of the largest logit, by dtype; lower precisions get 0.05."""
+"""Maximum errors by dtype; 0.05 for lower precisions."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """What was measured, as shares of the largest logit.
+    """Measured errors, relative to the largest value.
 
     Attributes:
-        full_error: every token computed through the reuse path, against an ordinary forward.
-        resumed_error: system prompt and first chunk taken from the store, the rest computed.
-        moved_error: keys computed at one place and moved, against keys computed at the other.
+        full_error: error of the logits with every token computed through the reuse path.
+        resumed_error: error of the logits with stored system prompt and first chunk.
+        moved_error: error of moved keys against keys computed at the same position.
     """
 
     full_error: float
@@ -35,11 +32,11 @@ class SelfTest:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def self_test(adapter: ModelAdapter, *, backend: str | None = "tiled") -> SelfTest:
-    """Run the reuse path on 64 tokens and compare it with ordinary forwards.
+    """Run the reuse path on 64 tokens and compare it with ordinary forward passes.
 
     Raises:
-        UnsupportedModelError: a result differs; reuse must stay off for this model. The message
-            names the measure and the value.
+        UnsupportedModelError: an error exceeds its limit, so the model must not be used with reuse.
+            The message names the error.
     """
     vocabulary = int(adapter.config.vocab_size)
     tokens = [(31 * i * i + 7 * i + 3) % vocabulary for i in range(LENGTH)]
@@ -51,8 +48,8 @@ def self_test(adapter: ModelAdapter, *, backend: str | None = "tiled") -> SelfTe
     reuse.precompute(system, [chunk])
     resumed = reuse.prefill(system, [chunk], question, ratio=0.0)
     result = SelfTest(
-        full_error=_share(full.logits, ordinary),
-        resumed_error=_share(resumed.logits, ordinary),
+        full_error=_relative_error(full.logits, ordinary),
+        resumed_error=_relative_error(resumed.logits, ordinary),
         moved_error=_moved_error(adapter, reuse, system, chunk),
     )
     limit = TOLERANCE.get(adapter.dtype, 0.05)
@@ -60,8 +57,8 @@ def self_test(adapter: ModelAdapter, *, backend: str | None = "tiled") -> SelfTe
         value = getattr(result, name)
         if not value <= limit:
             raise UnsupportedModelError(
-                f"{adapter.name}: {name} is {value:.2g}, {limit:.2g} is allowed; chunk reuse stays "
-                "off for this model"
+                f"{adapter.name}: {name} is {value:.2g}, the limit is {limit:.2g}; chunk reuse "
+                "stays off for this model"
             )
     return result
 
@@ -69,8 +66,8 @@ def self_test(adapter: ModelAdapter, *, backend: str | None = "tiled") -> SelfTe
 def _moved_error(
     adapter: ModelAdapter, reuse: ChunkReuse, system: list[int], chunk: list[int]
 ) -> float:
-    """Move a chunk behind a longer text and compare its keys with those of the same text computed
-    there: system prompt and chunk, both that much later."""
+    """Compare a chunk's keys, moved behind a longer text, with those of system prompt and chunk
+    computed at the later positions."""
     shift = LENGTH
     other = [(token + 1) % int(adapter.config.vocab_size) for token in (system + chunk) * 2]
     moved = reuse.assemble(system, [other[:shift], chunk], [0]).cache
@@ -81,10 +78,10 @@ def _moved_error(
     adapter.forward([*system, *chunk], cache, plan=ForwardPlan(rows))
     errors = []
     for got, want in zip(moved.layers, cache.layers, strict=True):
-        there = got.keys[:, :, start : start + len(chunk)].float()
-        errors.append(_share(there, want.keys[:, :, len(system) :].float()))
+        keys = got.keys[:, :, start : start + len(chunk)].float()
+        errors.append(_relative_error(keys, want.keys[:, :, len(system) :].float()))
     return max(errors)
 
 
-def _share(got: torch.Tensor, wanted: torch.Tensor) -> float:
+def _relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got.float() - wanted.float()).abs().max() / wanted.float().abs().max())

@@ -34,7 +34,7 @@ def eval_reuse(
 ) -> None:
     """Measure the quality and speed of chunk reuse with your model on your prompts."""
     import_extra("torch", extra="engine")
-    from ragboost.chunk_cache.eval.command import run
+    from ragboost.chunk_cache.commands.eval_reuse import run
 
     text = run(
         model,
@@ -87,7 +87,7 @@ def tune_alpha(
 ) -> None:
     """Find the cheapest alpha of Cache-Craft that reaches the desired score (eq. 13)."""
     import_extra("torch", extra="engine")
-    from ragboost.chunk_cache.craft.command import run
+    from ragboost.chunk_cache.commands.tune_alpha import run
 
     text = run(
         model,
@@ -142,7 +142,7 @@ def precompute(
     from rich.console import Console
 
     from ragboost.batch.report import progress_bar
-    from ragboost.chunk_cache.precompute.command import Sources, run
+    from ragboost.chunk_cache.commands.precompute import Sources, run
 
     console = Console(stderr=True)
     with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:

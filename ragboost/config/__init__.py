@@ -1,6 +1,6 @@
-"""Settings of every package: flags beat environment beat `ragboost.toml` beat defaults.
+"""Settings of every package; flags override environment, `ragboost.toml` and defaults.
 
-A section per package, named after it. Knows no command line and no package.
+One section per package, named after it. Does not know the command line.
 """
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings

@@ -18,56 +18,77 @@ class IndexSettings(Section):
     """The context index (paper section 4)."""
 
     capacity_tokens: int | None = Field(
-        None, ge=1, description="Tokens that the engine's prefix cache holds; None: unbounded."
+        None,
+        ge=1,
+        description="Size of the engine's prefix cache in tokens, used while no cache events are "
+        "received. None: as the backend reports, else unbounded.",
     )
     ttl_s: float | None = Field(
         None,
         gt=0,
-        description="Seconds after its last use that a prefix stays cached, such as 300 for hosted "
-        "APIs; None: as long as there is room. Does not count while cache events are exact.",
+        description="Seconds for which the engine caches a prefix after its last use, such as 300 "
+        "for hosted APIs. Ignored while cache events are exact. None: until evicted.",
     )
     max_nodes: int = Field(
-        200_000, ge=1, description="Nodes kept; the least recently used go first."
+        200_000,
+        ge=1,
+        description="Nodes kept, a bound on memory; the least recently used are dropped.",
     )
-    max_visits: int = Field(32, ge=1, description="Nodes that one search may go on from.")
+    max_visits: int = Field(
+        32,
+        ge=1,
+        description="Nodes that one search expands. Raise it to find longer prefixes, lower it for "
+        "speed.",
+    )
 
 
 class TokenSettings(Section):
-    """Lengths of documents; no request waits for them."""
+    """Lengths of documents. Requests use estimates until documents are counted."""
 
     tokenizer: Path | None = Field(
         None,
-        description="A tokenizer.json, or a model's directory that has one, to count documents "
-        "with in the background; needs the extra tokens. None: ask the backend.",
+        description="A tokenizer.json, or a model directory with one, to count documents with in "
+        "the background; needs the extra tokens. None: ask the backend.",
     )
     ask_backend: bool = Field(
         True,
-        description="Ask a backend that tells of its prefix cache for the tokens of each document "
-        "(POST /tokenize), once and in the background; off: lengths are estimates.",
+        description="Count each document once, in the background, with POST /tokenize of a backend "
+        "that reports its prefix cache. Off: lengths are estimates.",
     )
     max_documents: int = Field(
-        200_000, ge=1, description="Lengths kept per model; the least recently used go first."
+        200_000,
+        ge=1,
+        description="Lengths kept per model; the least recently used are dropped.",
     )
 
 
 class OrderingSettings(Section):
-    """The order of documents inside a request (paper section 5.1)."""
+    """The order of documents within a request (paper section 5.1)."""
 
-    enabled: bool = Field(True, description="Reorder documents to extend a cached prefix.")
+    enabled: bool = Field(
+        True, description="Reorder documents to extend a cached prefix. Off: relevance order."
+    )
     tail: Literal["relevance", "popularity"] = Field(
-        "relevance", description="Order of the documents behind the cached prefix."
+        "relevance",
+        description="Order of the documents behind the cached prefix: by relevance, or by how "
+        "often recent requests had them together.",
     )
     min_saved_tokens: int = Field(
-        0, ge=0, description="Reorder only when at least this many tokens are saved."
+        0,
+        ge=0,
+        description="Reorder only if this saves at least so many tokens. Raise it to keep the "
+        "relevance order unless reordering pays off.",
     )
     keep_last: int = Field(
         0,
         ge=0,
-        description="Keep this many of the most relevant documents next to the question.",
+        description="Most relevant documents to keep next to the question, the best one last. They "
+        "are not reordered for the cache.",
     )
     linkage: Literal["savings", "distance"] = Field(
         "savings",
-        description="Batch clustering: most saved tokens, or the paper's distance (Eq. 1).",
+        description="Linkage for clustering batches: savings merges contexts by saved tokens, "
+        "distance by the paper's Eq. 1.",
     )
     alpha: float = Field(
         0.001, ge=0.0, le=0.01, description="Weight of positions in the paper's distance (Eq. 1)."
@@ -75,23 +96,23 @@ class OrderingSettings(Section):
 
 
 class DedupSettings(Section):
-    """De-duplication across the turns of a session and inside a request (paper section 6)."""
+    """De-duplication within a request and across the turns of a session (paper section 6)."""
 
     enabled: bool = Field(
         True,
-        description="Send a document once per request, and once per session where location hints "
-        "are on.",
+        description="Send a document once per request, and once per session if `hints.location` is "
+        "on.",
     )
     passages: bool = Field(
         False,
-        description="Replace what a chat's tool result repeats of earlier ones, whole or in "
-        "passages, by a reference.",
+        description="Replace text in tool results that repeats earlier tool results by a "
+        "reference, for whole results and for passages.",
     )
     passage_min_bytes: int = Field(
-        512, ge=64, description="Shorter passages are not cut, and shorter repetitions are kept."
+        512, ge=64, description="Shortest passage; shorter repetitions are kept."
     )
     passage_avg_bytes: int = Field(1024, ge=64, description="Mean length of a passage.")
-    passage_max_bytes: int = Field(4096, ge=64, description="Longer passages are cut.")
+    passage_max_bytes: int = Field(4096, ge=64, description="Longest passage.")
 
     @model_validator(mode="after")
     def _are_passage_sizes_ordered(self) -> Self:
@@ -110,23 +131,23 @@ class HintSettings(Section):
     )
     location: bool = Field(
         True,
-        description="Tell the model where a document of an earlier turn stands; off: it is sent "
-        "again.",
+        description="Refer to a document of an earlier turn instead of sending it again. Off: it "
+        "is sent again.",
     )
     position: Literal["before_question", "after_question"] = Field(
-        "before_question", description="Where the hints stand."
+        "before_question", description="Position of the hints in the prompt."
     )
     order_template: str = Field(
         "Please read the context in the following priority order: {order} and answer the question.",
-        description="Order hint; {order} becomes the labels, most relevant first.",
+        description="Text of the order hint; {order} becomes the labels, most relevant first.",
     )
     label_template: str = Field(
         "[Doc_{label}]",
-        description="A document's label in prompt and hints; {label} becomes its id.",
+        description="Label of a document in prompt and hints; {label} becomes its id.",
     )
     location_template: str = Field(
         "Please refer to {document} in the previous conversation.",
-        description="Location hint; {document} becomes the document's label.",
+        description="Text of a location hint; {document} becomes the document's label.",
     )
 
     @field_validator("order_template", "label_template", "location_template")
@@ -139,64 +160,64 @@ class HintSettings(Section):
 
 
 class Delimiters(Section):
-    """Marks around a caller's documents inside the text of messages."""
+    """Delimiters of documents in the text of messages."""
 
-    name: str = Field(min_length=1, description="Name of the shape, for messages.")
-    start: str = Field(min_length=2, description="Text with which a document begins.")
-    end: str = Field(min_length=2, description="Text with which a document ends.")
+    name: str = Field(min_length=1, description="Name of the format, for logs and errors.")
+    start: str = Field(min_length=2, description="Text at the start of a document.")
+    end: str = Field(min_length=2, description="Text at the end of a document.")
     separator: str | None = Field(
         None,
         min_length=1,
-        description="Where given, start and end stand around all documents, and this between two.",
+        description="Text between two documents, if `start` and `end` enclose all documents "
+        "together.",
     )
 
 
 class FormatSettings(Section):
-    """How documents are found in request bodies."""
+    """The detection of documents in request bodies."""
 
     in_text: bool = Field(
-        True, description="Look for documents in the text of messages and in tool results."
+        True, description="Detect documents in the text of messages and in tool results."
     )
     numbers: Literal["label", "keep"] = Field(
         "label",
-        description="Documents that are numbered by position, such as Document 1: label puts names "
-        "of their own in place of the numbers and tells the model which is which, keep leaves them "
-        "where they are.",
+        description="Documents numbered by position, such as Document 1. label: replace the "
+        "numbers by names and tell the model which number each has; keep: do not reorder them.",
     )
     delimiters: tuple[Delimiters, ...] = Field(
-        (), description="More marks to find documents by: name, start, end, separator."
+        (), description="Further formats to detect: name, start, end, separator of each."
     )
 
 
 class SessionSettings(Section):
-    """What is remembered of conversations."""
+    """The memory of conversations."""
 
     max_sessions: int = Field(
-        10_000, ge=1, description="Sessions kept; the least recently used go first."
+        10_000, ge=1, description="Sessions kept; the least recently used are dropped."
     )
     ttl_s: float = Field(
-        86_400.0, gt=0, description="Seconds after which an unused session is forgotten."
+        86_400.0, gt=0, description="Seconds after its last use until a session expires."
     )
     max_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,
-        description="Bytes of sent messages that the proxy keeps to send them again unchanged; as "
-        "many for conversations without a session id, and for chat sessions in memory.",
+        description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
+        "to sessions with an id, to recognised conversations, and to chat sessions in memory.",
     )
     max_documents: int = Field(
         10_000,
         ge=1,
-        description="Documents remembered per session; beyond it the oldest turns are forgotten, "
+        description="Documents remembered per session; beyond it the oldest turns are forgotten "
         "and their documents sent again.",
     )
     stateless: bool = Field(
         True,
-        description="Recognise conversations without a session id by an exact chain over their "
-        "messages; kept in the proxy's memory.",
+        description="Recognise conversations without a session id by a hash chain over their "
+        "messages, kept in the proxy's memory.",
     )
     store: Literal["memory", "sqlite"] = Field(
-        "memory", description="Where the sessions of the chat-session API are kept."
+        "memory", description="Store of the chat-session API; sqlite survives restarts."
     )
     path: Path = Field(
-        Path("ragboost-sessions.db"), description="The SQLite file, for session.store = sqlite."
+        Path("ragboost-sessions.db"), description="SQLite file, if `session.store` is sqlite."
     )

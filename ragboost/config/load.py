@@ -1,4 +1,7 @@
-"""Merge flags, environment, `ragboost.toml` and defaults; say where a wrong value comes from."""
+"""Load settings from flags, environment, `ragboost.toml` and defaults.
+
+Errors name the source of an invalid value.
+"""
 
 import difflib
 import os
@@ -8,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsError,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import EnvSettingsSource, SettingsError
 
 from ragboost.config.section import Section
 from ragboost.config.settings import ENV_PREFIX, Settings
@@ -23,47 +21,38 @@ TOML_NAME = "ragboost.toml"
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None = None) -> Settings:
-    """Merge flags, environment, TOML file and defaults, in this order of precedence.
+    """Load settings from flags, environment, TOML file and defaults, in this order of precedence.
 
     Args:
-        flags: values by dotted path, such as `{"proxy.port": 8080}`; None values are left out.
-        toml: the file; None: `ragboost.toml` of the working directory where it exists. Environment
-            names look like `RAGBOOST_PROXY__PORT`.
+        flags: values by dotted path, such as `{"proxy.port": 8080}`; None values are ignored. The
+            environment variable of this one is `RAGBOOST_PROXY__PORT`.
+        toml: the file; None: `ragboost.toml` in the working directory if it exists.
 
     Raises:
-        ConfigError: a file that is not there, bad TOML, an unknown key (with the nearest name), a
-            value out of range; the message names the source.
+        ConfigError: a missing file, invalid TOML, an unknown key or an invalid value; the message
+            names the source, and the closest key to an unknown one.
     """
     toml = toml or (Path(TOML_NAME) if Path(TOML_NAME).is_file() else None)
     given = {path: value for path, value in (flags or {}).items() if value is not None}
-    origin = {**_toml_paths(toml), **_environ_paths(), **dict.fromkeys(given, "command line")}
+    values = _read_toml(toml)
+    origin = {
+        **dict.fromkeys(_paths(values), str(toml)),
+        **_environ_paths(),
+        **dict.fromkeys(given, "command line"),
+    }
     for path, source in origin.items():
         _check_known(path, source)
 
-    class Loaded(Settings):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            file = (TomlConfigSettingsSource(settings_cls, toml),) if toml else ()
-            return (init_settings, env_settings, *file)
-
     try:
-        loaded = Loaded(**_nested(given))
+        return Settings(**_merged(values, EnvSettingsSource(Settings)(), _nested(given)))
     except ValidationError as error:
         raise ConfigError(_explain(error, origin)) from None
     except SettingsError as error:
         raise ConfigError(f"environment: {error}") from None
-    return Settings(**{name: getattr(loaded, name) for name in Settings.model_fields})
 
 
 def field_paths() -> dict[str, str]:
-    """Dotted path of every setting, with its description."""
+    """Return the description of every setting by its dotted path."""
     paths = {}
     for section, holder in Settings.model_fields.items():
         if not isinstance(holder.default, Section):
@@ -74,20 +63,36 @@ def field_paths() -> dict[str, str]:
     return paths
 
 
-def _toml_paths(path: Path | None) -> dict[str, str]:
+def _read_toml(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return {
-        f"{section}.{name}" if name else section: str(path)
+
+
+def _paths(data: Mapping[str, Any]) -> list[str]:
+    """Return the dotted paths of nested values; the name of a section that has none."""
+    return [
+        f"{section}.{name}" if name else section
         for section, values in data.items()
         for name in ((values if isinstance(values, dict) else None) or [""])
-    }
+    ]
+
+
+def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the values of each section; later sources override earlier ones."""
+    merged: dict[str, Any] = {}
+    for source in sources:
+        for section, values in source.items():
+            known = merged.get(section)
+            if isinstance(known, dict) and isinstance(values, dict):
+                values = {**known, **values}
+            merged[section] = values
+    return merged
 
 
 def _environ_paths() -> dict[str, str]:
@@ -114,7 +119,9 @@ def _check_known(path: str, source: str) -> None:
     if path in known or path in Settings.model_fields:
         return
     near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
-    advice = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+    advice = (
+        f"; did you mean {near[0]!r}?" if near else f"; known settings: {', '.join(sorted(known))}"
+    )
     raise ConfigError(f"unknown setting {path!r} (from {source}){advice}")
 
 

@@ -24,37 +24,47 @@ class BackendSettings(Section):
     url: BaseUrl = Field(
         "http://127.0.0.1:8000", description="Base URL of the backend, without /v1."
     )
-    connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to wait for a connection.")
-    read_timeout_s: float = Field(600.0, gt=0, description="Seconds to wait between two bytes.")
+    connect_timeout_s: float = Field(
+        5.0, gt=0, description="Seconds to wait for a connection to the backend."
+    )
+    read_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds to wait for the next byte of a response. Raise it if non-streaming "
+        "responses take longer.",
+    )
     api_key: SecretStr | None = Field(
-        None, description="Key that the backend wants; None: the client's goes on to it."
+        None, description="API key for the backend; None: forward the client's."
     )
     max_concurrency: int | None = Field(
-        None, ge=1, description="Completions running on a backend at a time; None: unbounded."
+        None,
+        ge=1,
+        description="Completions that run on a backend at a time; further ones wait. None: "
+        "unlimited.",
     )
     cache_marks: Literal["none", "openai", "anthropic"] = Field(
         "none",
-        description="For hosted APIs, where the caller has set none: openai adds a "
-        "prompt_cache_key that requests with the same first document share, anthropic a "
-        "cache_control breakpoint at the end of the documents that were sent before.",
+        description="Cache marks for hosted APIs, on requests that have none. openai: a "
+        "prompt_cache_key shared by requests with the same first document; anthropic: a "
+        "cache_control breakpoint behind the documents that were sent before.",
     )
     reuse_chunks: bool | None = Field(
         None,
-        description="Tell the backend where documents stand, so that it can reuse their KV; None: "
-        "where it is the embedded engine.",
+        description="Send the positions of documents, so that the backend can reuse their KV. "
+        "None: only to the embedded engine.",
     )
 
 
 class ReplicaSettings(Section):
-    """One of several backends; what is None is as in `backend`."""
+    """One of several backends; None means as in `backend`."""
 
     url: BaseUrl = Field(description="Base URL of this backend, without /v1.")
     name: str | None = Field(
         None, min_length=1, description="Name in headers, metrics and logs; None: host and port."
     )
-    api_key: SecretStr | None = Field(None, description="Key that this backend wants.")
+    api_key: SecretStr | None = Field(None, description="API key for this backend.")
     max_concurrency: int | None = Field(
-        None, ge=1, description="Completions running on this backend at a time."
+        None, ge=1, description="Completions that run on this backend at a time."
     )
 
 
@@ -63,86 +73,102 @@ class RouterSettings(Section):
 
     policy: Literal["cache_aware", "least_loaded"] = Field(
         "cache_aware",
-        description="cache_aware: fewest tokens to compute before and for the request; "
-        "least_loaded: the same without what the prefix caches hold.",
+        description="cache_aware: the backend with the fewest tokens to prefill for the request "
+        "and those before it, given its prefix cache; least_loaded: the same without the caches.",
     )
     running_tokens: int = Field(
-        512, ge=0, description="What a running request counts beside the prompt tokens to compute."
+        512,
+        ge=0,
+        description="Load of a running request, in prompt tokens to prefill. Raise it to spread "
+        "requests more evenly.",
     )
     max_prefixes: int = Field(
-        50_000, ge=1, description="Message prefixes remembered per backend, by last use."
+        50_000,
+        ge=1,
+        description="Message prefixes remembered per backend; the least recently used are dropped.",
     )
     health_interval_s: float = Field(
-        2.0, gt=0, description="Seconds between two health checks of a backend, where several are."
+        2.0, gt=0, description="Seconds between health checks, if there are several backends."
     )
     max_failures: int = Field(
         3,
         ge=1,
-        description="Failures in a row after which a backend is left out until it is healthy; a "
-        "refused connection is enough by itself.",
+        description="Consecutive failures after which a backend gets no requests until a health "
+        "check succeeds; one refused connection is enough.",
     )
 
 
 class WaitingRoomSettings(Section):
-    """Where requests wait to be planned together, and for a backend with room."""
+    """The waiting room: requests planned together, or waiting for a backend."""
 
     enabled: bool = Field(
-        False, description="Plan requests that come at about the same time together."
+        False,
+        description="Plan requests that arrive at about the same time together, at the cost of a "
+        "short wait.",
     )
     window_ms: float = Field(
-        10.0, ge=0, description="Longest wait for others to plan with; none for an idle backend."
+        10.0,
+        ge=0,
+        description="Longest wait for further requests to plan with; no wait for an idle backend.",
     )
     max_batch: int = Field(
-        32, ge=1, description="Requests planned together; one is overtaken by at most this many."
+        32,
+        ge=1,
+        description="Requests planned together, and the most requests that may overtake one.",
     )
     max_waiting: int = Field(
-        1024, ge=1, description="Requests that may wait; more get a 429 with Retry-After."
+        1024, ge=1, description="Requests that may wait; further ones get a 429 with Retry-After."
     )
     hold_for_prefill_ms: float = Field(
         0.0,
         ge=0,
-        description="Longest wait for the first token of a request that is computing the same "
-        "prefix; 0: no such wait.",
+        description="Longest wait for the first token of another request that is prefilling the "
+        "same prefix; 0: no wait.",
     )
 
 
 class ProxySettings(Section):
-    """The OpenAI-compatible server in front."""
+    """The OpenAI-compatible server."""
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
     max_body_bytes: int = Field(
-        32 * 1024 * 1024, ge=1024, description="Larger request bodies get a 413."
+        32 * 1024 * 1024, ge=1024, description="Largest request body; larger ones get a 413."
     )
-    max_header_bytes: int = Field(64 * 1024, ge=1024, description="Larger request heads get a 431.")
+    max_header_bytes: int = Field(
+        64 * 1024, ge=1024, description="Largest request headers; larger ones get a 431."
+    )
     header_timeout_s: float = Field(
-        15.0, gt=0, description="Seconds that a client may take to send a request's head."
+        15.0, gt=0, description="Seconds in which a client must send the request headers."
     )
     body_timeout_s: float = Field(
-        60.0, gt=0, description="Seconds that a client may take to send a body, else a 408."
+        60.0, gt=0, description="Seconds in which a client must send the request body, else a 408."
     )
     keep_alive_s: int = Field(
-        75, ge=1, description="Seconds that an idle client connection is kept open."
+        75, ge=1, description="Seconds for which idle client connections are kept open."
     )
     drain_s: int = Field(
-        30, ge=0, description="Seconds that running requests get to finish at shutdown."
+        30, ge=0, description="Seconds for running requests to finish at shutdown."
     )
     stream_usage: bool = Field(
         True,
-        description="Ask the backend for usage in boosted streams whose caller did not, and take "
-        "it out again.",
+        description="Request usage in boosted streams, and remove it from the response if the "
+        "client did not ask for it.",
     )
     max_tenants: int = Field(
-        1024, ge=1, description="Tenants kept, one per model and cache salt, by last use."
+        1024,
+        ge=1,
+        description="Tenants kept, one per model and cache salt; the least recently used are "
+        "dropped.",
     )
     api_keys: tuple[SecretStr, ...] = Field(
-        (), description="Keys of which clients must show one; empty: none is asked for."
+        (), description="API keys of which clients must send one; empty: no key is required."
     )
     insecure: bool = Field(
-        False, description="Listen on other addresses than loopback without API keys."
+        False, description="Allow listening on non-loopback addresses without API keys."
     )
     shadow: bool = Field(
-        False, description="Forward the originals, and count what boosting would have saved."
+        False, description="Forward requests unchanged and measure what boosting would have saved."
     )
     access_log: bool = Field(False, description="Log one line of JSON per request.")
     docs: bool = Field(
@@ -151,5 +177,5 @@ class ProxySettings(Section):
         "else the backend's paths.",
     )
     tracing: bool = Field(
-        False, description="Make OpenTelemetry spans of completions; needs the extra otel."
+        False, description="Record OpenTelemetry spans of completions; needs the extra otel."
     )

@@ -1,4 +1,4 @@
-"""What all sections of the settings have in common."""
+"""The base classes of the settings' sections."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 
-class Changed:
-    """Shows only the fields that differ from their defaults, as in the constructor's call."""
+class ChangedFieldsRepr:
+    """A `repr` with only the fields that differ from their defaults."""
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         fields: Mapping[str, FieldInfo] = type(self).model_fields  # type: ignore[attr-defined]
@@ -17,7 +17,7 @@ class Changed:
                 yield name, value
 
 
-class Section(Changed, BaseModel):
-    """Base of all sections: frozen, and an unknown key is an error."""
+class Section(ChangedFieldsRepr, BaseModel):
+    """Base class of all sections: frozen, rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

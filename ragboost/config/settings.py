@@ -1,4 +1,4 @@
-"""All sections together."""
+"""The settings: all sections together."""
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -20,14 +20,16 @@ from ragboost.config.proxy import (
     RouterSettings,
     WaitingRoomSettings,
 )
-from ragboost.config.section import Changed
+from ragboost.config.section import ChangedFieldsRepr
 
 ENV_PREFIX = "RAGBOOST_"
 
 
-class Settings(Changed, BaseSettings):
-    """All settings. `Settings()` in code holds defaults and what is passed; `load_settings` also
-    reads the environment and `ragboost.toml`."""
+class Settings(ChangedFieldsRepr, BaseSettings):
+    """All settings, from arguments and defaults only.
+
+    `load_settings` also reads the environment and `ragboost.toml`.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
@@ -43,8 +45,8 @@ class Settings(Changed, BaseSettings):
     backend: BackendSettings = BackendSettings()
     backends: tuple[ReplicaSettings, ...] = Field(
         (),
-        description="Several backends: url, name, api_key, max_concurrency; `backend.url` is "
-        "not used then.",
+        description="Several backends: url, name, api_key, max_concurrency of each. Replaces "
+        "`backend.url`.",
     )
     router: RouterSettings = RouterSettings()
     waiting_room: WaitingRoomSettings = WaitingRoomSettings()
@@ -61,5 +63,5 @@ class Settings(Changed, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take what the caller passes and nothing else."""
+        """Read arguments only."""
         return (init_settings,)

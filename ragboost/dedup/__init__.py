@@ -1,14 +1,5 @@
-"""De-duplication: a document is sent once per request and once per session (RAGBoost section 6).
+"""De-duplication: send a document once per request and once per session (RAGBoost section 6)."""
 
-`passages` shares repeated texts and parts of texts.
-"""
+from ragboost.dedup.documents import Unique, distinct_elements, unique_documents
 
-from ragboost.dedup.documents import (
-    Split,
-    Unique,
-    distinct_elements,
-    split_carried,
-    unique_documents,
-)
-
-__all__ = ["Split", "Unique", "distinct_elements", "split_carried", "unique_documents"]
+__all__ = ["Unique", "distinct_elements", "unique_documents"]

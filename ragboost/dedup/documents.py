@@ -1,9 +1,9 @@
-"""De-duplicate whole documents inside a request and against earlier turns (RAGBoost section 6).
+"""De-duplicate the documents of a request (RAGBoost section 6).
 
-Documents are the same if their keys are. Does not know sessions: the caller says what stands where.
+Documents are equal if their keys are. Does not know sessions.
 """
 
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from ragboost.types import Document
@@ -13,7 +13,7 @@ class Unique(NamedTuple):
     """A request's documents without duplicates.
 
     Attributes:
-        documents: each once, in relevance order; the most relevant of equals stays.
+        documents: each once, in relevance order.
         slots: for each document of the request, its index in `documents`.
     """
 
@@ -21,20 +21,8 @@ class Unique(NamedTuple):
     slots: tuple[int, ...]
 
 
-class Split(NamedTuple):
-    """A turn's documents, told apart by what the payload already carries.
-
-    Attributes:
-        new: indices of documents to send, in relevance order.
-        carried: indices of documents that an earlier turn carries, in relevance order.
-    """
-
-    new: tuple[int, ...]
-    carried: tuple[int, ...]
-
-
 def unique_documents(documents: Sequence[Document]) -> Unique:
-    """Drop documents that stand in the list more than once."""
+    """Drop repeats of a document."""
     slots: dict[str, int] = {}
     places = tuple([slots.setdefault(document.key, len(slots)) for document in documents])
     if len(slots) == len(documents):
@@ -46,22 +34,8 @@ def unique_documents(documents: Sequence[Document]) -> Unique:
     return Unique(tuple(first), places)
 
 
-def split_carried(documents: Sequence[Document], carried: Container[str]) -> Split:
-    """Tell documents to send from those that an earlier turn of the payload carries.
-
-    Args:
-        documents: a turn's documents without duplicates.
-        carried: keys of the documents that stand in the payload already.
-    """
-    new: list[int] = []
-    old: list[int] = []
-    for i, document in enumerate(documents):
-        (old if document.key in carried else new).append(i)
-    return Split(tuple(new), tuple(old))
-
-
 def distinct_elements(keys: Sequence[str]) -> tuple[Hashable, ...]:
-    """Name the copies of a document apart, for the context index wants distinct elements.
+    """Give copies of a document distinct names, as the context index requires.
 
     The first copy is named by its key.
     """

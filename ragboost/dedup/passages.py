@@ -1,8 +1,8 @@
-"""Share repeated texts and passages: what stands in an earlier text becomes a reference to it.
+"""Replace repeated texts and passages by references to their first occurrence.
 
-Texts are cut by their content (a gear hash over the last 32 bytes), so that an insertion moves no
-other cut, and a text's outcome depends on itself and on those before it alone. Everything is linear
-in the texts' length. Knows texts, does not know messages.
+Content-defined chunking: a gear hash over the last 32 bytes decides the cuts, so an insertion moves
+no other cut. The result for a text depends only on it and on earlier texts. Linear in the length of
+the texts. Knows texts. Does not know messages.
 """
 
 import hashlib
@@ -17,8 +17,7 @@ _NEWLINE = 10
 
 
 class PassageSizes(NamedTuple):
-    """Lengths of passages, in bytes: least, mean and most. A repetition shorter than `min_bytes` is
-    kept, and so is a text."""
+    """Shortest, mean and longest passage in bytes. Shorter texts and repetitions are kept."""
 
     min_bytes: int = 512
     avg_bytes: int = 1024
@@ -26,12 +25,12 @@ class PassageSizes(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A passage that stands literally in an earlier text.
+    """A passage that an earlier text contains verbatim.
 
     Attributes:
         source: index of that text.
-        start: where it begins there, in characters.
-        end: where it ends there.
+        start: its first character there.
+        end: the character behind its last one.
     """
 
     source: int
@@ -40,7 +39,7 @@ class Reference(NamedTuple):
 
 
 Pieces = tuple[str | Reference, ...]
-"""A text as what is kept of it and what is referred to, in order."""
+"""A text as kept pieces and references, in order."""
 
 
 class _Passage(NamedTuple):
@@ -50,17 +49,16 @@ class _Passage(NamedTuple):
 
 
 def share_passages(texts: Sequence[str], *, sizes: PassageSizes) -> list[Pieces]:
-    """Replace what earlier texts have, whole texts first, then passages.
+    """Replace whole texts that occurred before, then passages that did.
 
-    A reference never leads to another one: its target is kept where it stands first.
+    A reference never points to another one: its target is always kept.
 
     Args:
-        texts: in the order in which they stand in the payload.
+        texts: in payload order.
         sizes: of the passages.
 
     Returns:
-        For each text its pieces; `expand` gives the text back. Those of a text depend on it and on
-        the texts before it alone.
+        The pieces of each text; `expand` restores the text.
     """
     whole: dict[str, int] = {}
     known: dict[bytes, Reference] = {}
@@ -81,7 +79,7 @@ def share_passages(texts: Sequence[str], *, sizes: PassageSizes) -> list[Pieces]
 
 
 def expand(pieces: Pieces, texts: Sequence[str]) -> str:
-    """Give the text back, given the texts before it."""
+    """Restore a text from its pieces and the earlier texts."""
     return "".join(
         piece if isinstance(piece, str) else texts[piece.source][piece.start : piece.end]
         for piece in pieces
@@ -89,10 +87,9 @@ def expand(pieces: Pieces, texts: Sequence[str]) -> str:
 
 
 def cut_passages(text: str, *, sizes: PassageSizes) -> list[_Passage]:
-    """Cut a text where its content says so, between lines where it has short ones.
+    """Cut a text by its content, at a line break if one follows soon enough.
 
-    Every passage but the last has `min_bytes` to `max_bytes` bytes; a cut never falls into a
-    character.
+    Every passage but the last has `min_bytes` to `max_bytes` bytes; no cut splits a character.
     """
     data = text.encode("utf-8", "surrogatepass")
     array = np.frombuffer(data, dtype=np.uint8)
@@ -112,12 +109,12 @@ def cut_passages(text: str, *, sizes: PassageSizes) -> list[_Passage]:
 def _cuts(
     array: NDArray[np.uint8], is_start: NDArray[np.bool_], sizes: PassageSizes
 ) -> Iterator[int]:
-    """Ends of all passages but the last."""
+    """Yield the ends of all passages but the last."""
     hashes = _gear(array)
     spread = max(sizes.avg_bytes - sizes.min_bytes, 1)
     # The upper bits depend on the whole window.
     wanted = hashes < np.uint64((1 << 32) // spread)
-    before = np.concatenate(([False], wanted[:-1])) & is_start  # a cut stands behind the window
+    before = np.concatenate(([False], wanted[:-1])) & is_start  # a cut follows the window
     candidates = np.flatnonzero(before)
     lines = np.flatnonzero(np.concatenate(([False], array[:-1] == _NEWLINE)))
     start, size = 0, len(array)
@@ -142,8 +139,8 @@ def _next(places: NDArray[np.int64], at: int, *, default: int) -> int:
 
 
 def _gear(array: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """For each byte a hash of it and the 31 before it, 32 bits wide, in five vector steps."""
-    # Fixed and odd-looking on purpose: a table of well-mixed numbers, equal in every process.
+    """Hash each byte with the 31 before it, to 32 bits, in five vectorised steps."""
+    # A fixed table of well-mixed numbers, equal in every process.
     mixed = np.arange(1, 257, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     table = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(32)
     hashes = table[array]
@@ -162,7 +159,7 @@ def _pieces(
     known: dict[bytes, Reference],
     min_bytes: int,
 ) -> Iterator[str | Reference]:
-    """Join neighbours: kept text, and passages that follow each other in one source."""
+    """Join adjacent kept passages, and adjacent references into one source."""
     kept_from = 0
     at = 0
     while at < len(passages):
@@ -191,7 +188,7 @@ def _pieces(
 def _learn(
     known: dict[bytes, Reference], source: int, pieces: Pieces, passages: Sequence[_Passage]
 ) -> None:
-    """Remember the passages that stand literally in this text."""
+    """Remember the passages that this text keeps verbatim."""
     kept: list[tuple[int, int]] = []
     place = 0
     for piece in pieces:

@@ -1,6 +1,6 @@
-"""The built-in model: a small Llama with seeded random weights, and a tokenizer made in code.
+"""Build the built-in model: a small Llama with seeded random weights, and its tokenizer.
 
-Its answers mean nothing; its prefill, KV cache and timing are those of a real model. Nothing is
+Its answers are noise; its prefill, KV cache and timing are those of a real model. Nothing is
 downloaded. The tokenizer depends on the Python version only, the weights on seed and torch.
 """
 
@@ -13,14 +13,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
-# System text, then the documents, then the conversation: documents in the order given, each
-# rendered by itself, so that equal leading documents are equal tokens.
+# System text, documents, conversation. Documents are in the order given and each is rendered by
+# itself, so that equal leading documents give equal tokens.
 CHAT_TEMPLATE = (
-    "{%- macro turn(role, text) %}{{ '<|im_start|>' + role + '\n' + text + '<|im_end|>\n' }}"
+    "{%- macro message(role, text) %}{{ '<|im_start|>' + role + '\n' + text + '<|im_end|>\n' }}"
     "{%- endmacro %}"
     "{%- set rest = messages %}"
     "{%- if messages and messages[0]['role'] == 'system' %}"
-    "{{- turn('system', messages[0]['content']) }}{%- set rest = messages[1:] %}"
+    "{{- message('system', messages[0]['content']) }}{%- set rest = messages[1:] %}"
     "{%- endif %}"
     "{%- if documents %}"
     "{{- '<|im_start|>documents\n' }}"
@@ -30,10 +30,10 @@ CHAT_TEMPLATE = (
     "{%- endfor %}"
     "{{- '<|im_end|>\n' }}"
     "{%- endif %}"
-    "{%- for message in rest %}"
+    "{%- for one in rest %}"
     "{%- if loop.last and continue_final_message is defined and continue_final_message %}"
-    "{{- '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
-    "{%- else %}{{- turn(message['role'], message['content'] or '') }}{%- endif %}"
+    "{{- '<|im_start|>' + one['role'] + '\n' + one['content'] }}"
+    "{%- else %}{{- message(one['role'], one['content'] or '') }}{%- endif %}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
@@ -46,7 +46,7 @@ _VOCAB_SIZE = 4096
 
 
 def build_model(size: str, *, seed: int) -> Any:
-    """Build the model `size` (`small`: 3.9 M parameters, `tiny`: for tests), fp32 on the CPU."""
+    """Return the built-in model in fp32: `small` (3.9 M parameters), or `tiny` for tests."""
     shape = _SIZES[size]
     config = LlamaConfig(
         **shape,
@@ -55,7 +55,7 @@ def build_model(size: str, *, seed: int) -> Any:
         num_key_value_heads=2,
         max_position_embeddings=32_768,
         tie_word_embeddings=True,
-        initializer_range=0.08,  # with the default 0.02 attention is nearly uniform
+        initializer_range=0.08,  # the default 0.02 gives nearly uniform attention
         bos_token_id=None,
         eos_token_id=2,
         pad_token_id=0,
@@ -68,7 +68,7 @@ def build_model(size: str, *, seed: int) -> Any:
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer on Python's own documentation (0.5 s).
 
-    About 3.4 characters per token on English technical prose; decodes to exactly what it encoded.
+    It has about 3.4 characters per token on English technical prose, and decoding is lossless.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

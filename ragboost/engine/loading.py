@@ -1,4 +1,4 @@
-"""Make the engine's parts from settings: model, tokenizer, prefix store, thread."""
+"""Build the engine from settings: model, tokenizer, prefix store, chunk reuse."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ragboost.chunk_cache.eviction import make_replacement
+from ragboost.chunk_cache.dependency.depkv import DepCache
+from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.kv.base import KVStore
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
@@ -21,15 +22,19 @@ from ragboost.chunk_cache.selftest import self_test
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin
 from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
-from ragboost.engine.runtime.core import Engine
-from ragboost.engine.runtime.graph import Graphs, make_graphs
-from ragboost.engine.runtime.model_runner import ModelRunner
+from ragboost.engine.runtime.engine import Engine
+from ragboost.engine.runtime.graph import GraphRunner
+from ragboost.engine.runtime.model_runner import ModelRunner, has_window
 from ragboost.engine.runtime.prefix_cache import Event
 from ragboost.engine.runtime.prefix_store import PrefixStore
-from ragboost.engine.tokenizer import ChatTokenizer
+from ragboost.engine.text.graph_prompts import GraphAttention, GraphPrompts
+from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
+
+TUNED = "ragboost_dependency"
+"""Key in a model's configuration: the positions it was tuned with, `depth` or `preorder`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +42,22 @@ class LoadedModel:
     """A model that is ready to serve.
 
     Attributes:
-        name: under which it is served.
+        name: in the API.
+        runner: computes its forwards.
+        tokenizer: with its chat template.
         stop_ids: tokens that end a generation.
-        adapter: through which chunks are reused; None: they cannot be.
-        reuse_refusal: why; None where they can.
-        graphs: prompts with graphs.
+        graphs: lays out prompts with graphs.
+        depcache: computes them; None: graphs are written out as text.
+        adapter: computes reused chunks; None: chunks cannot be reused.
+        reuse_refusal: why chunks cannot be reused; None: they can.
     """
 
     name: str
     runner: ModelRunner
     tokenizer: ChatTokenizer
     stop_ids: frozenset[int]
-    graphs: Graphs
+    graphs: GraphPrompts
+    depcache: DepCache | None = None
     adapter: ModelAdapter | None = None
     reuse_refusal: str | None = None
 
@@ -57,7 +66,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     """Load `settings.model`, or build the built-in one.
 
     Raises:
-        ConfigError: no model there, or one that cannot be served.
+        ConfigError: the directory holds no model, or one that cannot be served.
     """
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
@@ -72,21 +81,25 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     adapter, refusal = _adapter(model, settings)
     runner = ModelRunner(model, max_length=settings.max_model_len)
     if adapter is not None:
-        adapter.install()  # the runner has set its own attention, which serves ordinary calls
-    logger.info(
-        "%s on %s, %s, %d bytes of KV per token",
-        name,
-        runner.device,
-        runner.layout.dtype,
-        runner.layout.bytes_per_token,
-    )
+        adapter.install()  # after the runner has set its own attention for ordinary forwards
+    layout = runner.layout
+    size = layout.bytes_per_token
+    logger.info("%s on %s, %s, %d bytes of KV per token", name, layout.device, layout.dtype, size)
     chat = ChatTokenizer(tokenizer)
+    attention, reason, depcache = _graph_attention(model, settings, adapter, refusal)
     return LoadedModel(
         name=settings.served_model_name or name,
         runner=runner,
         tokenizer=chat,
         stop_ids=_stop_ids(model, tokenizer),
-        graphs=make_graphs(model, chat, settings, adapter=adapter, reuse_refusal=refusal),
+        graphs=GraphPrompts(
+            chat,
+            depcache=depcache,
+            attention=attention,
+            reason=reason,
+            recompute_ratio=settings.graph_recompute_ratio,
+        ),
+        depcache=depcache,
         adapter=adapter,
         reuse_refusal=refusal,
     )
@@ -98,27 +111,28 @@ def make_engine(
     *,
     publish: Callable[[Sequence[Event]], None] | None = None,
 ) -> Engine:
-    """Put a prefix store and a thread around a loaded model; the thread is not started.
+    """Return an engine with a prefix store for a loaded model; its thread is not started.
 
     Raises:
-        ConfigError: the capacity is less than one block.
+        ConfigError: the capacity is below one block, the reuse policy is unknown, or the chunk
+            directory cannot be used.
     """
     if settings.capacity_tokens < settings.block_size:
         raise ConfigError(
             f"engine.capacity_tokens must be at least engine.block_size ({settings.block_size}), "
             f"got {settings.capacity_tokens}"
         )
-    store = PrefixStore(
-        loaded.runner.layout,
-        capacity_tokens=settings.capacity_tokens,
-        block_size=settings.block_size,
-        policy=None if settings.eviction == "lru" else make_replacement(settings.eviction),
-    )
     if settings.reuse_policy not in POLICIES:
         raise ConfigError(
             f"engine.reuse_policy must be one of {', '.join(POLICIES)}, "
             f"got {settings.reuse_policy!r}"
         )
+    store = PrefixStore(
+        loaded.runner.layout,
+        capacity_tokens=settings.capacity_tokens,
+        block_size=settings.block_size,
+        policy=None if settings.eviction == "lru" else make_eviction_policy(settings.eviction),
+    )
     return Engine(
         loaded.runner,
         store,
@@ -126,13 +140,16 @@ def make_engine(
         max_step_tokens=settings.max_step_tokens,
         max_waiting=settings.max_waiting,
         publish=publish,
-        reuser=_reuser(loaded, settings),
-        graphs=loaded.graphs,
+        chunk_scheduler=_chunk_scheduler(loaded.adapter, settings),
+        graph_runner=GraphRunner(loaded.depcache) if loaded.depcache is not None else None,
     )
 
 
 def _adapter(model: Any, settings: EngineSettings) -> tuple[ModelAdapter | None, str | None]:
-    """What chunks are reused through, tested on the model while its attention is its own."""
+    """Return the adapter for chunk reuse, or the reason why there is none.
+
+    Tests the model, so it must run while the model has its own attention.
+    """
     if settings.reuse == "off":
         return None, "engine.reuse is off"
     try:
@@ -145,13 +162,44 @@ def _adapter(model: Any, settings: EngineSettings) -> tuple[ModelAdapter | None,
     return adapter, None
 
 
-def _reuser(loaded: LoadedModel, settings: EngineSettings) -> ChunkScheduler | None:
-    if loaded.adapter is None:
+def _graph_attention(
+    model: Any, settings: EngineSettings, adapter: ModelAdapter | None, refusal: str | None
+) -> tuple[GraphAttention, str | None, DepCache | None]:
+    """Decide how graphs are attended to; return it, the reason why not by dependency attention,
+    and what computes it."""
+    config = model.config.get_text_config()
+    tuned, wanted = getattr(config, TUNED, None), settings.graph_attention
+    mode: GraphAttention = "dependency" if wanted == "auto" else wanted
+    reason = None if mode == "dependency" else f"engine.graph_attention is {mode}"
+    if mode != "self" and (refusal is not None or has_window(config)):
+        mode, reason = "self", refusal or "the model has sliding windows"
+    elif wanted == "auto" and tuned is None:
+        mode = "self"
+        reason = (
+            "the model was not tuned for it; scripts/finetune_dependency.py does that, and "
+            "engine.graph_attention = dependency does without"
+        )
+    if adapter is None or mode == "self":
+        return "self", reason, None
+    # An untuned model expects written-out subgraphs at consecutive positions.
+    is_preorder = mode == "subgraphs" or tuned == "preorder"
+    depcache = DepCache(
+        adapter,
+        capacity_tokens=settings.graph_capacity_tokens,
+        positions="preorder" if is_preorder else "depth",
+    )
+    return mode, reason, depcache
+
+
+def _chunk_scheduler(
+    adapter: ModelAdapter | None, settings: EngineSettings
+) -> ChunkScheduler | None:
+    if adapter is None:
         return None
-    store = _chunk_store(loaded.adapter.device, settings)
     directory = settings.reuse_directory
+    store = _chunk_store(adapter.device, settings)
     recipes = None if directory is None else ChunkCatalog.read(directory)
-    return ChunkScheduler(ChunkReuse(loaded.adapter, store, recipes=recipes))
+    return ChunkScheduler(ChunkReuse(adapter, store, recipes=recipes))
 
 
 def _chunk_store(device: torch.device, settings: EngineSettings) -> KVStore:
@@ -195,7 +243,7 @@ def _device(settings: EngineSettings) -> str:
 def _dtype(settings: EngineSettings) -> Any:
     if settings.dtype != "auto":
         return getattr(torch, settings.dtype)
-    # Without bf16 units a CPU is fastest, and exact, in fp32; a GPU takes what was stored.
+    # fp32 is fastest and exact on a CPU without bf16 units; a GPU uses the stored dtype.
     return torch.float32 if _device(settings) == "cpu" else "auto"
 
 

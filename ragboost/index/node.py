@@ -1,10 +1,12 @@
 """A node of the context index: a run of documents below a prefix (RAGBoost section 4.1).
 
-Knows its place in the tree. Does not know tokenizers, caches or who uses it.
+Knows its place in the tree. Does not know tokenizers, caches or its users.
 """
 
 from collections.abc import Hashable, Sequence
 from typing import Optional
+
+from ragboost.errors import ContextIndexError
 
 
 class Node:
@@ -15,30 +17,30 @@ class Node:
     Attributes:
         documents: the documents that this node adds to its parent's context.
         tokens: length in tokens of each of `documents`.
-        parent: None for the root.
-        children: child nodes by their first document; siblings never share it. Changed by `attach`
-            and `detach` only.
-        slot: position in the parent's child list; given once and never reused, so that the search
-            paths of other nodes stay valid when a sibling goes.
+        parent: the parent node; None for the root.
+        children: child nodes by their first document, which siblings never share. Only `attach` and
+            `detach` change it.
+        slot: position among the parent's children. Never reused, so that the search paths of other
+            nodes stay valid when a sibling is removed.
         num_tokens: resident tokens of this node, at most `sum(tokens) + generated_tokens`; fewer
-            where the end has been evicted.
-        generated_tokens: tokens behind the documents: questions, answers, later turns. They stand
-            at the node's end, so they are evicted first.
-        is_multi_turn: a conversation goes on from here.
-        confirmed_tokens: how many of `num_tokens` an engine has said to hold; the rest is expected.
+            after the end has been evicted.
+        generated_tokens: tokens behind the documents: questions, answers, later turns. They end the
+            node, so they are evicted first.
+        is_multi_turn: a conversation continues from here.
+        confirmed_tokens: number of `num_tokens` that an engine has reported; the rest is expected.
         last_used: tick of the last insertion or traversal through this node.
-        serial: order of creation; breaks ties of `last_used`.
-        is_queued: the index's eviction heap holds an entry for it.
-        epoch: of `Pressure`, when it was sent, or sent anew because it was about to go; 0: told by
-            an engine.
+        serial: creation number; breaks ties of `last_used`.
+        is_queued: the index's eviction queue holds an entry for it.
+        batch: engine batch in which it was last computed, see `EvictionForecast`; 0: reported by an
+            engine.
     """
 
     __slots__ = (
         "_by_slot",
+        "batch",
         "children",
         "confirmed_tokens",
         "documents",
-        "epoch",
         "generated_tokens",
         "is_multi_turn",
         "is_queued",
@@ -60,7 +62,7 @@ class Node:
         slot: int = 0,
         serial: int = 0,
         last_used: int = 0,
-        epoch: int = 0,
+        batch: int = 0,
     ) -> None:
         self.documents = documents
         self.tokens = tokens
@@ -68,9 +70,9 @@ class Node:
         self.slot = slot
         self.serial = serial
         self.last_used = last_used
-        self.epoch = epoch
+        self.batch = batch
         self.children: dict[Hashable, Node] = {}
-        self._by_slot: dict[int, Node] | None = None  # None: never had a child
+        self._by_slot: dict[int, Node] | None = None  # created by the first `attach`
         self.next_slot = 0
         self.num_tokens = sum(tokens)
         self.generated_tokens = 0
@@ -86,12 +88,12 @@ class Node:
 
     @property
     def is_leaf(self) -> bool:
-        """No other node extends this one."""
+        """True if no other node extends this one."""
         return not self.children
 
     @property
     def ancestors(self) -> list["Node"]:
-        """The nodes from just below the root down to this one; none if it left the tree."""
+        """The nodes from below the root down to this one; empty if this one left the tree."""
         path = []
         node = self
         while node.parent is not None:
@@ -113,29 +115,33 @@ class Node:
     def sequence_length(self) -> int:
         """Resident tokens from the root to the end of this node.
 
-        What was generated behind a node above is not before this one.
+        Tokens generated behind an ancestor do not precede this node and do not count.
         """
         above = sum(node.num_tokens - node.generated_tokens for node in self.ancestors[:-1])
         return above + self.num_tokens
 
     def resident_prefix(self, num_documents: int) -> int:
-        """Resident tokens of the first `num_documents` documents of this node."""
+        """Return the resident tokens of the first `num_documents` documents of this node."""
         return min(sum(self.tokens[:num_documents]), self.num_tokens)
 
     def resident_documents(self, num_documents: int, *, within: int | None = None) -> int:
-        """How many of the first `num_documents` documents have resident tokens, or tokens among
-        the first `within`."""
+        """Return how many of the first `num_documents` documents have resident tokens.
+
+        Args:
+            num_documents: documents of this node to look at.
+            within: count only the first `within` tokens as resident; None: `num_tokens`.
+        """
         num_tokens = self.num_tokens if within is None else within
         while num_documents and sum(self.tokens[: num_documents - 1]) >= num_tokens:
             num_documents -= 1
         return num_documents
 
     def child_at(self, slot: int) -> Optional["Node"]:
-        """The child at a position; None if it is gone."""
+        """Return the child in a slot; None if there is none or it has been removed."""
         return self._by_slot.get(slot) if self._by_slot else None
 
     def attach(self, child: "Node") -> None:
-        """Make `child` a child, in its slot; it takes the place of one that begins alike."""
+        """Add a child in its slot, replacing a child that begins with the same document."""
         if self._by_slot is None:
             self._by_slot = {}
         self.children[child.documents[0]] = self._by_slot[child.slot] = child
@@ -143,16 +149,45 @@ class Node:
             self.next_slot = child.slot + 1
 
     def detach(self) -> None:
-        """Leave the parent."""
+        """Remove this node from its parent."""
         parent = self.parent
-        assert parent is not None, "nothing to leave"
+        assert parent is not None, "the root cannot be detached"
         assert parent._by_slot is not None, "a parent without children"
         del parent.children[self.documents[0]], parent._by_slot[self.slot]
         self.parent = None
 
+    def check_integrity(self) -> None:
+        """Check what holds for every node but the root.
+
+        Raises:
+            ContextIndexError: an invariant does not hold; the message names node and invariant.
+        """
+        whole = sum(self.tokens)
+        parent, children = self.parent, self.children
+        invariants = {
+            "has documents": len(self.documents) > 0,
+            "has a length per document": len(self.documents) == len(self.tokens),
+            "has resident tokens": 0 < self.num_tokens <= whole + self.generated_tokens,
+            "is whole unless a leaf": self.is_leaf or self.num_tokens >= whole,
+            "is whole before generated tokens": self.generated_tokens == 0
+            or self.num_tokens == whole + self.generated_tokens,
+            "is its parent's child": parent is not None
+            and parent.children.get(self.documents[0]) is self,
+            "is in its slot": parent is not None and parent.child_at(self.slot) is self,
+            "has children in distinct slots": len({c.slot for c in children.values()})
+            == len(children),
+            "is not newer than its parent": parent is None
+            or parent.parent is None
+            or self.last_used <= parent.last_used,
+            "is queued if a leaf": self.is_queued or not self.is_leaf,
+        }
+        for invariant, holds in invariants.items():
+            if not holds:
+                raise ContextIndexError(f"{self!r}: invariant violated: {invariant}")
+
 
 def common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: int) -> int:
-    """Documents that `run` and `documents[at:]` have in common from their starts."""
+    """Count the leading documents that `run` and `documents[at:]` share; their first are equal."""
     count = 1
     limit = min(len(run), len(documents) - at)
     while count < limit and run[count] == documents[at + count]:

@@ -1,24 +1,24 @@
 """Search the context index for the prefix that a request can reuse (RAGBoost section 4.2).
 
-Reads the tree and changes nothing. Knows nodes. Does not know eviction or orders.
+Reads the tree and changes nothing. Knows nodes. Does not know how documents are ordered.
 """
 
 from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from ragboost.index.eviction_forecast import TokenAges
 from ragboost.index.node import Node, common_length
-from ragboost.index.pressure import Ages
 
 
 class PrefixMatch(NamedTuple):
     """The cached prefix that a request can reuse.
 
     Attributes:
-        documents: the prefix, in cached order; all belong to the request.
-        cached_tokens: how many of its tokens are resident.
-        node: where the prefix ends; the root if nothing matches.
-        num_documents: how many of the node's own documents belong to the prefix.
+        documents: the prefix in cached order; all belong to the request.
+        cached_tokens: number of its tokens that are resident.
+        node: the node in which the prefix ends; the root if nothing matches.
+        num_documents: number of the node's own documents that belong to the prefix.
     """
 
     documents: tuple[Hashable, ...]
@@ -27,25 +27,38 @@ class PrefixMatch(NamedTuple):
     num_documents: int
 
 
+class CachedPrefix(NamedTuple):
+    """The resident part of a sequence in its given order.
+
+    Attributes:
+        num_documents: number of leading documents with resident tokens, the last perhaps in part.
+        cached_tokens: number of these tokens.
+    """
+
+    num_documents: int
+    cached_tokens: int
+
+
 def search(
     root: Node,
     documents: Sequence[Hashable],
     tokens: Sequence[int],
     *,
     max_visits: int,
-    gone: int,
-    blind_from: int | None,
+    evict_through_tick: int,
+    first_hidden_batch: int | None,
 ) -> PrefixMatch:
-    """See `ContextIndex.search`.
+    """Find the longest cached prefix made of the request's documents; see `ContextIndex.search`.
 
-    Nodes last used at tick `gone` or before do not count, nor those of epoch `blind_from` on.
+    Ignores nodes last used at `evict_through_tick` or earlier, and nodes of `first_hidden_batch` or
+    a later batch.
     """
     position = {document: i for i, document in enumerate(documents)}
     wanted = position.keys()
     total = sum(tokens)
     best_node, best_count, best_tokens = root, 0, 0
-    # Entries: (-matched tokens, order of discovery, node, documents that go on from it). Sequences
-    # hold distinct documents, so those that go on from a node are not among those before it.
+    # Entries: (-matched tokens, order of discovery, node, documents with which a child begins).
+    # Sequences hold distinct documents, so none of the latter occurs on the path to the node.
     frontier = [(0, 0, root, root.children.keys() & wanted)]
     found = visits = 0
     while frontier and visits < max_visits and best_tokens < total:
@@ -54,9 +67,9 @@ def search(
         children = node.children
         for start in sorted(starts, key=position.__getitem__) if len(starts) > 1 else starts:
             child = children[start]
-            if child.last_used <= gone:
+            if child.last_used <= evict_through_tick:
                 continue
-            if blind_from is not None and child.epoch >= blind_from:
+            if first_hidden_batch is not None and child.batch >= first_hidden_batch:
                 continue
             run = child.documents
             count = 0
@@ -64,7 +77,7 @@ def search(
                 if document not in position:
                     break
                 count += 1
-            # `resident_prefix`, written out: this line runs some thirty times a search.
+            # Inlined `resident_prefix`: this runs some thirty times a search.
             length = child.tokens[0] if count == 1 else sum(child.tokens[:count])
             matched = (length if length < child.num_tokens else child.num_tokens) - negative
             if matched > best_tokens:
@@ -74,44 +87,36 @@ def search(
                 if after:
                     found += 1
                     heappush(frontier, (-matched, found, child, after))
-    return _match(best_node, best_count, best_tokens)
+    if best_node.parent is None:
+        return PrefixMatch((), 0, root, 0)
+    count = best_node.resident_documents(best_count)
+    prefix = best_node.parent.context + best_node.documents[:count]
+    return PrefixMatch(prefix, best_tokens, best_node, count)
 
 
 def cached_prefix(
-    root: Node, documents: Sequence[Hashable], *, ages: Ages, blind_from: int | None
-) -> tuple[int, int]:
-    """See `ContextIndex.cached_prefix`; `ages` say what is about to be evicted."""
+    root: Node, documents: Sequence[Hashable], *, ages: TokenAges, first_hidden_batch: int | None
+) -> CachedPrefix:
+    """Measure the resident part of a sequence; see `ContextIndex.cached_prefix`."""
     node, at, cached = root, 0, 0
-    tick = left = 0  # of the oldest tick on the way, tokens that stay
+    tick = left = 0  # `left`: tokens last used at `tick` that will be retained
     while at < len(documents):
         child = node.children.get(documents[at])
-        if child is None or child.last_used <= ages.gone:
+        if child is None or child.last_used <= ages.evict_through_tick:
             break
-        if blind_from is not None and child.epoch >= blind_from:
+        if first_hidden_batch is not None and child.batch >= first_hidden_batch:
             break
         count = common_length(child.documents, documents, at)
         if child.last_used != tick:
-            tick, left = child.last_used, ages.kept(child.last_used)
+            tick, left = child.last_used, ages.retained_tokens(child.last_used)
+        if first_hidden_batch is not None and left < child.num_tokens:
+            break  # a radix tree evicts nodes whole
         resident = child.resident_prefix(count)
         kept = min(resident, left)
-        if blind_from is not None and left < child.num_tokens:
-            break  # evicted whole
         left -= kept
         cached += kept
         at += child.resident_documents(count, within=kept)
         if count < len(child.documents) or kept < resident:
             break
         node = child
-    return at, cached
-
-
-def _match(node: Node, count: int, cached_tokens: int) -> PrefixMatch:
-    if node.parent is None:
-        return PrefixMatch((), 0, node, 0)
-    count = node.resident_documents(count)
-    return PrefixMatch(
-        node.parent.context + node.documents[:count],
-        cached_tokens,
-        node,
-        count,
-    )
+    return CachedPrefix(at, cached)

@@ -8,8 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.booster.booster import Booster
-from ragboost.booster.session import SentDocument, SessionState, Turn
+from ragboost.booster import Booster, SentDocument, SessionState, Turn
 from ragboost.context import Context
 from ragboost.types import Document
 

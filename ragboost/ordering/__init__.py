@@ -1,9 +1,9 @@
-"""Order in a request, plan over a batch, release between requests (RAGBoost section 5)."""
+"""The order of documents in a request and of requests between each other (RAGBoost section 5)."""
 
-from ragboost.ordering.batch import BatchPlan, plan_batch
+from ragboost.ordering.batch import BatchPlan, plan_batch, release_order
 from ragboost.ordering.popularity import RecentContexts
-from ragboost.ordering.release import release_order
 from ragboost.ordering.request import Order, order_documents
+from ragboost.ordering.turns import group_turns
 from ragboost.ordering.window import WindowPlan, plan_window
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Order",
     "RecentContexts",
     "WindowPlan",
+    "group_turns",
     "order_documents",
     "plan_batch",
     "plan_window",

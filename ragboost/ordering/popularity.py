@@ -1,25 +1,21 @@
-"""Which documents recent requests had together: the `popularity` order of a request's tail.
+"""Order a request's tail by the documents that recent requests had together (`popularity`).
 
-Behind the cached prefix the order is free. What pays later is the order that most future requests
-can follow, so each step takes the document with the greatest expected saving: how many recent
-contexts hold it together with everything before it, times its tokens. Knows no index.
+Behind the cached prefix any order will do now; the best one for the future is the one that most
+later requests can follow. So each step takes the document with the greatest expected saving: the
+number of recent contexts that hold it with everything before it, times its tokens. Knows no index.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-# Measured in docs/benchmarks.md: without the relevance order as a prior, MultiHop-RAG loses 0.007.
+# The relevance order as a prior: without it, MultiHop-RAG loses 0.007 (docs/lab/ordering.md).
 _RANK_WEIGHT = 2.0
 _RANK_DECAY = 0.8
 
 
-def _rank_weight(rank: int) -> float:
-    return _RANK_WEIGHT * _RANK_DECAY**rank
-
-
 class RecentContexts:
-    """The last `window` contexts as bit sets, one integer per document.
+    """The documents of the last `window` contexts, as one bit set per document.
 
-    Memory is bounded by the window: a document that left it is forgotten.
+    Memory is bounded by the window: documents outside it are forgotten.
     """
 
     def __init__(self, *, window: int = 2048) -> None:
@@ -35,7 +31,7 @@ class RecentContexts:
         return len(self._contexts)
 
     def add(self, documents: Iterable[Hashable]) -> None:
-        """Remember a context; the oldest one goes when the window is full."""
+        """Add a context, replacing the oldest one if the window is full."""
         context = tuple(documents)
         bit = 1 << self._next
         if len(self._contexts) < self.window:
@@ -54,12 +50,13 @@ class RecentContexts:
         *,
         prefix: Iterable[Hashable] = (),
     ) -> list[Hashable]:
-        """Sort `documents` by expected saving behind `prefix`.
+        """Sort documents by expected saving behind a prefix.
+
+        The relevance order counts as `_RANK_WEIGHT` more contexts for the first document and fewer
+        for each next one; it decides where recent contexts do not.
 
         Args:
-            documents: most relevant first. The relevance order counts as `_RANK_WEIGHT` contexts
-                more for the first document and fewer for each next one, and decides where no
-                recent context says anything.
+            documents: most relevant first.
             tokens: length of each document.
             prefix: the documents before them.
         """
@@ -70,7 +67,7 @@ class RecentContexts:
         rest = list(documents)
         bits = [known.get(document, 0) for document in rest]
         lengths = [tokens[document] for document in rest]
-        priors = [_rank_weight(rank) * length for rank, length in enumerate(lengths)]
+        priors = [_RANK_WEIGHT * _RANK_DECAY**rank * n for rank, n in enumerate(lengths)]
         ordered: list[Hashable] = []
         while rest and shared:
             savings = [

@@ -1,26 +1,24 @@
-"""The order of documents inside one request (RAGBoost section 5.1).
+"""Order the documents of one request (RAGBoost section 5.1).
 
-Puts the longest cached prefix first and the rest behind it. Reads the context index and changes
-nothing: the caller inserts what it sends.
+The longest cached prefix comes first, the remaining documents behind it. Reads the context index
+and changes nothing: the caller inserts what it sends.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
 from ragboost.ordering.popularity import RecentContexts
 
-if TYPE_CHECKING:
-    from ragboost.config import OrderingSettings
-
 
 class Order(NamedTuple):
-    """A new order for a request's documents.
+    """A new order of a request's documents.
 
     Attributes:
         permutation: position in the relevance order of each document of the new order.
-        num_matched: how many documents at the start the cache holds, the last perhaps in part.
-        cached_tokens: resident tokens of these.
+        num_matched: number of leading documents that the cache holds, the last perhaps in part.
+        cached_tokens: number of their resident tokens.
     """
 
     permutation: tuple[int, ...]
@@ -33,24 +31,24 @@ def order_documents(
     documents: Sequence[Hashable],
     tokens: Sequence[int],
     *,
-    settings: "OrderingSettings",
+    settings: OrderingSettings,
     recent: RecentContexts | None = None,
 ) -> Order:
     """Order a request's documents so that they extend the longest cached prefix.
 
     The last `settings.keep_last` places go to the most relevant documents, the best one last. The
-    relevance order stays where a new order saves fewer than `settings.min_saved_tokens` more.
+    relevance order is kept if a new order saves fewer than `settings.min_saved_tokens` more.
 
     Args:
-        index: what the backend's prefix cache holds.
+        index: mirrors the backend's prefix cache.
         documents: distinct documents, most relevant first.
         tokens: their lengths.
-        recent: what earlier requests had, for the `popularity` tail; None: relevance order.
+        recent: the documents of earlier requests, for the `popularity` tail; None: relevance order.
     """
-    keep = min(settings.keep_last, len(documents)) if settings.enabled else 0
-    unmoved = _unmoved(index, documents, tokens)
+    unmoved = Order(tuple(range(len(documents))), *index.cached_prefix(documents))
     if not settings.enabled or len(documents) < 2:
         return unmoved
+    keep = min(settings.keep_last, len(documents))
     free, lengths = documents[keep:], tokens[keep:]
     match = index.search(free, lengths)
     tail: Sequence[Hashable] = free
@@ -62,20 +60,13 @@ def order_documents(
         tail = recent.order(tail, known, prefix=match.documents)
     position = {document: i for i, document in enumerate(documents)}
     permutation = (
-        *(position[document] for document in match.documents),
-        *(position[document] for document in tail),
+        *[position[document] for document in match.documents],
+        *[position[document] for document in tail],
         *range(keep - 1, -1, -1),
     )
     num_matched, cached_tokens = len(match.documents), match.cached_tokens
     if keep:  # the kept ones may be cached behind the others
-        order = [documents[i] for i in permutation]
-        num_matched, cached_tokens = index.cached_prefix(order, [tokens[i] for i in permutation])
+        num_matched, cached_tokens = index.cached_prefix([documents[i] for i in permutation])
     if cached_tokens - unmoved.cached_tokens < settings.min_saved_tokens:
         return unmoved
     return Order(permutation, num_matched, cached_tokens)
-
-
-def _unmoved(index: ContextIndex, documents: Sequence[Hashable], tokens: Sequence[int]) -> Order:
-    """The relevance order, with what the cache holds of it as it stands."""
-    matched, cached = index.cached_prefix(documents, tokens)
-    return Order(tuple(range(len(documents))), matched, cached)

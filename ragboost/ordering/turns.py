@@ -1,4 +1,4 @@
-"""Keep the turns of conversations in order inside a batch.
+"""Keep the turns of each conversation in order within a batch.
 
 Knows which request belongs to which conversation. Does not know documents.
 """
@@ -8,28 +8,28 @@ from typing import NamedTuple
 
 
 class BatchTurns(NamedTuple):
-    """A batch's requests by their place in their conversation, as indices into the batch.
+    """The requests of a batch by their place in a conversation, as indices into the batch.
 
     Attributes:
         leading: requests with no turn before them.
-        later: for some of `leading`, the later turns of their conversation, in turn order.
-        going_on: turns of conversations that began before the batch, in the batch's order.
+        later: by request of `leading`, the later turns of its conversation, in turn order.
+        continued: turns of conversations that began before the batch, in the batch's order.
     """
 
     leading: tuple[int, ...]
     later: Mapping[int, tuple[int, ...]]
-    going_on: tuple[int, ...]
+    continued: tuple[int, ...]
 
     def release_order(self, leading_order: Sequence[int]) -> tuple[int, ...]:
-        """The order in which to send the batch.
+        """Return the order in which to send the batch.
 
-        Conversations that go on come first, as their history is in the cache now; each later turn
-        follows its first turn directly, while that one's history is.
+        Continued conversations come first, while their history is cached; each later turn follows
+        its first turn directly, for the same reason.
 
         Args:
-            leading_order: positions in `leading`, in the order planned for them.
+            leading_order: positions in `leading`, in their planned order.
         """
-        order = list(self.going_on)
+        order = list(self.continued)
         for at in leading_order:
             first = self.leading[at]
             order.append(first)
@@ -37,18 +37,18 @@ class BatchTurns(NamedTuple):
         return tuple(order)
 
 
-def group_turns(sessions: Sequence[str | None], going_on: Collection[str]) -> BatchTurns:
+def group_turns(sessions: Sequence[str | None], continued: Collection[str]) -> BatchTurns:
     """Group a batch's requests by conversation.
 
     Args:
-        sessions: each request's conversation; None if it stands alone.
-        going_on: conversations that began before the batch.
+        sessions: the conversation of each request; None without one.
+        continued: conversations that began before the batch.
     """
     first: dict[str, int] = {}
     leading, early = [], []
     later: dict[int, tuple[int, ...]] = {}
     for i, session in enumerate(sessions):
-        if session is not None and session in going_on:
+        if session is not None and session in continued:
             early.append(i)
         elif session is not None and session in first:
             later[first[session]] = (*later.get(first[session], ()), i)

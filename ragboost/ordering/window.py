@@ -1,7 +1,7 @@
-"""Plan a few waiting requests together, against what the cache holds (RAGBoost section 5).
+"""Plan a few waiting requests together, against the current prefix cache (RAGBoost section 5).
 
-Requests are grouped like a batch, but a group must pay: following it may cost a request the cached
-prefix that it would have had alone. Knows documents as keys.
+Requests are grouped like a batch, but a group must pay off: joining it may cost a request the
+cached prefix that it would have had alone. Knows documents as keys.
 """
 
 import heapq
@@ -15,12 +15,12 @@ Documents = Sequence[Hashable]
 
 
 class WindowPlan(NamedTuple):
-    """How to send a window of requests.
+    """The order in which to send a window of requests.
 
     Attributes:
         release_order: positions of the contexts, in the order in which to send them.
         orders: for each of `release_order`, the documents in prompt order.
-        cached_tokens: for each of `release_order`, what the cache holds of it when its turn comes.
+        cached_tokens: for each of `release_order`, its tokens in the cache when it is computed.
     """
 
     release_order: tuple[int, ...]
@@ -35,17 +35,18 @@ def plan_window(
     *,
     recent: RecentContexts,
 ) -> WindowPlan:
-    """Order documents and requests of a window, and insert them into the index.
+    """Order the documents and requests of a window, and insert them into the index.
 
-    Two groups with `m` cached tokens each merge when sharing the documents `R` first saves more
-    than going on alone: tokens(R) + m(R) - m(A) - m(B) > 0, the best pair first. Work grows with
-    the pairs that share documents: meant for up to some hundred requests.
+    Two groups A and B with cached prefixes of m(A) and m(B) tokens merge if sharing their common
+    documents R first saves more than following their own prefixes:
+    tokens(R) + m(R) - m(A) - m(B) > 0, the best pair first. Work grows with the number of pairs
+    that share documents: meant for up to a few hundred requests.
 
     Args:
-        index: what the backend's prefix cache holds; every context is inserted in its new order.
+        index: mirrors the backend's prefix cache; every context is inserted in its new order.
         contexts: distinct documents of each request, most relevant first.
         tokens: length of every document.
-        recent: what requests had lately; the window is added to it.
+        recent: the documents of recent requests; the window is added to it.
     """
     for context in contexts:
         recent.add(context)
@@ -64,21 +65,22 @@ def plan_window(
             continue
         chain = [groups.documents[step] for step in (*above, group)]
         order = _order_chain(index, chain, tokens, recent=recent)
-        lengths = [tokens[document] for document in order]
-        cached_tokens.append(index.cached_prefix(order, lengths)[1])
-        index.insert(order, lengths)
+        cached_tokens.append(index.cached_prefix(order).cached_tokens)
+        index.insert(order, [tokens[document] for document in order])
         release.append(group)
         orders.append(tuple(order))
     return WindowPlan(tuple(release), tuple(orders), tuple(cached_tokens))
 
 
 class _Groups:
-    """Groups of requests, single ones first; `alive` are those not merged yet.
+    """Groups of requests, numbered: single requests first, merged groups behind them.
 
     Attributes:
-        documents: what all requests of the group share, in the relevance order of one of them.
-        cached: tokens of the longest cached prefix within these.
-        parts: the two groups that a merged one consists of.
+        documents: by group, the documents that all its requests share, in the relevance order of
+            one of them.
+        cached: by group, tokens of the longest cached prefix within these.
+        parts: by merged group, the two groups it consists of.
+        alive: groups that are not part of another one.
     """
 
     def __init__(
@@ -94,11 +96,11 @@ class _Groups:
         self.cached = [self._cached_tokens(context) for context in contexts]
         self.parts: dict[int, tuple[int, int]] = {}
         self.alive = set(range(len(contexts)))
-        # Entries: (-gain, is exact, groups). A gain is a bound until the pair comes up.
+        # Entries: (-gain, is exact, groups). A gain is an upper bound until the pair is popped.
         self._pairs: list[tuple[int, bool, int, int]] = []
 
     def merge(self) -> None:
-        """Merge the pair that gains most, until none gains."""
+        """Merge the pair with the greatest gain until no pair has any."""
         for a, b in self._sharing_pairs():
             self._push_bound(a, b)
         while self._pairs:
@@ -125,8 +127,8 @@ class _Groups:
         self.alive.add(merged)
 
     def _push_bound(self, a: int, b: int) -> None:
-        """Queue a pair by the most it can gain: what it shares cannot be cached longer than what
-        either group has alone."""
+        """Queue a pair by an upper bound of its gain: the cached prefix of the common documents is
+        no longer than that of either group."""
         bound = self._length(self.sets[a] & self.sets[b]) - max(self.cached[a], self.cached[b])
         if bound > 0:
             heapq.heappush(self._pairs, (-bound, False, a, b))
@@ -153,10 +155,10 @@ def _order_chain(
     *,
     recent: RecentContexts,
 ) -> list[Hashable]:
-    """Order a request's documents group by group, from the largest group to the request itself.
+    """Order a request's documents group by group, from the outermost group to the request itself.
 
-    The documents of an outer group come first, so that all its requests start alike. Within that,
-    the cached prefix comes first, then what recent requests had together.
+    The documents of an outer group come first, so that all its requests share a prefix. Within a
+    group the cached prefix comes first, then the documents that recent requests had together.
     """
     order: list[Hashable] = []
     for documents in chain:

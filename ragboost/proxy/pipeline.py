@@ -190,7 +190,7 @@ class BoostPipeline:
                 context,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=cached_tokens,
-                found_tokens=front.cached_documents(cached_tokens) if front else None,
+                cached_document_tokens=front.cached_documents(cached_tokens) if front else None,
             )
 
     def report_end(
@@ -208,8 +208,8 @@ class BoostPipeline:
         if tracked is None or tracked.front is None or context is None:
             return
         is_computed = is_computed and backend == tracked.follower.name
-        if context.recorded is not None and not is_computed:
-            tracked.follower.failed(tracked.name, tracked.front, context.recorded)
+        if context.index_entry is not None and not is_computed:
+            tracked.follower.failed(tracked.name, tracked.front, context.index_entry)
             return
         tokens = upstream.tenant.tokens if upstream.tenant is not None else None
         tracked.follower.answered(
@@ -348,7 +348,7 @@ def _track(
     if context is None:
         return None
     front = None
-    if context.recorded is not None:
+    if context.index_entry is not None:
         front = front_of(
             context,
             tenant.key,

@@ -32,12 +32,12 @@ def add_breakpoint(body: Mapping[str, Any], context: Context, *, style: Style) -
         context: its documents; those of later turns are not at the front and get no breakpoint.
         style: the API whose breakpoints to set.
     """
-    recorded = context.recorded
-    if style == "none" or recorded is None or not recorded.documents:
+    entry = context.index_entry
+    if style == "none" or entry is None or not entry.documents:
         return body
     if style == "openai":
-        return body if body.get(_KEY) is not None else {**body, _KEY: _key(recorded.documents[0])}
-    count = recorded.num_cached or len(recorded.documents)
+        return body if body.get(_KEY) is not None else {**body, _KEY: _key(entry.documents[0])}
+    count = entry.num_cached or len(entry.documents)
     return _with_breakpoint(body, context.documents[count - 1].text, query=context.query)
 
 

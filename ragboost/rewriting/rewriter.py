@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from ragboost.booster.booster import Booster
-from ragboost.booster.planning import Planned
-from ragboost.booster.session import Turn
+from ragboost.booster import Booster, Planned, Turn
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
@@ -267,7 +265,7 @@ class _Rewriting:
             context,
             search_path=entry.search_path,
             predicted_cached_tokens=entry.cached_tokens,
-            recorded=entry,
+            index_entry=entry,
         )
 
     def _as_given(self) -> Context:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from msgspec import Raw
 
-from ragboost.booster.session import SessionState, Turn
+from ragboost.booster import SessionState, Turn
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
 from ragboost.rewriting.json_body import JsonBody

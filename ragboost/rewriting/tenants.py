@@ -8,10 +8,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.booster.booster import Booster
+from ragboost.booster import Booster
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import DedupSettings, OrderingSettings, Settings
-from ragboost.index.pressure import EvictionForecast
+from ragboost.index import EvictionForecast
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.tokens import TokenCounter, make_counter
 
@@ -82,7 +82,7 @@ class Tenant:
             booster.residency.follow(
                 is_exact=mode.is_exact,
                 capacity_tokens=mode.capacity_tokens,
-                pressure=mode.pressure,
+                eviction_forecast=mode.pressure,
             )
             self._boosters[backend] = booster
         return booster

@@ -1,4 +1,4 @@
-"""Where the chat-session API keeps its sessions; one file per store."""
+"""Stores of the chat-session API's sessions, one file per store."""
 
 from ragboost.config import SessionSettings
 from ragboost.sessions.base import ChatSession, ChatSessionStore, Page
@@ -7,7 +7,7 @@ __all__ = ["ChatSession", "ChatSessionStore", "Page", "make_store"]
 
 
 def make_store(settings: SessionSettings) -> ChatSessionStore:
-    """The store that the settings name; it is opened later."""
+    """Return the store that the settings name, not yet opened."""
     if settings.store == "sqlite":
         from ragboost.sessions.sqlite import SqliteStore
 

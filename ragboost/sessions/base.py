@@ -1,6 +1,6 @@
-"""What a store of chat sessions does.
+"""The contract of a store of chat sessions.
 
-Knows a session's head and its turns as bytes. Does not know messages, documents or HTTP.
+Knows a session's attributes and its turns as bytes. Does not know messages, documents or HTTP.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,17 @@ from typing import NamedTuple, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ChatSession:
-    """The head of a session.
+    """A session without its turns.
 
     Attributes:
         id: its name, unique over all owners.
-        owner: who may see it.
+        owner: the user who may access it.
         created_at: seconds since 1970.
-        used_at: when its last turn was added, or it was created.
-        num_turns: turns that it has.
-        model: that its turns use unless they say otherwise, or None.
+        used_at: time of its last turn, or of its creation; seconds since 1970.
+        num_turns: number of its turns.
+        model: the model of turns that name none, or None.
         system: its system prompt, or None.
-        metadata: the caller's.
+        metadata: the caller's, unchanged.
     """
 
     id: str
@@ -34,53 +34,52 @@ class ChatSession:
 
 
 class Page(NamedTuple):
-    """Part of a list of sessions, and whether more follow."""
+    """One page of a list of sessions; `has_more` if others follow."""
 
     sessions: Sequence[ChatSession]
     has_more: bool
 
 
 class ChatSessionStore(Protocol):
-    """Sessions and their turns. Used by one event loop; `open` comes first, `close` last.
+    """Storage of sessions and their turns. Used by one event loop, between `open` and `close`.
 
-    A session that has expired, or belongs to another owner, is not there. The least recently used
-    sessions go when there are too many. Nothing blocks the event loop.
+    A session that has expired, or belongs to another owner, counts as unknown. The least recently
+    used sessions are dropped beyond the bounds. No method blocks the event loop.
     """
 
     async def open(self) -> None:
-        """Make ready.
+        """Open the store.
 
         Raises:
             ConfigError: the settings do not allow it.
         """
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
     async def create(self, session: ChatSession) -> None:
         """Add a session without turns."""
 
     async def get(self, owner: str, session_id: str) -> ChatSession | None:
-        """A session's head, or None."""
+        """Return a session, or None if it is unknown."""
 
     async def turns(self, session_id: str) -> list[bytes]:
-        """A session's turns, oldest first; empty for an unknown one."""
+        """Return a session's turns, oldest first; empty for an unknown one."""
 
     async def append(self, session: ChatSession, turn: bytes) -> bool:
-        """Add a turn to a session as `get` returned it, and count it as used.
+        """Add a turn to a session as `get` returned it, which counts as use.
 
-        False, and nothing has changed, if the session is gone or has got another turn meanwhile.
+        Return False and change nothing if the session is unknown or has got another turn since.
         """
 
     async def delete(self, owner: str, session_id: str) -> bool:
-        """Forget a session; False if it was not there."""
+        """Remove a session; return False if it is unknown."""
 
     async def list(self, owner: str, *, limit: int, after: str | None = None) -> Page | None:
-        """An owner's sessions, newest first.
+        """Return a page of an owner's sessions, newest first; None if `after` is unknown.
 
         Args:
-            owner: whose.
-            limit: at most so many.
-            after: id of the session before the first one; None: from the start. An unknown one
-                gives None.
+            owner: the owner.
+            limit: sessions per page.
+            after: id of the last session of the previous page; None: the first page.
         """

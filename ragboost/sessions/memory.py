@@ -1,11 +1,11 @@
-"""Chat sessions in this process: gone with it."""
+"""Chat sessions in this process, lost when it ends."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
 from ragboost.sessions.base import ChatSession, Page
 
@@ -13,17 +13,12 @@ from ragboost.sessions.base import ChatSession, Page
 @dataclass(slots=True)
 class _Entry:
     session: ChatSession
+    num_bytes: int  # of the turns, and characters of what the caller wrote into the session
     turns: list[bytes] = field(default_factory=list)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the turns, and characters of what the caller wrote into the head."""
-        head = (self.session.model or "", self.session.system or "")
-        return sum(map(len, (*self.turns, *head, *chain(*self.session.metadata.items()))))
 
 
 class MemoryStore:
-    """See `ChatSessionStore`.
+    """A `ChatSessionStore` in memory.
 
     Args:
         settings: bounds and expiry; all sessions but the newest have at most `max_bytes`.
@@ -33,57 +28,53 @@ class MemoryStore:
     def __init__(
         self, settings: SessionSettings, *, clock: Callable[[], float] = time.time
     ) -> None:
-        self._settings = settings
+        self._max_bytes = settings.max_bytes
         self._clock = clock
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by last use, oldest first
-        self.num_bytes = 0
+        self._entries: BoundedMap[str, _Entry] = BoundedMap(
+            max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=clock
+        )
 
-    async def open(self) -> None:
-        """Nothing to do."""
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all sessions."""
+        return self._entries.size
 
-    async def close(self) -> None:
-        """Nothing to do."""
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
 
     async def create(self, session: ChatSession) -> None:
-        """Add a session; drop others for it if need be."""
-        self._entries[session.id] = entry = _Entry(session)
-        self.num_bytes += entry.num_bytes
-        self._shrink()
+        texts = (session.model or "", session.system or "", *chain(*session.metadata.items()))
+        self._put(_Entry(session, sum(map(len, texts))))
 
     async def get(self, owner: str, session_id: str) -> ChatSession | None:
-        """A session's head, or None."""
         entry = self._find(owner, session_id)
         return entry.session if entry else None
 
     async def turns(self, session_id: str) -> list[bytes]:
-        """A session's turns, oldest first."""
-        entry = self._entries.get(session_id)
+        entry = self._entries.peek(session_id)
         return list(entry.turns) if entry else []
 
     async def append(self, session: ChatSession, turn: bytes) -> bool:
-        """Add a turn."""
         entry = self._find(session.owner, session.id)
         if entry is None or entry.session.num_turns != session.num_turns:
             return False
         entry.turns.append(turn)
+        entry.num_bytes += len(turn)
         entry.session = replace(
             entry.session, num_turns=session.num_turns + 1, used_at=self._clock()
         )
-        self.num_bytes += len(turn)
-        self._entries.move_to_end(session.id)
-        self._shrink()
+        self._put(entry)
         return True
 
     async def delete(self, owner: str, session_id: str) -> bool:
-        """Forget a session."""
         if self._find(owner, session_id) is None:
             return False
-        self._drop(session_id)
+        self._entries.pop(session_id)
         return True
 
     async def list(self, owner: str, *, limit: int, after: str | None = None) -> Page | None:
-        """An owner's sessions, newest first."""
-        self._expire()
+        self._entries.expire()
         own = [entry.session for entry in self._entries.values() if entry.session.owner == owner]
         own.sort(key=lambda session: (session.created_at, session.id), reverse=True)
         if after is not None:
@@ -94,21 +85,11 @@ class MemoryStore:
         return Page(own[:limit], len(own) > limit)
 
     def _find(self, owner: str, session_id: str) -> _Entry | None:
-        self._expire()
-        entry = self._entries.get(session_id)
+        self._entries.expire()
+        entry = self._entries.peek(session_id)
         return entry if entry is not None and entry.session.owner == owner else None
 
-    def _shrink(self) -> None:
-        limits = self._settings
-        while len(self._entries) > limits.max_sessions or (
-            self.num_bytes > limits.max_bytes and len(self._entries) > 1
-        ):
-            self._drop(next(iter(self._entries)))
-
-    def _expire(self) -> None:
-        limit = self._clock() - self._settings.ttl_s
-        while self._entries and next(iter(self._entries.values())).session.used_at < limit:
-            self._drop(next(iter(self._entries)))
-
-    def _drop(self, session_id: str) -> None:
-        self.num_bytes -= self._entries.pop(session_id).num_bytes
+    def _put(self, entry: _Entry) -> None:
+        self._entries.put(entry.session.id, entry, size=entry.num_bytes)
+        while self._entries.size > self._max_bytes and len(self._entries) > 1:
+            self._entries.pop(next(iter(self._entries)))

@@ -1,6 +1,6 @@
-"""Chat sessions in an SQLite file: they survive a restart, and processes may share them.
+"""Chat sessions in an SQLite file, which survives restarts and may be shared by processes.
 
-One connection in one worker thread, so that neither locks nor disks hold up the event loop.
+One connection in one worker thread, so that neither locks nor disks block the event loop.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class SqliteStore:
-    """See `ChatSessionStore`.
+    """A `ChatSessionStore` in an SQLite file.
 
     Args:
         settings: the file, bounds and expiry.
@@ -57,10 +57,10 @@ class SqliteStore:
         self._clock = clock
 
     async def open(self) -> None:
-        """Open the file, and make it if it is not there.
+        """Open the file; create it if it does not exist.
 
         Raises:
-            ConfigError: it cannot be opened, or is none of ours.
+            ConfigError: it cannot be opened, or is not a session store of this version.
         """
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ragboost-sessions")
         try:
@@ -72,34 +72,27 @@ class SqliteStore:
             ) from error
 
     async def close(self) -> None:
-        """Close the file after what is under way."""
         await self._run(self._connection.close)
         self._executor.shutdown()
 
     async def create(self, session: ChatSession) -> None:
-        """Add a session; drop the expired, and the least recently used if there are too many."""
         await self._run(lambda: self._create(session))
 
     async def get(self, owner: str, session_id: str) -> ChatSession | None:
-        """A session's head, or None."""
         return await self._run(lambda: self._get(owner, session_id))
 
     async def turns(self, session_id: str) -> list[bytes]:
-        """A session's turns, oldest first."""
         query = "SELECT turn FROM turns WHERE session_id = ? ORDER BY number"
         rows = await self._run(lambda: self._connection.execute(query, (session_id,)).fetchall())
         return [bytes(turn) for (turn,) in rows]
 
     async def append(self, session: ChatSession, turn: bytes) -> bool:
-        """Add a turn."""
         return await self._run(lambda: self._append(session, turn))
 
     async def delete(self, owner: str, session_id: str) -> bool:
-        """Forget a session."""
         return await self._run(lambda: self._delete(owner, session_id))
 
     async def list(self, owner: str, *, limit: int, after: str | None = None) -> Page | None:
-        """An owner's sessions, newest first."""
         return await self._run(lambda: self._list(owner, limit, after))
 
     async def _run(self, work: Callable[[], T]) -> T:
@@ -193,14 +186,14 @@ def _set_up(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
     with connection:
-        connection.execute("BEGIN IMMEDIATE")  # two processes may start at once
+        connection.execute("BEGIN IMMEDIATE")  # two processes may start at the same time
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
     if version not in (0, _SCHEMA_VERSION):
-        raise sqlite3.DatabaseError(f"its version is {version}, not {_SCHEMA_VERSION}")
+        raise sqlite3.DatabaseError(f"its schema version is {version}, not {_SCHEMA_VERSION}")
 
 
 def _session(row: tuple[Any, ...]) -> ChatSession:

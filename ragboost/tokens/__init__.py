@@ -1,6 +1,6 @@
-"""Lengths of documents in tokens: exact where somebody has counted them, estimated until then."""
+"""Lengths of documents in tokens: estimated at first, exact once counted."""
 
-from ragboost.tokens.background import make_counter
-from ragboost.tokens.counter import TokenCounter, Wanted, estimate_tokens
+from ragboost.tokens.counter import TokenCounter, Wanted
+from ragboost.tokens.local import make_counter
 
-__all__ = ["TokenCounter", "Wanted", "estimate_tokens", "make_counter"]
+__all__ = ["TokenCounter", "Wanted", "make_counter"]

@@ -1,7 +1,8 @@
-"""Lengths of documents in tokens, remembered per document; no request waits for a tokenizer.
+"""Cache the lengths of documents in tokens, so that no request waits for a tokenizer.
 
-A request uses what is known: a counted length, else an estimate. What was estimated is wanted, and
-is counted for the next time: see `background` and `proxy.tokenizing`. Does not know engines.
+A request uses a counted length if there is one, else an estimate. Estimated documents are queued to
+be counted for the next request, by `tokens.background` or `cache_sync.tokenize`. Does not know
+engines.
 """
 
 import math
@@ -17,40 +18,35 @@ _BYTES_PER_TOKEN = 4
 _MAX_WANTED = 4096
 _MAX_WANTED_BYTES = 64 * 1024 * 1024
 _MAX_IDS = 4_000_000  # token ids kept, 4 bytes each
-_SHIFT = 0.05  # an estimate changes when the ratio behind it is off by more
-_MIN_TOKENS_TOLD = 1024  # before which a ratio says nothing
-_RATIOS = 1 / 16, 1.0  # images in a prompt are no text
+_MIN_RATIO_CHANGE = 0.05  # relative; smaller changes keep the estimates
+_MIN_SAMPLE_TOKENS = 1024  # a ratio of fewer tokens means nothing
+_RATIOS = 1 / 16, 1.0  # bounds: images in a prompt are not text
 
 
 class Wanted(NamedTuple):
-    """A document whose length is an estimate."""
+    """A document to be counted."""
 
     key: str
     text: str
 
 
-def estimate_tokens(text: str) -> int:
-    """Estimate a text's tokens: one per four bytes of UTF-8, at least 1."""
-    return max(1, -(-_num_bytes(text) // _BYTES_PER_TOKEN))
-
-
 class TokenCounter:
-    """Count the tokens of documents, with a bounded cache by document key. Thread-safe.
+    """A token counter with a bounded cache by document key. Thread-safe.
 
     Args:
-        count_tokens: tokens of a text, called in the request; None: an estimate, until `learn`
-            brings the true length.
-        max_documents: lengths kept; the least recently used go first.
+        count_tokens: counts the tokens of a text, within the request; None: estimates, until
+            `learn` provides the true length.
+        max_documents: lengths kept; the least recently used are dropped.
 
     Attributes:
-        has_wanted: set when a document is wanted.
+        has_wanted: set while documents are queued to be counted.
     """
 
     def __init__(
         self, count_tokens: Callable[[str], int] | None = None, *, max_documents: int = 200_000
     ) -> None:
         self.max_documents = max_documents
-        self._is_counted = False  # somebody takes what is wanted
+        self._is_counted = False  # somebody calls `take_wanted`
         self.has_wanted = Event()
         self._count = count_tokens
         self._lengths: OrderedDict[str, int] = OrderedDict()  # exact ones
@@ -59,9 +55,9 @@ class TokenCounter:
         self._num_ids = 0
         self._wanted: OrderedDict[str, str] = OrderedDict()
         self._wanted_bytes = 0
-        self._sizes: dict[str, int] = {}  # bytes of what is being counted
+        self._sizes: dict[str, int] = {}  # bytes of the documents being counted
         self._ratio = 1.0 / _BYTES_PER_TOKEN
-        self._told_tokens = self._told_bytes = 0
+        self._sample_tokens = self._sample_bytes = 0
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -69,41 +65,41 @@ class TokenCounter:
 
     @property
     def tokens_per_byte(self) -> float:
-        """Behind estimates: a quarter, until counted documents or reported prompts say better."""
+        """The ratio behind estimates: 0.25 until documents are counted or prompts reported."""
         return self._ratio
 
     @property
     def is_counted(self) -> bool:
-        """Somebody calls `take_wanted`; else nothing is noted for him."""
+        """True if somebody calls `take_wanted`; otherwise no documents are queued."""
         return self._is_counted
 
     @is_counted.setter
     def is_counted(self, value: bool) -> None:
         with self._lock:
             if value and not self._is_counted:
-                self._estimates.clear()  # so that they are wanted
+                self._estimates.clear()  # so that they are queued
             self._is_counted = value
 
     def count(self, text: str) -> int:
-        """Tokens of a text, at least 1; not cached, an estimate where no counter was given."""
+        """Count or estimate the tokens of a text, at least 1. Not cached."""
         if self._count is not None:
             return max(1, self._count(text))
         return max(1, math.ceil(_num_bytes(text) * self._ratio))
 
     def count_documents(self, documents: Sequence[Document]) -> list[int]:
-        """Tokens of each document's title and text, at least 1 each."""
+        """Return the tokens of each document's title and text, at least 1 each."""
         return [self._length(document) for document in documents]
 
     def are_exact(self, keys: Iterable[str]) -> bool:
-        """Whether the lengths of all these documents have been counted."""
+        """Return True if the lengths of all these documents have been counted."""
         return all(key in self._lengths for key in keys)
 
     def ids(self, key: str) -> "array[int] | None":
-        """The token ids of a document's title and text alone; None where they are not known."""
+        """Return the token ids of a document's title and text alone; None if unknown."""
         return self._ids.get(key)
 
     def take_wanted(self, limit: int) -> list[Wanted]:
-        """Documents to count, latest first; they are not given out again before `learn`."""
+        """Take documents to count off the queue, latest first; finish with `learn` or `give_up`."""
         with self._lock:
             taken: list[Wanted] = []
             while self._wanted and len(taken) < limit:
@@ -116,34 +112,34 @@ class TokenCounter:
             return taken
 
     def learn(self, key: str, length: int, *, ids: Sequence[int] = ()) -> None:
-        """A document has been counted.
+        """Store a document's counted length.
 
         Args:
-            key: the document's.
-            length: of its title and text, in tokens.
-            ids: these tokens, where they are known.
+            key: the document's key.
+            length: tokens of its title and text.
+            ids: these tokens, if known.
         """
         with self._lock:
             self._lengths[key] = max(1, length)
             self._lengths.move_to_end(key)
             self._estimates.pop(key, None)
             self._shrink(self._lengths)
-            self._tell(length, self._sizes.pop(key, 0))
+            self._update_ratio(length, self._sizes.pop(key, 0))
             if ids:
                 self._keep_ids(key, ids)
 
     def give_up(self, keys: Iterable[str]) -> None:
-        """These could not be counted now; they are wanted again when a request brings them."""
+        """Release documents that could not be counted; their next request queues them again."""
         with self._lock:
             for key in keys:
                 self._sizes.pop(key, None)
                 self._estimates.pop(key, None)
 
     def correct(self, estimated_tokens: int, prompt_tokens: int) -> None:
-        """An answer reports the length of a prompt of estimated documents and other text."""
+        """Correct the ratio by the reported length of a prompt with estimated documents."""
         if self._count is None and not self._lengths:
             with self._lock:
-                self._tell(prompt_tokens, round(estimated_tokens / self._ratio))
+                self._update_ratio(prompt_tokens, round(estimated_tokens / self._ratio))
 
     def _length(self, document: Document) -> int:
         key = document.key
@@ -152,7 +148,7 @@ class TokenCounter:
             try:
                 known.move_to_end(key)
                 return known[key]
-            except KeyError:  # another thread has just dropped it
+            except KeyError:  # dropped by another thread
                 pass
         text = f"{document.title}\n{document.text}" if document.title else document.text
         length = self.count(text)  # outside the lock: a given counter may be slow
@@ -173,21 +169,21 @@ class TokenCounter:
         while len(self._wanted) > _MAX_WANTED or self._wanted_bytes > _MAX_WANTED_BYTES:
             dropped, lost = self._wanted.popitem(last=False)
             self._wanted_bytes -= len(lost)
-            self._estimates.pop(dropped, None)  # so that it is wanted again
+            self._estimates.pop(dropped, None)  # so that it is queued again
         self.has_wanted.set()
 
-    def _tell(self, tokens: int, num_bytes: int) -> None:
-        """So many tokens stand for so many bytes; old figures fade."""
-        if self._told_bytes > 1 << 20:
-            self._told_tokens //= 2
-            self._told_bytes //= 2
-        self._told_tokens += tokens
-        self._told_bytes += num_bytes
-        if self._told_tokens >= _MIN_TOKENS_TOLD and self._told_bytes:
+    def _update_ratio(self, tokens: int, num_bytes: int) -> None:
+        """Update the ratio by a sample; older samples fade out."""
+        if self._sample_bytes > 1 << 20:
+            self._sample_tokens //= 2
+            self._sample_bytes //= 2
+        self._sample_tokens += tokens
+        self._sample_bytes += num_bytes
+        if self._sample_tokens >= _MIN_SAMPLE_TOKENS and self._sample_bytes:
             least, most = _RATIOS
-            told = min(max(self._told_tokens / self._told_bytes, least), most)
-            if abs(told - self._ratio) > _SHIFT * self._ratio:
-                self._ratio = told
+            ratio = min(max(self._sample_tokens / self._sample_bytes, least), most)
+            if abs(ratio - self._ratio) > _MIN_RATIO_CHANGE * self._ratio:
+                self._ratio = ratio
                 self._estimates.clear()
 
     def _keep_ids(self, key: str, ids: Sequence[int]) -> None:

@@ -1,50 +1,99 @@
-"""A local tokenizer: counts documents as the engine does, if it is the model's own.
+"""Count documents with a local tokenizer, in a background thread.
 
-Needs the extra `tokens`. Does not know documents or threads.
+Exact if the tokenizer is the model's own. Needs the extra `tokens`, imported only if the settings
+name a tokenizer.
 """
 
 import json
+import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ragboost.errors import ConfigError, import_extra
+from ragboost.tokens.counter import TokenCounter
+
+if TYPE_CHECKING:
+    from ragboost.config import TokenSettings
 
 _FILE = "tokenizer.json"
+_BATCH = 16
+_POLL_S = 1.0
+
+Encode = Callable[[list[str]], list[list[int]]]
 
 
-def load_tokenizer(path: Path) -> "LocalTokenizer":
-    """Load a `tokenizer.json`, or the one in a model's directory.
+def make_counter(
+    settings: "TokenSettings", count_tokens: Callable[[str], int] | None = None
+) -> TokenCounter:
+    """Return a counter; if the settings name a tokenizer, it makes the estimates exact.
 
     Raises:
-        ConfigError: there is none, or it cannot be read.
+        ConfigError: the tokenizer cannot be loaded.
+        MissingExtraError: the package `tokenizers` is not installed.
+    """
+    counter = TokenCounter(count_tokens, max_documents=settings.max_documents)
+    if settings.tokenizer is not None and count_tokens is None:
+        count_in_background(counter, load_tokenizer(settings.tokenizer))
+    return counter
+
+
+def count_in_background(counter: TokenCounter, encode: Encode) -> threading.Thread:
+    """Start a thread that counts the documents of a counter until the counter is garbage.
+
+    Args:
+        counter: its estimates become exact lengths.
+        encode: returns the token ids of each text.
+    """
+    counter.is_counted = True
+    thread = threading.Thread(
+        target=_run, args=(weakref.ref(counter), encode), name="ragboost-tokens", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _run(held: "weakref.ref[TokenCounter]", encode: Encode) -> None:
+    while (counter := held()) is not None:
+        wanted = counter.take_wanted(_BATCH)
+        for (key, _), ids in zip(wanted, encode([text for _, text in wanted]), strict=True):
+            counter.learn(key, len(ids), ids=ids)
+        has_wanted = counter.has_wanted
+        del counter
+        has_wanted.wait(_POLL_S)
+
+
+def load_tokenizer(path: Path) -> Encode:
+    """Load a `tokenizer.json`, or the one in a model's directory.
+
+    Returns:
+        A function from texts to their token ids, without special tokens.
+
+    Raises:
+        ConfigError: it does not exist or cannot be read.
         MissingExtraError: the package `tokenizers` is not installed.
     """
     tokenizers: Any = import_extra("tokenizers", extra="tokens")
     file = path / _FILE if path.is_dir() else path
     if not file.is_file():
         raise ConfigError(
-            f"tokens.tokenizer: there is no {file}; give a {_FILE} or a directory that has one"
+            f"tokens.tokenizer: {file} does not exist; give a {_FILE} or a directory with one"
         )
     try:
         text = file.read_text("utf-8")
-        is_one = isinstance(json.loads(text).get("model"), dict)
+        is_valid = isinstance(json.loads(text).get("model"), dict)
     except (ValueError, AttributeError):
-        is_one = False
-    if not is_one:
-        raise ConfigError(f"tokens.tokenizer: {file} is no {_FILE}: it has no `model`")
-    return LocalTokenizer(tokenizers.Tokenizer.from_str(text))
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(f"tokens.tokenizer: {file} is not a {_FILE}: it has no `model` object")
+    tokenizer = tokenizers.Tokenizer.from_str(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
 
-
-class LocalTokenizer:
-    """Encodes texts without the tokens that only stand at the ends of a prompt."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer = tokenizer
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text."""
+    def encode(texts: list[str]) -> list[list[int]]:
         clean = [text.encode("utf-8", "replace").decode() for text in texts]
-        found = self._tokenizer.encode_batch(clean, add_special_tokens=False)
+        found = tokenizer.encode_batch(clean, add_special_tokens=False)
         return [encoding.ids for encoding in found]
+
+    return encode

@@ -1,7 +1,7 @@
 """The reference models answer as docs/graph.md says, on few graphs."""
 
 from benchmarks.graph_quality import MODELS, accuracy, load, subgraphs, tree, written_out
-from ragboost.chunk_cache.eval.graph_tasks import draw_cases
+from research.graph_tasks import draw_cases
 
 
 def test_tuning_brings_back_what_the_tree_costs() -> None:

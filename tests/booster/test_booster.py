@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 import ragboost
-from ragboost.booster.booster import UsageTotals
-from ragboost.booster.session import MemorySessions
+from ragboost.booster import MemorySessions, UsageTotals
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import InvalidDocumentError, RequestError

@@ -60,7 +60,7 @@ def test_turns_of_a_conversation_keep_their_order_and_follow_each_other() -> Non
     assert [context.turn for context in plan.contexts if context.session == "a"] == [1, 2, 3]
 
 
-def test_a_conversation_that_goes_on_comes_first() -> None:
+def test_a_continued_conversation_comes_first() -> None:
     b = booster()
     b.boost("first", ["x"], session="a")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
-from ragboost.context import Context, render_documents
+from ragboost.context import Context
 from ragboost.types import Document, Request
 
 modest = settings(max_examples=100, deadline=None)
@@ -177,7 +177,7 @@ def test_a_label_means_one_document_in_a_payload(
 
 @modest
 @given(SETTINGS, STEPS)
-def test_the_order_hint_tells_the_relevance_order(
+def test_the_order_hint_gives_the_relevance_order(
     sections: dict[str, Any], steps: list[Step]
 ) -> None:
     for context, _, step, _ in replay(sections, steps):
@@ -221,8 +221,8 @@ def test_equal_leading_documents_give_equal_leading_bytes(
             leading = equal.index(False) if False in equal else len(equal)
             if not one.session and not other.session:
                 assert shared == leading
-            blocks = render_documents(one).split("\n\n")
-            assert blocks[:shared] == render_documents(other).split("\n\n")[:shared]
+            blocks = one.render_documents().split("\n\n")
+            assert blocks[:shared] == other.render_documents().split("\n\n")[:shared]
 
 
 @modest

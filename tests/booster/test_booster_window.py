@@ -45,7 +45,7 @@ def test_requests_of_a_window_share_a_prefix_that_neither_would_find_alone() -> 
     made.index.check_integrity()
 
 
-def test_a_window_goes_on_from_what_the_cache_holds() -> None:
+def test_a_window_extends_what_the_cache_holds() -> None:
     made = booster()
     made.boost("q", request(3, 4, 5).documents)
     sent = boost(made, [request(5, 4, 3, 1), request(9, 5, 4, 3)])
@@ -107,7 +107,7 @@ def test_without_ordering_a_window_stays_as_it_is(tail: str) -> None:
     assert [ids for ids, _ in sent] == [["1", "7", "8"], ["2", "8", "7"]]
 
 
-def test_cached_tokens_tells_what_a_request_would_reuse_and_changes_nothing() -> None:
+def test_cached_tokens_predicts_reuse_and_changes_nothing() -> None:
     made = booster()
     made.boost("q", request(1, 2, 3).documents)
     before = repr(made.index)

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from ragboost.booster.compose import CarriedDocuments, Composed
-from ragboost.booster.invariants import check_context
+from ragboost.booster.compose import Composed, check_context
+from ragboost.booster.session_state import CarriedDocuments
 from ragboost.errors import ContextIndexError
 from ragboost.hints import location_hints
 from ragboost.types import Document
@@ -39,8 +39,8 @@ def test_a_right_context_passes() -> None:
         ({"documents": (B, A, C), "labels": ("[b]", "[a]", "[c]")}, "was not retrieved"),
         ({"hints": ()}, "is lost: no hint refers to it"),
         ({"hints": location_hints(["[c]", "[z]"], template=TEMPLATE)}, "outside this payload"),
-        ({"labels": ("[b]", "[b]")}, "means two documents"),
-        ({"labels": ("[b]", "[c]")}, "means two documents"),
+        ({"labels": ("[b]", "[b]")}, "two documents have the label"),
+        ({"labels": ("[b]", "[c]")}, "two documents have the label"),
     ],
 )
 def test_a_wrong_context_does_not_pass(changes: dict[str, Any], message: str) -> None:
@@ -58,5 +58,5 @@ def test_a_copy_passes_only_where_copies_are_sent() -> None:
     past = CarriedDocuments({}, {}, is_empty=True, is_complete=True)
 
     check_context(twice, (A, A), history=past, allow_copies=True)
-    with pytest.raises(ContextIndexError, match="stands in the context twice"):
+    with pytest.raises(ContextIndexError, match="contains a document twice"):
         check_context(twice, (A, A), history=past)

@@ -108,7 +108,7 @@ def misfits(
         keys = [DOCUMENTS[i].key for i in numbers]
         held = min(engine.cache.match([*tokenize(request.prompt), 0]), end)
         lengths = booster.tokens.count_documents([DOCUMENTS[i] for i in numbers])
-        believed = booster.index.cached_prefix(keys, lengths)[1] * end / sum(lengths)
+        believed = booster.index.cached_prefix(keys).cached_tokens * end / sum(lengths)
         if abs(believed - held) > tolerance:
             found.append(f"{numbers}: believed {believed:.0f}, held {held}")
     return found

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from ragboost.chunk_cache.assemble import TokenSource
-from ragboost.chunk_cache.kv.store import ChunkKV, ChunkStore, Identity
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.keys import Identity
+from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.hook import ForwardPlan
+from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.prefill import Prefill
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import POLICIES

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.dedup import Split, Unique, distinct_elements, split_carried, unique_documents
+from ragboost.dedup import Unique, distinct_elements, unique_documents
 from ragboost.types import Document
 
 A, B, C = (Document(name) for name in "abc")
@@ -13,10 +13,6 @@ def test_the_most_relevant_of_equals_stays() -> None:
 
 def test_no_documents_are_no_documents() -> None:
     assert unique_documents([]) == Unique((), ())
-
-
-def test_documents_that_stand_in_the_payload_are_told_apart_in_relevance_order() -> None:
-    assert split_carried([C, A, B], {A.key, C.key}) == Split(new=(2,), carried=(0, 1))
 
 
 @given(st.lists(st.sampled_from([A, B, C]), max_size=8))

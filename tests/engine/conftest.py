@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
-from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.engine import Engine
 from ragboost.serving import serve_in_thread
 
 torch.set_num_threads(1)

@@ -1,38 +1,38 @@
-"""Sequences submitted to an engine without HTTP, for the tests of this folder."""
+"""Requests submitted to an engine without HTTP, for the tests of this folder."""
 
 import queue
 
-from ragboost.engine.http.extension import Approx
-from ragboost.engine.parts import Parts
-from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.engine import Engine
+from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens, ReuseOptions
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.runtime.sampling import SamplingParams
 
 
 class Request:
-    """A submitted sequence and what it has emitted. With `approx`, the chunks of its parts may be
-    reused."""
+    """A submitted request and its outputs. With `reuse`, the chunks of its prompt may be reused."""
 
     def __init__(
         self,
         engine: Engine,
-        prompt: list[int] | Parts,
+        prompt: list[int] | CutPrompt,
         *,
-        approx: Approx | None = None,
+        reuse: ReuseOptions | None = None,
         max_tokens: int = 4,
         salt: str | None = None,
     ) -> None:
         self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        parts = prompt if isinstance(prompt, Parts) else None
-        self.sequence = EngineRequest(
-            prompt.token_ids if isinstance(prompt, Parts) else prompt,
+        tokens = (
+            PromptTokens(prompt) if isinstance(prompt, list) else PromptTokens(prompt.token_ids)
+        )
+        if reuse is not None and isinstance(prompt, CutPrompt):
+            tokens = PromptTokens(tokens.token_ids, prompt, reuse)
+        self.submitted = EngineRequest(
+            tokens,
             SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True),
             emit=self.outputs.put,
-            parts=parts if approx else None,
-            approx=approx,
             salt=salt,
         )
-        self.is_accepted = engine.submit(self.sequence)
+        self.is_accepted = engine.submit(self.submitted)
 
     def next(self) -> Output:
         return self.outputs.get(timeout=20)
@@ -50,5 +50,5 @@ class Request:
         """Exact, approximate, recomputed, computed."""
         last = self.finish()[-1]
         assert last.reused is not None
-        rest = self.sequence.num_prompt_tokens - last.cached_tokens - sum(last.reused)
+        rest = self.submitted.num_prompt_tokens - last.cached_tokens - sum(last.reused)
         return last.cached_tokens, *last.reused, rest

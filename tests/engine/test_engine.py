@@ -11,7 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from ragboost.config import EngineSettings
 from ragboost.engine.builtin import build_tokenizer
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
-from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.request import Output
 from ragboost.engine.runtime.sampling import SamplingParams, sample
 from ragboost.errors import ConfigError
@@ -103,7 +103,7 @@ def test_long_prefill_does_not_stop_decoding(engine: Engine) -> None:
     decoding = Request(engine, prompt(20), max_tokens=200)
     decoding.next()
     Request(engine, prompt(640, first=3), max_tokens=1).finish()
-    engine.abort(decoding.sequence)
+    engine.abort(decoding.submitted)
     mixed = [rows for rows in steps if len(rows) == 2]
     assert len(mixed) >= 10, "the prefill came in chunks, each beside a decode row"
     assert all(rows[0] == 1 and sum(rows) <= 64 for rows in mixed)
@@ -115,10 +115,10 @@ def test_abort_frees_blocks_and_room(engine: Engine) -> None:
     assert not Request(engine, prompt(10)).is_accepted, "3 may run and 4 may wait"
     requests[0].next()
     for request in requests:
-        engine.abort(request.sequence)
+        engine.abort(request.submitted)
     engine.reset_prefix_cache().result(10)  # commands are obeyed in order
     assert engine.num_running == engine.num_waiting == 0
-    assert all(request.sequence.kv is None for request in requests)
+    assert all(request.submitted.kv is None for request in requests)
     assert Request(engine, prompt(10)).finish()[-1].finish_reason == "length"
 
 

@@ -23,9 +23,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ragboost.chunk_cache.eviction import make_replacement
+from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_store import PrefixStore
+from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.sampling import SamplingParams
 from ragboost.engine.runtime.scheduler import Scheduler
@@ -95,23 +96,25 @@ def random_ids(count: int, seed: int) -> list[int]:
     return ids
 
 
-def new_sequence(ids: list[int]) -> EngineRequest:
-    return EngineRequest(ids, SamplingParams(temperature=0), emit=lambda _output: None)
+def new_request(ids: list[int]) -> EngineRequest:
+    return EngineRequest(
+        PromptTokens(ids), SamplingParams(temperature=0), emit=lambda _output: None
+    )
 
 
 def compute(
-    runner: ModelRunner, store: PrefixStore, sequence: EngineRequest, *, chunk: int
+    runner: ModelRunner, store: PrefixStore, request: EngineRequest, *, chunk: int
 ) -> Tensor:
     """Prefill as the scheduler does: take what is cached, compute the rest in chunks, store it."""
-    ids = sequence.token_ids
-    sequence.kv = runner.new_kv(8)
-    store.load(sequence)
+    ids = request.token_ids
+    request.kv = runner.new_kv(8)
+    store.load(request)
     logits = torch.empty(0)
-    while sequence.num_computed < len(ids):
-        start, end = sequence.num_computed, min(sequence.num_computed + chunk, len(ids))
-        logits = runner.forward([runner.segment(ids[start:end], sequence.kv, start=start)])
-        sequence.num_computed = end
-        store.save(sequence)
+    while request.num_computed < len(ids):
+        start, end = request.num_computed, min(request.num_computed + chunk, len(ids))
+        logits = runner.forward([runner.segment(ids[start:end], request.kv, start=start)])
+        request.num_computed = end
+        store.save(request)
     return logits[0]
 
 
@@ -121,13 +124,13 @@ def test_logits_from_a_cached_prefix_equal_the_plain_forward(name: str) -> None:
     store = PrefixStore(runner.layout, capacity_tokens=512, block_size=8)
     shared, tails = random_ids(83, 1), [random_ids(20, 2), random_ids(1, 3), random_ids(37, 4)]
     for cached, tail in zip((0, 80, 80), tails, strict=True):
-        sequence = new_sequence(shared + tail)
-        logits = compute(runner, store, sequence, chunk=32)
+        request = new_request(shared + tail)
+        logits = compute(runner, store, request, chunk=32)
         expected = plain_logits(plain, shared + tail)
-        assert sequence.cached_tokens == cached
+        assert request.cached_tokens == cached
         assert expected.abs().max() > 0.5, "logits too small to compare"
         assert (logits - expected).abs().max() < TOLERANCE
-        store.release(sequence)
+        store.release(request)
         store.cache.check_integrity()
 
 
@@ -155,11 +158,11 @@ def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
     store = PrefixStore(runner.layout, capacity_tokens=512, block_size=8)
     ids = random_ids(64, 8)
     for cached in (0, 56):
-        sequence = new_sequence(ids)
-        logits = compute(runner, store, sequence, chunk=16)
-        assert sequence.cached_tokens == cached
+        request = new_request(ids)
+        logits = compute(runner, store, request, chunk=16)
+        assert request.cached_tokens == cached
         assert (logits - plain_logits(plain, ids)).abs().max() < TOLERANCE
-        store.release(sequence)
+        store.release(request)
 
 
 def test_reuse_stays_exact_when_blocks_are_evicted_and_stored_again() -> None:
@@ -168,10 +171,10 @@ def test_reuse_stays_exact_when_blocks_are_evicted_and_stored_again() -> None:
     prompts = [random_ids(30, seed) + random_ids(17, seed + 10) for seed in range(4)]
     for turn, which in enumerate((0, 1, 0, 2, 3, 2, 1, 0, 0, 3, 1, 1)):
         ids = prompts[which][: 47 - turn]
-        sequence = new_sequence(ids)
-        logits = compute(runner, store, sequence, chunk=16)
+        request = new_request(ids)
+        logits = compute(runner, store, request, chunk=16)
         assert (logits - plain_logits(plain, ids)).abs().max() < TOLERANCE
-        store.release(sequence)
+        store.release(request)
         store.cache.check_integrity()
     assert store.hit_tokens > 0
     assert len(store.cache) == 12
@@ -183,18 +186,20 @@ def test_a_cache_that_looks_at_the_queue_hits_more_and_answers_the_same() -> Non
     hits, answers = {}, {}
     for name in ("lru", "next-use"):
         store = PrefixStore(
-            runner.layout, capacity_tokens=64, block_size=8, policy=make_replacement(name)
+            runner.layout, capacity_tokens=64, block_size=8, policy=make_eviction_policy(name)
         )
         scheduler = Scheduler(runner, store, max_running=1, max_step_tokens=64)
         params = SamplingParams(temperature=0, max_tokens=2)
-        sequences = [EngineRequest(ids, params, emit=lambda _output: None) for ids in prompts]
-        for sequence in sequences:
-            scheduler.add(sequence)
+        requests = [
+            EngineRequest(PromptTokens(ids), params, emit=lambda _output: None) for ids in prompts
+        ]
+        for request in requests:
+            scheduler.add(request)
         while scheduler.has_work:
             scheduler.step()
             store.cache.check_integrity()
         hits[name] = store.hit_tokens
-        answers[name] = [sequence.token_ids for sequence in sequences]
+        answers[name] = [request.token_ids for request in requests]
     assert answers["lru"] == answers["next-use"]
     assert (hits["lru"], hits["next-use"]) == (0, 64), "prompts 0 and 1 waited for their second use"
 
@@ -202,9 +207,9 @@ def test_a_cache_that_looks_at_the_queue_hits_more_and_answers_the_same() -> Non
 def test_a_sequence_that_is_not_exact_never_reaches_the_prefix_cache() -> None:
     _, runner = build("llama-gqa")
     store = PrefixStore(runner.layout, capacity_tokens=96, block_size=8)
-    sequence = new_sequence(random_ids(30, 1))
-    sequence.exact_until = 0
-    compute(runner, store, sequence, chunk=16)
+    request = new_request(random_ids(30, 1))
+    request.exact_until = 0
+    compute(runner, store, request, chunk=16)
     assert len(store.cache) == 0
 
 

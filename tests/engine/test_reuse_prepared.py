@@ -29,7 +29,7 @@ def test_a_prepared_corpus_is_reused_from_the_first_request_on(tmp_path: Path) -
 
     engine = make_engine(loaded, SETTINGS.model_copy(update={"reuse_directory": tmp_path}))
     engine.start()
-    exact, approximate, recomputed, computed = Request(engine, parts, approx=approx()).sources()
+    exact, approximate, recomputed, computed = Request(engine, parts, reuse=approx()).sources()
     engine.stop()
 
     chunks = sum(map(len, parts.chunks))

@@ -8,7 +8,7 @@ import pytest
 from ragboost.chunk_cache.kv.tiers.store import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
-from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.engine import Engine
 from ragboost.errors import ConfigError
 from tests.engine.runtime.test_reuse import SETTINGS, approx, parts_of, wait_for_chunks
 from tests.engine.submitting import Request
@@ -26,7 +26,7 @@ def settings_for(directory: Path) -> EngineSettings:
 def filled(loaded: LoadedModel, directory: Path) -> None:
     engine = make_engine(loaded, settings_for(directory))
     engine.start()
-    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(engine, 3)
     engine.stop()
     assert len(list(directory.glob("*.safetensors"))) == 4, "the system prompt too"
@@ -41,10 +41,10 @@ def started(loaded: LoadedModel, directory: Path) -> Engine:
 def test_chunks_outlive_the_engine(loaded: LoadedModel, tmp_path: Path) -> None:
     filled(loaded, tmp_path)
     engine = started(loaded, tmp_path)
-    request = Request(engine, parts_of([3, 1, 2], question=2), approx=approx())
+    request = Request(engine, parts_of([3, 1, 2], question=2), reuse=approx())
     assert request.sources() == (20 + 40, 60, 20, 12)
-    assert engine.reuser is not None
-    store = engine.reuser.reuse.store
+    assert engine.chunk_scheduler is not None
+    store = engine.chunk_scheduler.reuse.store
     assert isinstance(store, TieredStore)
     assert store.num_misses == 0
     engine.stop()
@@ -59,8 +59,8 @@ def test_a_request_is_answered_where_every_file_is_broken(
         data[len(data) // 2] ^= 8
         path.write_bytes(data)
     engine = started(loaded, tmp_path)
-    broken = Request(engine, parts_of([3, 1, 2], question=2), approx=approx("reuse", 0.0))
-    exact = Request(engine, parts_of([3, 1, 2], question=2), approx=None)
+    broken = Request(engine, parts_of([3, 1, 2], question=2), reuse=approx("reuse", 0.0))
+    exact = Request(engine, parts_of([3, 1, 2], question=2), reuse=None)
     assert broken.tokens() == exact.tokens(), "all was computed"
     engine.stop()
 
@@ -68,13 +68,13 @@ def test_a_request_is_answered_where_every_file_is_broken(
 def test_two_engines_share_a_directory(loaded: LoadedModel, tmp_path: Path) -> None:
     one, other = (make_engine(loaded, settings_for(tmp_path)) for _ in range(2))
     one.start()
-    Request(one, parts_of([1, 2, 3]), approx=approx()).finish()
+    Request(one, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(one, 3)
-    assert one.reuser is not None
-    assert isinstance(one.reuser.reuse.store, TieredStore)
-    one.reuser.reuse.store.flush()
+    assert one.chunk_scheduler is not None
+    assert isinstance(one.chunk_scheduler.reuse.store, TieredStore)
+    one.chunk_scheduler.reuse.store.flush()
     other.start()
-    sources = Request(other, parts_of([2, 3, 1], question=2), approx=approx()).sources()
+    sources = Request(other, parts_of([2, 3, 1], question=2), reuse=approx()).sources()
     assert sources[3] == 12, "only the question is new"
     one.stop()
     other.stop()

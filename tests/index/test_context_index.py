@@ -66,7 +66,7 @@ def test_an_evicted_end_is_not_found() -> None:
     assert index.evict(15) == 15
 
     assert find(index, "cba") == ("ab", 15)
-    assert index.cached_prefix(tuple("abc"), (10, 10, 10)) == (2, 15)
+    assert index.cached_prefix(tuple("abc")) == (2, 15)
     index.check_integrity()
 
 
@@ -105,14 +105,14 @@ def test_a_sequence_that_ends_before_an_evicted_end_is_the_next_to_go() -> None:
 def test_search_and_measuring_change_nothing() -> None:
     index = filled("ab", "ac", capacity_tokens=30)
     find(index, "ab")
-    index.cached_prefix(("a", "b"), (10, 10))
+    index.cached_prefix(("a", "b"))
 
     insert(index, "q")  # evicts b, the least recently inserted
 
     assert contexts(index) == ["a", "ac", "q"]
 
 
-def test_the_least_recently_used_leaf_goes_first() -> None:
+def test_the_least_recently_used_leaf_is_evicted_first() -> None:
     index = filled("ab", "ac", "ad", capacity_tokens=40)
     index.traverse((0, 0))
 
@@ -169,7 +169,7 @@ def test_a_node_knows_its_context_path_length_and_flag() -> None:
     assert not index.traverse((0, 0)).is_multi_turn
 
 
-def test_generated_tokens_stand_behind_their_own_node_only() -> None:
+def test_generated_tokens_follow_their_own_node_only() -> None:
     index = filled("ab")
     index.extend(index.traverse((0,)), 5)
 
@@ -217,7 +217,7 @@ def test_extending_the_root_or_a_lost_node_does_nothing() -> None:
     index.check_integrity()
 
 
-def test_a_search_path_stays_valid_when_a_sibling_goes() -> None:
+def test_a_search_path_stays_valid_when_a_sibling_is_removed() -> None:
     index = filled("ab", "ac", "ad")
     assert index.traverse((0, 2)).context == ("a", "d")
 
@@ -230,7 +230,7 @@ def test_a_search_path_stays_valid_when_a_sibling_goes() -> None:
 
 
 @pytest.mark.parametrize("path", [(0, 0), (0, 7), (1,), (0, 1, 0)])
-def test_a_search_path_that_is_gone_is_an_error(path: tuple[int, ...]) -> None:
+def test_an_evicted_search_path_is_an_error(path: tuple[int, ...]) -> None:
     index = filled("ab", "ac")
     index.remove(index.traverse((0, 0)))
 
@@ -346,14 +346,13 @@ def test_removed_nodes_are_not_kept() -> None:
 
 
 def test_a_chain_may_be_deeper_than_any_recursion_limit() -> None:
-    depth = 50_000
+    depth = 5_000
     index = ContextIndex(max_visits=depth)
     documents, ones = tuple(range(depth)), (1,) * depth
-    node = index.root
-    for document in documents:  # as inserting every prefix would, in linear time
-        index._tick += 1
-        node = index._add_child(node, (document,), (1,))
-    index.touch(node)
+    for length in range(depth, 0, -1):  # each splits the one node on its path
+        index.insert(documents[:length], ones[:length])
+    node = index.insert(documents, ones)
+    assert index.num_nodes == depth
 
     index.check_integrity()
     assert index.search(documents[::-1], ones).documents == documents

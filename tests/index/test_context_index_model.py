@@ -70,7 +70,7 @@ class Model:
             evicted += self.shorten(leaf, num_tokens - evicted)
         return evicted
 
-    def cut(self, documents: Prefix, num_tokens: int) -> None:
+    def truncate(self, documents: Prefix, num_tokens: int) -> None:
         """Take tokens from the end of a sequence."""
         for prefix in reversed(prefixes(documents)):
             if num_tokens > 0:
@@ -154,15 +154,15 @@ class IndexMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.nodes)
     @rule(choice=st.integers(0, 99), num_tokens=st.integers(0, 12))
-    def cut(self, choice: int, num_tokens: int) -> None:
+    def truncate(self, choice: int, num_tokens: int) -> None:
         node = self.node(choice)
         if not node.is_leaf or node is self.index.root or not self.index.holds(node):
-            with pytest.raises(ContextIndexError, match="no leaf"):
-                self.index.cut(node, num_tokens)
+            with pytest.raises(ContextIndexError, match="not a leaf"):
+                self.index.truncate(node, num_tokens)
             return
         documents = tuple(map(str, node.context))
-        self.model.cut(documents, node.num_tokens - max(1, num_tokens))
-        self.index.cut(node, num_tokens)
+        self.model.truncate(documents, node.num_tokens - max(1, num_tokens))
+        self.index.truncate(node, num_tokens)
 
     @precondition(lambda self: self.nodes)
     @rule(choice=st.integers(0, 99))
@@ -213,7 +213,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(documents=DOCUMENTS)
     def measure(self, documents: Prefix) -> None:
-        count, tokens = self.index.cached_prefix(documents, lengths(documents))
+        count, tokens = self.index.cached_prefix(documents)
         assert tokens == self.model.cached(documents)
         assert count == sum(prefix in self.model.resident for prefix in prefixes(documents))
 

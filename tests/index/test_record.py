@@ -1,20 +1,18 @@
-from ragboost.context import IndexEntry
-from ragboost.index import ContextIndex
-from ragboost.index.record import record_front, record_turn
+from ragboost.index import ContextIndex, IndexEntry
 
 FRONT = ("a", "b")
 
 
 def turn(index: ContextIndex, *, history: int, length: int) -> IndexEntry:
-    return record_turn(index, FRONT, (10, 10), history_tokens=history, turn_tokens=length)
+    return index.record_turn(FRONT, (10, 10), history_tokens=history, turn_tokens=length)
 
 
 def test_documents_at_the_front_are_found_by_the_next_request() -> None:
     index = ContextIndex()
 
-    first = record_front(index, FRONT, (10, 10))
+    first = index.record_leading(FRONT, (10, 10))
     assert (first.search_path, first.cached_tokens, first.path) == ((0,), 0, ())
-    second = record_front(index, ("a", "c"), (10, 5))
+    second = index.record_leading(("a", "c"), (10, 5))
     assert (second.cached_tokens, second.num_cached) == (10, 1)
     assert second.path == ((10, first.tick),)
 
@@ -22,14 +20,14 @@ def test_documents_at_the_front_are_found_by_the_next_request() -> None:
 def test_nothing_at_the_front_is_recorded_nowhere() -> None:
     index = ContextIndex()
 
-    assert not record_front(index, (), ()).documents
-    assert record_turn(index, (), (), history_tokens=5, turn_tokens=5) == IndexEntry((), 0)
+    assert not index.record_leading((), ()).documents
+    assert index.record_turn((), (), history_tokens=5, turn_tokens=5) == IndexEntry((), 0)
     assert index.num_nodes == 0
 
 
 def test_turns_add_up_behind_the_front() -> None:
     index = ContextIndex()
-    record_front(index, FRONT, (10, 10))
+    index.record_leading(FRONT, (10, 10))
 
     second, third = turn(index, history=0, length=7), turn(index, history=7, length=5)
 
@@ -40,7 +38,7 @@ def test_turns_add_up_behind_the_front() -> None:
 
 def test_two_conversations_with_the_same_front_add_up() -> None:
     index = ContextIndex()
-    record_front(index, FRONT, (10, 10))
+    index.record_leading(FRONT, (10, 10))
     turn(index, history=0, length=7)
 
     other = turn(index, history=0, length=3)
@@ -51,7 +49,7 @@ def test_two_conversations_with_the_same_front_add_up() -> None:
 
 def test_an_evicted_history_is_computed_again() -> None:
     index = ContextIndex()
-    record_front(index, FRONT, (10, 10))
+    index.record_leading(FRONT, (10, 10))
     turn(index, history=0, length=7)
     index.evict(12)
 
@@ -64,7 +62,7 @@ def test_an_evicted_history_is_computed_again() -> None:
 
 def test_a_front_that_ends_inside_a_node_is_split_off() -> None:
     index = ContextIndex()
-    record_front(index, ("a", "b", "c"), (10, 10, 10))
+    index.record_leading(("a", "b", "c"), (10, 10, 10))
 
     assert turn(index, history=0, length=7).cached_tokens == 20
     assert index.num_tokens == 37

@@ -1,4 +1,4 @@
-"""The index is set to what an engine says it holds."""
+"""The index is set to what an engine reports as resident."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from ragboost.errors import ContextIndexError
 from ragboost.index import ContextIndex
-from ragboost.index.residency import set_resident
 
 TOKENS = {"a": 10, "b": 20, "c": 30, "d": 40}
 
@@ -15,19 +14,18 @@ def lengths(documents: str) -> list[int]:
     return [TOKENS[document] for document in documents]
 
 
-def hold(index: ContextIndex, documents: str, num_documents: int, cut_tokens: int = 0) -> None:
-    set_resident(
-        index,
+def hold(index: ContextIndex, documents: str, num_documents: int, partial_tokens: int = 0) -> None:
+    index.set_resident(
         documents,
         lengths(documents),
         num_documents=num_documents,
-        cut_tokens=cut_tokens,
+        partial_tokens=partial_tokens,
     )
     index.check_integrity()
 
 
 def cached(index: ContextIndex, documents: str) -> int:
-    return index.cached_prefix(documents, lengths(documents))[1]
+    return index.cached_prefix(documents)[1]
 
 
 def test_a_sequence_shrinks_to_its_resident_part_and_grows_again() -> None:
@@ -53,7 +51,7 @@ def test_a_document_may_be_resident_in_part() -> None:
     index = ContextIndex()
     for documents in ("abc", "abd"):
         index.insert(documents, lengths(documents))
-    hold(index, "abc", 1, cut_tokens=7)
+    hold(index, "abc", 1, partial_tokens=7)
     assert [cached(index, s) for s in ("abc", "abd", "ab")] == [17, 17, 17]
     assert index.num_tokens == 17
     hold(index, "abd", 3)
@@ -62,9 +60,9 @@ def test_a_document_may_be_resident_in_part() -> None:
 
 def test_a_cut_that_is_the_whole_document_or_beyond_the_last_counts_for_nothing() -> None:
     index = ContextIndex()
-    hold(index, "ab", 1, cut_tokens=20)
+    hold(index, "ab", 1, partial_tokens=20)
     assert cached(index, "ab") == 10
-    hold(index, "ab", 2, cut_tokens=5)
+    hold(index, "ab", 2, partial_tokens=5)
     assert cached(index, "ab") == 30
 
 
@@ -72,19 +70,19 @@ def test_only_leaves_of_the_index_can_be_cut() -> None:
     index = ContextIndex()
     index.insert("ab", lengths("ab"))
     node = index.insert("a", lengths("a"))
-    with pytest.raises(ContextIndexError, match="no leaf"):
-        index.cut(node, 5)
-    with pytest.raises(ContextIndexError, match="no leaf"):
-        index.cut(index.root, 5)
+    with pytest.raises(ContextIndexError, match="not a leaf"):
+        index.truncate(node, 5)
+    with pytest.raises(ContextIndexError, match="not a leaf"):
+        index.truncate(index.root, 5)
 
 
-def test_what_an_engine_has_confirmed_of_others_stays_until_they_are_told() -> None:
+def test_confirmed_parts_of_other_sequences_stay_until_their_removal_is_reported() -> None:
     index = ContextIndex()
     hold(index, "abc", 3)
     hold(index, "abd", 3)
-    hold(index, "abc", 1, cut_tokens=7)  # b ends elsewhere than was thought, or is lost
+    hold(index, "abc", 1, partial_tokens=7)  # b ends elsewhere than was thought, or is lost
     assert [cached(index, s) for s in ("abc", "abd")] == [30, 70]
-    hold(index, "abd", 1, cut_tokens=7)
+    hold(index, "abd", 1, partial_tokens=7)
     assert [cached(index, s) for s in ("abc", "abd")] == [17, 17]
 
 
@@ -98,14 +96,14 @@ def test_after_any_steps_the_last_one_holds_and_no_more_than_others_confirm(
 ) -> None:
     index = ContextIndex()
     told: dict[str, int] = {}  # what each sequence was last said to hold
-    for order, length, num_documents, cut_tokens in steps:
+    for order, length, num_documents, partial_tokens in steps:
         documents = "".join(order[:length])
         num_documents = min(num_documents, length)
         before = {s: cached(index, s) for s in ("abcd", "bcda", "cdab", "dabc")}
-        hold(index, documents, num_documents, cut_tokens)
+        hold(index, documents, num_documents, partial_tokens)
         whole = sum(lengths(documents[:num_documents]))
-        is_cut = num_documents < length and cut_tokens < TOKENS[documents[num_documents]]
-        told[documents] = whole + (cut_tokens if is_cut else 0)
+        is_cut = num_documents < length and partial_tokens < TOKENS[documents[num_documents]]
+        told[documents] = whole + (partial_tokens if is_cut else 0)
         others = [
             sum(lengths(documents[: common(documents, other)]))
             for other, tokens in told.items()

@@ -27,7 +27,7 @@ def test_groups_stay_together_longest_first_in_the_order_of_their_first_request(
         assert members == sorted(members, key=lambda i: (-len(paths[i]), paths[i], i))
 
 
-def test_longer_common_parts_stand_side_by_side() -> None:
+def test_longer_common_parts_are_adjacent() -> None:
     paths = [(0, 1, 0), (0, 2, 0), (0, 1, 1), (0, 2, 0), (0,)]
 
     assert release_order(paths) == [0, 2, 1, 3, 4]

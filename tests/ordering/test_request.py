@@ -64,7 +64,7 @@ def test_what_the_given_order_saves_is_not_counted_as_a_saving() -> None:
     assert order(filled("ab", "dce"), "abcde", min_saved_tokens=3)[0] == "abcde"
 
 
-def test_the_most_relevant_documents_stand_last_the_best_one_at_the_end() -> None:
+def test_the_most_relevant_documents_come_last_the_best_one_at_the_end() -> None:
     assert order(filled("dc"), "abcd", keep_last=2)[0] == "dcba"
     assert order(ContextIndex(), "abcd", keep_last=9)[0] == "dcba"
 
@@ -81,7 +81,7 @@ def test_a_kept_document_is_not_moved_to_the_front_for_its_cache_entry() -> None
     assert order(filled("cb"), "abc", keep_last=1)[0] == "cba"
 
 
-def test_a_popular_tail_goes_to_what_recent_requests_had_together() -> None:
+def test_a_popular_tail_prefers_what_recent_requests_had_together() -> None:
     recent = RecentContexts()
     for context in ("ae",) * 9:
         recent.add(context)
@@ -125,10 +125,9 @@ def test_an_order_is_a_permutation_that_saves_what_it_says(
         tail=tail,
     )
 
-    lengths = [TOKENS[document] for document in ordered]
-    unmoved = index.cached_prefix(tuple(request), [TOKENS[document] for document in request])[1]
+    unmoved = index.cached_prefix(tuple(request)).cached_tokens
     assert sorted(found.permutation) == list(range(len(request)))
-    measured = index.cached_prefix(tuple(ordered), lengths)
+    measured = index.cached_prefix(tuple(ordered))
     if max_visits == 100:
         assert measured == (found.num_matched, found.cached_tokens)
     else:  # a search cut short may be luckier than it knows

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.ordering.turns import group_turns
+from ragboost.ordering import group_turns
 
 
 def test_requests_are_grouped_by_conversation() -> None:
@@ -9,7 +9,7 @@ def test_requests_are_grouped_by_conversation() -> None:
 
     assert turns.leading == (0, 1, 2, 4)
     assert turns.later == {1: (3, 6)}
-    assert turns.going_on == (5,)
+    assert turns.continued == (5,)
 
 
 def test_later_turns_follow_their_first_turn() -> None:
@@ -24,9 +24,9 @@ def test_later_turns_follow_their_first_turn() -> None:
     st.randoms(use_true_random=False),
 )
 def test_every_request_is_released_once_and_turns_in_order(
-    sessions: list[str | None], going_on: set[str], shuffler: object
+    sessions: list[str | None], continued: set[str], shuffler: object
 ) -> None:
-    turns = group_turns(sessions, going_on)
+    turns = group_turns(sessions, continued)
     leading = list(range(len(turns.leading)))
     shuffler.shuffle(leading)  # type: ignore[attr-defined]
 

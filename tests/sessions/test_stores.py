@@ -1,4 +1,4 @@
-"""Both stores of chat sessions keep the same promises."""
+"""All stores of chat sessions satisfy one contract."""
 
 import sqlite3
 import threading
@@ -73,7 +73,9 @@ async def test_turns_are_added_in_order_and_only_to_what_was_read(
     assert await store.turns("a") == []
 
 
-async def test_the_least_recently_used_go_first(store: ChatSessionStore, clock: Clock) -> None:
+async def test_the_least_recently_used_are_dropped_first(
+    store: ChatSessionStore, clock: Clock
+) -> None:
     for name in "abc":
         await store.create(make(name, clock))
     first = await store.get("alice", "a")
@@ -148,7 +150,7 @@ async def test_the_file_is_in_wal_mode_and_read_in_another_thread(
     connection.close()
 
 
-async def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_session_store_is_refused(tmp_path: Path) -> None:
     text, newer = tmp_path / "text", tmp_path / "newer"
     text.write_bytes(b"this is no database, but long enough to be one" * 50)
     connection = sqlite3.connect(newer)

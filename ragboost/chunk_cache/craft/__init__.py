@@ -1,4 +1,4 @@
-"""Cache-Craft: chunk KV kept in the contexts it was used in, and how much of it must be fixed.
+"""Cache-Craft: chunk KV in the variants of the contexts it was used in, partly recomputed.
 
-The door is `ragboost.chunk_cache.craft.reuse.CraftReuse`. Importing this package loads no torch.
+Start at `ragboost.chunk_cache.craft.reuse.CraftReuse`. Importing this package does not load torch.
 """

@@ -1,27 +1,21 @@
-"""How far the KV of a chunk's tokens is apart in two versions, computed in two contexts: what a
-context decides differs between them, what it does not is the same in both.
-
-Knows stored KV. Does not know which versions there are.
-"""
+"""Compare the KV of a chunk between two variants: tokens that depend on the context differ."""
 
 from collections.abc import Sequence
 
 import torch
 
 from ragboost.chunk_cache.assemble import ChunkSpan, TokenSource, assemble
-from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def kv_change(adapter: ModelAdapter, one: ChunkKV, other: ChunkKV) -> torch.Tensor:
-    """Return the squared difference of each token's keys and values, each as a share of their mean
-    size, summed over layers, (tokens,).
-
-    The keys are turned to the same place first.
+    """Return the squared difference of each token's keys and values, relative to their mean squared
+    norm, summed over layers, (tokens,). The keys are rotated to the same positions first.
 
     Raises:
-        ChunkLostError: KV that was still loading cannot be read.
+        ChunkLostError: KV that is still loading cannot be read.
     """
     length = len(one.tokens)
     total = torch.zeros(length, device=adapter.device)
@@ -35,11 +29,11 @@ def kv_change(adapter: ModelAdapter, one: ChunkKV, other: ChunkKV) -> torch.Tens
 
 
 def relative_change(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the squared change of each token's vectors, each tensor's as a share of the mean size
-    of the old ones, summed over tensors, (tokens,).
+    """Return the squared change of each token's vectors, relative to the mean squared norm of the
+    old ones, summed over tensors, (tokens,).
 
     Args:
-        old, new: (1, heads, tokens, head_dim) each.
+        old, new: tensors of (1, heads, tokens, head_dim).
     """
     total = torch.zeros(old[0].shape[2], device=old[0].device)
     for before, after in zip(old, new, strict=True):

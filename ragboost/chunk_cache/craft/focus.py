@@ -1,22 +1,25 @@
-"""Which chunks the question looks at (Cache-Craft eq. 15, Alg. 1): once that is settled, layer by
-layer, the tokens of the others need not be computed further.
-
-Knows numbers per chunk and layer. Does not know tensors or models; see `watch`.
+"""Find the chunks that the question focuses on, and stop computing the others' tokens in the middle
+of a forward pass (Cache-Craft section 3.2.2, eq. 15, algorithm 1).
 """
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
+
+from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.selection.view import attention_mass
+
 CLEAR_GAP = 1.5
-"""The largest gap between two chunks must be so many times the mean gap to part them."""
+"""Minimum ratio of the largest gap between two chunks to the mean gap."""
 WINDOW = 3
-"""Layers that must agree."""
+"""Number of consecutive layers that must agree."""
 
 
 def largest_gap(attention: Sequence[float]) -> frozenset[int] | None:
-    """Return the chunks above the largest gap in the sorted attention; None where none stands
-    out."""
+    """Return the chunks above the largest gap in the sorted attention; None if no gap is clearly
+    the largest."""
     order, gaps = _gaps(attention)
     total = sum(gaps)
     if not gaps or total <= 0.0:
@@ -28,9 +31,9 @@ def largest_gap(attention: Sequence[float]) -> frozenset[int] | None:
 
 
 def literal_cut(attention: Sequence[float]) -> frozenset[int] | None:
-    """Return the chunks that lines 4 to 9 of Alg. 1 name as printed: the cut stands before the gap
-    that adds the most entropy, which is seldom the largest. None for fewer than three chunks or no
-    gap at all.
+    """Return the chunks chosen by lines 4 to 9 of algorithm 1 as printed: it cuts before the gap
+    that adds the most entropy, which is rarely the largest. None for fewer than three chunks or if
+    there is no gap.
 
     The sum of line 7 begins at j = 0, where there is no gap; 0 log 0 is taken as 0.
     """
@@ -46,12 +49,12 @@ def literal_cut(attention: Sequence[float]) -> frozenset[int] | None:
 
 
 class FocusTracker:
-    """Sums the question's attention per chunk over the layers and says when its focus is settled.
+    """Sums the question's attention to each chunk over the layers until the focus is settled.
 
     Args:
-        num_layers: of the model.
-        literal: cut as Alg. 1 is printed, and accept the first `WINDOW` layers that agree. The
-            default cuts at the largest gap, and not before a quarter of the layers.
+        num_layers: layers of the model.
+        literal: cut as algorithm 1 is printed, and settle on the first `WINDOW` layers that agree.
+            By default cut at the largest gap, and not before a quarter of the layers.
     """
 
     def __init__(self, num_layers: int, *, literal: bool = False) -> None:
@@ -61,14 +64,10 @@ class FocusTracker:
         self._found: list[frozenset[int] | None] = []
 
     def update(self, attention: Sequence[float]) -> frozenset[int] | None:
-        """Add a layer.
-
-        Args:
-            attention: of the question to each chunk in the next layer.
+        """Add the question's attention to each chunk in the next layer.
 
         Returns:
-            The focused chunks if the last layers agree, else None. A request whose layers never
-            agree has no focus: every chunk goes on being computed.
+            The indices of the focused chunks if the last layers agree; None otherwise.
         """
         if not self._sums:
             self._sums = [0.0] * len(attention)
@@ -77,6 +76,63 @@ class FocusTracker:
         last = self._found[-WINDOW:]
         settled = len(self._found) >= self._first and len(last) == WINDOW and len(set(last)) == 1
         return last[-1] if settled else None
+
+
+class FocusObserver:
+    """An observer of the pass that computes a prompt (see `ForwardPlan`), which drops the rows of
+    unfocused chunks once the focus is settled.
+
+    Args:
+        chunks: positions (start, stop) of each chunk.
+        reused: indices of the chunks whose rows may be dropped: those with stored KV.
+        num_question: tokens of the question, the last rows of the pass.
+        num_layers: layers of the model.
+        literal: see `FocusTracker`.
+
+    Attributes:
+        focused: indices of the focused chunks; None if not settled.
+        layer: layer after which rows were dropped, from 1; None if none were.
+        dropped: indices of the chunks whose rows were dropped.
+        num_saved: rows that were not computed, summed over layers.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[tuple[int, int]],
+        *,
+        reused: Sequence[int],
+        num_question: int,
+        num_layers: int,
+        literal: bool = False,
+    ) -> None:
+        self.focused: frozenset[int] | None = None
+        self.layer: int | None = None
+        self.dropped: frozenset[int] = frozenset()
+        self.num_saved = 0
+        self._chunks = list(chunks)
+        self._reused = frozenset(reused)
+        self._num_question, self._num_layers = num_question, num_layers
+        self._tracker = FocusTracker(num_layers, literal=literal)
+
+    def __call__(self, layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
+        if self.focused is not None or layer == self._num_layers - 1:
+            return None
+        mass = attention_mass(inputs, num_rows=self._num_question)
+        self.focused = self._tracker.update(
+            [float(mass[start:stop].sum()) for start, stop in self._chunks]
+        )
+        if self.focused is None:
+            return None
+        kept = torch.ones(len(inputs.positions), dtype=torch.bool, device=mass.device)
+        for number in self._reused - self.focused:
+            start, stop = self._chunks[number]
+            kept &= (inputs.positions < start) | (inputs.positions >= stop)
+        num_dropped = int((~kept).sum())
+        if num_dropped == 0:
+            return None
+        self.layer, self.dropped = layer + 1, self._reused - self.focused
+        self.num_saved = num_dropped * (self._num_layers - self.layer)
+        return torch.nonzero(kept).flatten()
 
 
 def _gaps(attention: Sequence[float]) -> tuple[list[int], list[float]]:

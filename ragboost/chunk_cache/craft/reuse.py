@@ -1,7 +1,5 @@
-"""Cache-Craft on top of chunk reuse: pick a version of each chunk, fix it by what its context did,
-stop early where the question does not look, keep new versions.
-
-Knows the parts and their order. What is computed and how is `ChunkReuse`'s business.
+"""Cache-Craft on top of chunk reuse: choose a variant of each chunk, fix it by its influence, stop
+early where the question does not look, and store new variants.
 """
 
 from collections.abc import Sequence
@@ -9,37 +7,34 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ragboost.chunk_cache.assemble import Assembly
+from ragboost.chunk_cache.assemble import Assembly, extract
 from ragboost.chunk_cache.craft.change import kv_change
-from ragboost.chunk_cache.craft.formulas import num_to_fix
-from ragboost.chunk_cache.craft.gather import Gather
-from ragboost.chunk_cache.craft.influence import Order, chunk_name
+from ragboost.chunk_cache.craft.focus import FocusObserver
+from ragboost.chunk_cache.craft.influence_observer import InfluenceObserver
 from ragboost.chunk_cache.craft.plan import InferencePlan, PlannedChunk
-from ragboost.chunk_cache.craft.variants import Pick, Variant, Variants
-from ragboost.chunk_cache.craft.watch import FocusWatch
-from ragboost.chunk_cache.kv.keep import kv_of
-from ragboost.chunk_cache.kv.store import ChunkKV
-from ragboost.chunk_cache.model.hook import both
-from ragboost.chunk_cache.model.narrow import install_narrowing
+from ragboost.chunk_cache.craft.variants import Variant, VariantChoice, Variants
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.influence import Order, chunk_name, num_to_fix
+from ragboost.chunk_cache.model.plan import observe_both
 from ragboost.chunk_cache.prefill import Prefill
 from ragboost.chunk_cache.reuse import ChunkReuse, is_exact
-from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.selection.base import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
-from ragboost.errors import ChunkLostError
+from ragboost.errors import ChunkLostError, UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True)
 class CraftPrefill:
-    """A prompt that is ready to be decoded, and how it came to be.
+    """A prompt that is ready for decoding.
 
     Attributes:
-        plan: what was to be done.
-        prefill: what was done; its counts are of tokens that were computed in the first layer.
-        focused: numbers of the chunks that the question looks at; None: not settled, or not asked.
-        stopped_after: the layer after which the other chunks were left as they were, counted from
-            1; None: they were not.
+        plan: the inference plan.
+        prefill: the result; it counts tokens that were computed in the first layer.
+        focused: indices of the chunks that the question focuses on; None if not settled, or if
+            `early_stop` is off.
+        stopped_after: layer after which the other chunks were not computed, from 1; None: all were.
         num_saved: tokens x layers that this saved.
-        num_new: versions of chunks that were kept.
+        num_new: number of new variants.
     """
 
     plan: InferencePlan
@@ -50,8 +45,8 @@ class CraftPrefill:
     num_new: int
 
 
-class Follow(Policy):
-    """The tokens that a plan names, whatever ratio is asked for."""
+class PlannedTokens(SelectionPolicy):
+    """Select the tokens of a plan, at any requested ratio."""
 
     def __init__(self, plan: InferencePlan) -> None:
         self._fixed = [position for chunk in plan.chunks for position in chunk.fixed]
@@ -65,21 +60,22 @@ class Follow(Policy):
 
 
 class CraftReuse:
-    """Chunk reuse in the versions that earlier requests left behind. Safe to use from several
-    threads.
+    """Reuse of the chunk variants that earlier requests stored. Safe to use from several threads.
 
     Args:
-        reuse: the model and the store of the KV.
-        variants: what is known of the KV; None: N x M of the paper, whose KV leaves the store with
-            them.
-        alpha: scale of what is computed again (eq. 12); see `alpha.tune`.
-        literal: the printed forms of CCI and Alg. 1.
-        cautious: distrust versions that were computed with no chunk before them, see
-            `Variants.pick`.
-        order: what makes a token worth fixing, see `Order`. "change" compares every new version of
-            a chunk with its other versions and with its plain KV, which costs one more pass of the
-            chunk by itself with its first version.
-        early_stop: leave out later layers of chunks that the question does not look at.
+        reuse: the model and its KV store.
+        variants: the variants; None: N x M as in the paper, whose KV is evicted with them.
+        alpha: scale of the recomputation (eq. 12); see `eval.alpha.tune`.
+        literal: use CCI and algorithm 1 as printed.
+        cautious: distrust variants that were computed with no chunk before them, see
+            `Variants.choose`.
+        order: order of the tokens to fix, see `Order`. "change" compares every new variant of a
+            chunk with its other variants and with its plain KV, which costs an extra pass over the
+            chunk for its first variant.
+        early_stop: skip later layers of chunks that the question does not focus on.
+
+    Raises:
+        UnsupportedModelError: the model cannot drop rows, which `early_stop` needs.
     """
 
     def __init__(
@@ -94,17 +90,20 @@ class CraftReuse:
         early_stop: bool = True,
     ) -> None:
         self.reuse = reuse
-        self.variants = Variants(on_drop=reuse.store.discard) if variants is None else variants
+        self.variants = Variants(on_evict=reuse.store.discard) if variants is None else variants
         self.alpha, self.literal, self.early_stop = alpha, literal, early_stop
         self.cautious, self.order = cautious, order
-        if early_stop:
-            install_narrowing(reuse.adapter.model, num_layers=reuse.adapter.num_layers)
+        if early_stop and not reuse.adapter.can_drop_rows:
+            raise UnsupportedModelError(
+                f"{reuse.adapter.name} has no list of {reuse.adapter.num_layers} decoder layers; "
+                "early_stop must be off"
+            )
 
     def plan(
         self, system: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int]
     ) -> InferencePlan:
-        """Say what a request would take and compute. Uses nothing up, counts nothing."""
-        return self.take(system, chunks, question)[0]
+        """Return the plan of a request without counting it as a use."""
+        return self.plan_with_kv(system, chunks, question)[0]
 
     def prefill(
         self,
@@ -118,68 +117,72 @@ class CraftReuse:
 
         Args:
             system, chunks, question: token ids; the question has at least one.
-            learn: count the use of versions, and keep new ones.
+            learn: count the use of variants, and store new ones.
 
         Raises:
-            ChunkCacheError: no question.
+            ChunkCacheError: an empty question.
         """
         self.reuse.precompute(system, [])
-        plan, stored = self.take(system, chunks, question)
+        plan, stored = self.plan_with_kv(system, chunks, question)
         tokens = [*system, *(token for chunk in chunks for token in chunk), *question]
         spans = [(chunk.start, chunk.stop) for chunk in plan.chunks]
         whole = [n for n, chunk in enumerate(plan.chunks) if chunk.is_whole and not chunk.is_exact]
-        gather = Gather(tokens, spans, watched=whole) if learn else None
-        watch = self._watch(plan, spans, whole) if self.early_stop else None
+        influences = InfluenceObserver(tokens, spans, watched=whole) if learn else None
+        focus = self._focus(plan, spans, whole) if self.early_stop else None
         result = self.reuse.prefill(
             system,
             chunks,
             question,
-            policy=Follow(plan),
+            policy=PlannedTokens(plan),
             stored=stored,
-            observe=both(gather, watch),
+            observe=observe_both(influences, focus),
         )
-        if watch is not None and watch.layer is not None:
-            limit = min(spans[number][0] for number in watch.dropped)
+        if focus is not None and focus.layer is not None:
+            limit = min(spans[number][0] for number in focus.dropped)
             result = replace(result, num_publishable=min(result.num_publishable, limit))
         num_new = 0
-        if gather is not None:
-            self._use(plan)
-            num_new = self._keep(system, tokens, plan, result, gather)
+        if influences is not None:
+            for chunk in plan.hits:
+                if chunk.choice is not None:
+                    self.variants.use(chunk.choice)
+            num_new = self._store_variants(system, tokens, plan, result, influences)
         return CraftPrefill(
             plan=plan,
             prefill=result,
-            focused=watch.focused if watch else None,
-            stopped_after=watch.layer if watch else None,
-            num_saved=watch.num_saved if watch else 0,
+            focused=focus.focused if focus else None,
+            stopped_after=focus.layer if focus else None,
+            num_saved=focus.num_saved if focus else 0,
             num_new=num_new,
         )
 
-    def take(
+    def plan_with_kv(
         self, system: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int]
     ) -> tuple[InferencePlan, list[ChunkKV | None]]:
-        """Return the plan of a request and the KV that it names, for `ChunkReuse.prefill`."""
+        """Return the plan of a request and the KV of its chunks, for `ChunkReuse.prefill`."""
         planned, stored = [], []
         before, prefix = list(system), list[str]()
         for chunk in chunks:
             name = chunk_name(chunk)
-            pick, kv = self._pick(name, prefix)
+            choice, kv = self._choose(name, prefix)
             exact = is_exact(kv, before)
             start = len(before)
             fixed: list[int] = []
-            if pick is not None and not exact:
-                count = num_to_fix(pick.overhead, len(chunk))
-                fixed = sorted(start + token for token in pick.order[:count])
+            if choice is not None and not exact:
+                count = num_to_fix(choice.overhead, len(chunk))
+                fixed = sorted(start + token for token in choice.order[:count])
             stop = start + len(chunk)
-            planned.append(PlannedChunk(name, start, stop, pick, exact, tuple(fixed)))
+            planned.append(PlannedChunk(name, start, stop, choice, exact, tuple(fixed)))
             stored.append(kv)
             before += chunk
             prefix += [name] if chunk else []
         return InferencePlan(tuple(planned), len(system), len(question)), stored
 
-    def _pick(self, name: str, prefix: Sequence[str]) -> tuple[Pick | None, ChunkKV | None]:
-        """Return the best version whose KV is still there."""
+    def _choose(
+        self, name: str, prefix: Sequence[str]
+    ) -> tuple[VariantChoice | None, ChunkKV | None]:
+        """Return the best variant whose KV is still stored."""
         while True:
-            pick = self.variants.pick(
+            choice = self.variants.choose(
                 name,
                 prefix,
                 alpha=self.alpha,
@@ -187,22 +190,18 @@ class CraftReuse:
                 cautious=self.cautious,
                 order=self.order,
             )
-            if pick is None:
+            if choice is None:
                 return None, None
-            kv = self.reuse.store.get(pick.variant.key)
+            kv = self.reuse.store.get(choice.variant.key)
             if kv is not None:
-                return pick, kv
-            self.variants.forget(pick.variant.key)
+                return choice, kv
+            self.variants.forget(choice.variant.key)
 
-    def _watch(
+    def _focus(
         self, plan: InferencePlan, spans: Sequence[tuple[int, int]], whole: Sequence[int]
-    ) -> FocusWatch:
-        partly = [
-            number
-            for number, chunk in enumerate(plan.chunks)
-            if chunk.fixed and number not in whole
-        ]
-        return FocusWatch(
+    ) -> FocusObserver:
+        partly = [n for n, chunk in enumerate(plan.chunks) if chunk.fixed and n not in whole]
+        return FocusObserver(
             spans,
             reused=partly,
             num_question=plan.num_question,
@@ -210,28 +209,27 @@ class CraftReuse:
             literal=self.literal,
         )
 
-    def _use(self, plan: InferencePlan) -> None:
-        for chunk in plan.hits:
-            if chunk.pick is not None:
-                self.variants.use(chunk.pick)
-
-    def _keep(
+    def _store_variants(
         self,
         system: Sequence[int],
         tokens: Sequence[int],
         plan: InferencePlan,
         result: Prefill,
-        gather: Gather,
+        influences: InfluenceObserver,
     ) -> int:
-        """Keep each chunk that was computed whole as a version of this context."""
+        """Store each chunk that was computed entirely as a variant of this context."""
         num_new = 0
-        for number, influence in gather.influences().items():
+        for number, influence in influences.influences().items():
             chunk = plan.chunks[number]
-            span = (chunk.start, chunk.stop)
             recipe = f"context {' '.join(influence.context)}"
             key = self.reuse.chunks.key(system, tokens[chunk.start : chunk.stop], recipe=recipe)
-            kv = kv_of(
-                self.reuse.adapter, tokens, result, span=span, num_exact=result.num_publishable
+            kv = extract(
+                self.reuse.adapter,
+                result.cache,
+                tokens,
+                start=chunk.start,
+                stop=chunk.stop,
+                is_exact=chunk.stop <= result.num_publishable,
             )
             if not self.reuse.store.put(key, replace(kv, influence=influence)):
                 continue
@@ -239,19 +237,19 @@ class CraftReuse:
             if self.variants.add(Variant(chunk.name, key, influence)):
                 num_new += 1
                 if self.order == "change":
-                    self._compare(system, chunk.name, kv, others)
+                    self._learn_change(system, chunk.name, kv, others)
         return num_new
 
-    def _compare(
+    def _learn_change(
         self, system: Sequence[int], name: str, kv: ChunkKV, others: Sequence[str]
     ) -> None:
-        """Learn what differs between a new version and all that there was of the chunk."""
+        """Compare a new variant with all other variants of the chunk and its plain KV."""
         stored = [self.reuse.store.get(key) for key in others]
         for other in (self.reuse.chunks.plain(system, kv.tokens), *stored):
             if other is None:
                 continue
             try:
                 change = kv_change(self.reuse.adapter, kv, other)
-            except ChunkLostError:  # its file is broken and gone
+            except ChunkLostError:  # its file is corrupt and was removed
                 continue
             self.variants.learn(name, change.tolist())

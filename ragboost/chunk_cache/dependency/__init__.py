@@ -1,4 +1,4 @@
 """Dependency attention over the relation paths of a graph, and reuse of its KV (DepCache).
 
-The doors are `prompt.DepPrompt` and `depkv.DepCache`. Importing this package loads no torch.
+Start at `prompt.DepPrompt` and `depkv.DepCache`. Importing this package does not load torch.
 """

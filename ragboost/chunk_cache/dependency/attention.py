@@ -1,8 +1,8 @@
-"""Dependency attention: every row over the tokens it depends on, tile by tile.
+"""Dependency attention: each row attends to the tokens it depends on, tile by tile.
 
-A tile is some rows that stand next to each other in a tree; its keys are the rows themselves and
-what any of them sees, gathered, so that branches elsewhere cost nothing. Knows a layout. Does not
-know models or caches. Exact for every input that the dense back end takes.
+A tile is a range of rows that are adjacent in a tree. Its keys are the rows themselves and
+everything that any of them sees, gathered, so that other branches cost nothing. Exact for all
+inputs of the dense backend.
 """
 
 from typing import NamedTuple
@@ -14,13 +14,25 @@ from ragboost.chunk_cache.model.attention.base import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import masked_attention
 
 TILE = 128
-"""Rows per tile at most."""
+"""Maximum rows per tile."""
 CALL_PAIRS = 4096
-"""Pairs of row and key that cost about as much as one more call: tiles grow while merging them
-wastes less."""
+"""Pairs of row and key that cost about as much as another call: tiles are merged while that wastes
+fewer pairs."""
 LONGEST_CHAIN = 4096
-"""A prompt without branches is handed to the model's own attention, bit for bit what it computes,
-while its dense mask is small."""
+"""Maximum keys of a prompt without branches for which the model's own attention is used, bit for
+bit, since its dense mask is small."""
+
+
+class _Piece(NamedTuple):
+    """Rows [begin, end) of the pass, and the slots that they see."""
+
+    begin: int
+    end: int
+    sees: tuple[Interval, ...]
+
+    @property
+    def num_pairs(self) -> int:
+        return (self.end - self.begin) * sum(stop - start for start, stop in self.sees)
 
 
 class _Tile(NamedTuple):
@@ -33,10 +45,10 @@ class _Tile(NamedTuple):
 
 
 class TreeAttention:
-    """The attention back end of one prompt.
+    """The attention backend of one prompt.
 
     Args:
-        layout: on the model's device.
+        layout: layout of the prompt, on the model's device.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -59,59 +71,51 @@ class TreeAttention:
         return out
 
     def _tiles(self, inputs: AttentionInputs) -> list[_Tile]:
-        """Return the tiles, made once for all layers with the same window."""
+        """Return the tiles, cached for all layers with the same window."""
         memo = ("tree", inputs.window)
         if memo not in inputs.memo:
-            slots = inputs.positions.tolist()
-            plan = _plan(self._layout, slots)
-            inputs.memo[memo] = [self._tile(inputs, *part) for part in plan]
+            pieces = _merged_pieces(self._layout, inputs.positions.tolist())
+            inputs.memo[memo] = [self._tile(inputs, piece) for piece in pieces]
         tiles: list[_Tile] = inputs.memo[memo]
         return tiles
 
-    def _tile(
-        self, inputs: AttentionInputs, begin: int, end: int, seen: tuple[Interval, ...]
-    ) -> _Tile:
+    def _tile(self, inputs: AttentionInputs, piece: _Piece) -> _Tile:
         device = inputs.positions.device
-        keys = torch.cat([torch.arange(a, b, device=device) for a, b in seen])
-        rows = inputs.positions[begin:end, None]
+        keys = torch.cat([torch.arange(a, b, device=device) for a, b in piece.sees])
+        rows = inputs.positions[piece.begin : piece.end, None]
         mask = self._layout.sees(rows, keys[None])
         if inputs.window is not None:
             at = self._layout.positions
             mask &= at[keys][None] > at[rows] - inputs.window
         if inputs.visible is not None:
             mask &= inputs.visible[keys][None]
-        return _Tile(begin, end, keys, mask)
+        return _Tile(piece.begin, piece.end, keys, mask)
 
 
-def _plan(layout: Layout, slots: list[int]) -> list[tuple[int, int, tuple[Interval, ...]]]:
-    """Cut ascending rows into tiles: first row, last row + 1, and the slots they see."""
-    tiles: list[tuple[int, int, tuple[Interval, ...]]] = []
-    for begin, end, seen in _pieces(layout, slots):
+def _merged_pieces(layout: Layout, slots: list[int]) -> list[_Piece]:
+    """Merge adjacent pieces while the extra pairs cost less than another call."""
+    tiles: list[_Piece] = []
+    for piece in _pieces(layout, slots):
         if tiles:
-            first, middle, before = tiles[-1]
-            together = merged([*before, *seen])
-            apart = (middle - first) * _size(before) + (end - begin) * _size(seen)
-            waste = (end - first) * _size(together) - apart
-            if end - first <= TILE and waste <= CALL_PAIRS:
-                tiles[-1] = (first, end, together)
+            last = tiles[-1]
+            together = _Piece(last.begin, piece.end, merged([*last.sees, *piece.sees]))
+            waste = together.num_pairs - last.num_pairs - piece.num_pairs
+            if together.end - together.begin <= TILE and waste <= CALL_PAIRS:
+                tiles[-1] = together
                 continue
-        tiles.append((begin, end, seen))
+        tiles.append(piece)
     return tiles
 
 
-def _pieces(layout: Layout, slots: list[int]) -> list[tuple[int, int, tuple[Interval, ...]]]:
-    """Cut ascending rows at the borders of runs, and long runs into tiles."""
+def _pieces(layout: Layout, slots: list[int]) -> list[_Piece]:
+    """Split ascending rows at the borders of runs, and long runs into tiles."""
     pieces, begin = [], 0
     for run in layout.runs:
         while begin < len(slots) and slots[begin] < run.stop:
             end = begin + 1
             while end < len(slots) and slots[end] < run.stop and end - begin < TILE:
                 end += 1
-            seen = merged([*run.sees, (run.start, slots[end - 1] + 1)])
-            pieces.append((begin, end, seen))
+            sees = merged([*run.sees, (run.start, slots[end - 1] + 1)])
+            pieces.append(_Piece(begin, end, sees))
             begin = end
     return pieces
-
-
-def _size(intervals: tuple[Interval, ...]) -> int:
-    return sum(stop - start for start, stop in intervals)

@@ -1,8 +1,7 @@
-"""Compute the KV of prompts with dependency attention, reusing subgraphs of earlier ones (DepCache
-algorithm 2).
+"""Compute the KV of prompts with dependency attention, reusing subgraphs of earlier prompts
+(DepCache algorithm 2).
 
-The order for every token of a tree: stored KV, then computing; the task is always computed. Knows
-token ids, a model and the tree cache. Does not know texts, graphs or HTTP.
+Knows token ids, a model and the tree cache. Does not know texts, graphs or HTTP.
 """
 
 import threading
@@ -14,28 +13,28 @@ import torch
 from ragboost.chunk_cache.dependency.attention import TreeAttention
 from ragboost.chunk_cache.dependency.layout import Layout, Positions, lay_out
 from ragboost.chunk_cache.dependency.pool import TokenPool
-from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode, Path, TreeNode
+from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode, TokenPath, TreeNode
 from ragboost.chunk_cache.dependency.repair import repair
 from ragboost.chunk_cache.dependency.tree_cache import TreeCache, TreeMatch, TreeRequest
-from ragboost.chunk_cache.eviction import make_replacement
+from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.hook import ForwardPlan
+from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.errors import ChunkCacheError
 
 
 @dataclass(frozen=True, slots=True)
 class DepKV:
-    """A prompt that is ready to be decoded.
+    """A prompt that is ready for decoding.
 
     Attributes:
-        cache: its KV, by slot of the layout; the request's own.
-        logits: of the last token, (vocabulary,): the first answer token.
-        layout: of the prompt; the next token stands in slot `len(layout)`, at
+        cache: KV by slot of the layout, owned by the request.
+        logits: logits of the last token, (vocabulary,).
+        layout: layout of the prompt; the next token has slot `len(layout)` and position
             `layout.next_position`.
         computed: slots whose KV was not stored, ascending.
-        num_recomputed: tokens that selective recompute computed with all before them in sight.
+        num_recomputed: tokens recomputed with ordinary attention, see `repair`.
     """
 
     cache: RequestCache
@@ -60,11 +59,14 @@ class DepCache:
 
     Args:
         adapter: the model.
-        capacity_tokens: tokens of trees, and of texts before them, whose KV is kept; 0: none.
-        positions: see `layout.Positions`. With `depth`, reused KV is what computing would give.
-        replacement: name of a policy of `chunk_cache.replacement`.
-        reencode: False reuses keys without turning them to their new positions: the ablation of the
-            paper, wrong by design.
+        capacity_tokens: capacity for trees and the texts before them; 0: store nothing.
+        positions: see `layout.Positions`. With `depth`, reused KV equals computed KV.
+        replacement: name of an eviction policy, see `eviction.EVICTION_POLICIES`.
+        reencode: False reuses keys without rotating them to their new positions, the paper's
+            ablation.
+
+    Attributes:
+        tree: the stored paths; None if nothing is stored.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class DepCache:
         self._pool: TokenPool | None = None
         self.tree: TreeCache | None = None
         if capacity_tokens:
-            self.tree = TreeCache(capacity_tokens, make_replacement(replacement))
+            self.tree = TreeCache(capacity_tokens, make_eviction_policy(replacement))
             self._pool = TokenPool(adapter, capacity_tokens)
 
     def layout(self, prompt: DepPrompt) -> Layout:
@@ -91,7 +93,7 @@ class DepCache:
         return lay_out(prompt, positions=self.positions).to(self.adapter.device)
 
     def look_ahead(self, waiting: Callable[[], Iterable[tuple[Layout, str]]]) -> None:
-        """Say how to ask for the layouts and salts of the requests that come next."""
+        """Set a function that returns layout and salt of each waiting request, the next first."""
         if self.tree is not None:
             self.tree.waiting = lambda: [self._request(*one) for one in waiting()]
 
@@ -104,16 +106,15 @@ class DepCache:
         salt: str = "",
         into: RequestCache | None = None,
     ) -> DepKV:
-        """Return the KV of a prompt; what was not stored is computed in one pass and stored.
+        """Return the KV of a prompt, computing what is missing in one pass and storing it.
 
         Args:
             prompt: the prompt, or its layout.
-            recompute_ratio: share of the trees' tokens to compute again with everything before them
-                in sight, for models that were not tuned for dependency attention. The result is not
-                stored.
-            policy: which ones.
-            salt: KV is shared among prompts with the same one.
-            into: where the KV goes, finite numbers in a slot for each token; None: a new cache.
+            recompute_ratio: share of the trees' tokens to recompute with ordinary attention, for
+                models that were not tuned for dependency attention; not stored.
+            policy: selects them; a name in `selection.POLICIES`.
+            salt: KV is shared between prompts with the same salt.
+            into: cache to fill, with a slot for each token and finite values; None: a new one.
         """
         layout = self.layout(prompt) if isinstance(prompt, DepPrompt) else prompt
         cache = self.adapter.empty_cache(len(layout)) if into is None else into
@@ -130,12 +131,12 @@ class DepCache:
         return DepKV(cache, logits, layout, missing, num_recomputed)
 
     def compute_batch(self, prompts: Sequence[DepPrompt], *, salt: str = "") -> list[DepKV]:
-        """Return the KV of several prompts; what they have in common is computed once.
+        """Return the KV of several prompts, computing shared parts once.
 
-        The trees of prompts with the same beginning are computed together, in one pass, if they
-        fit into the cache; then each prompt's task.
+        The trees of prompts with the same first part are computed in one pass if they fit into the
+        cache, then the task of each prompt.
         """
-        together: dict[Hashable, list[Path]] = {}
+        together: dict[Hashable, list[TokenPath]] = {}
         for prompt in prompts:
             first, second = (*prompt.nodes, None)[:2]
             if isinstance(first, LinearNode) and isinstance(second, TreeNode):
@@ -150,11 +151,11 @@ class DepCache:
     def precompute(
         self, system: Sequence[int], paths: Sequence[Sequence[int]], *, salt: str = ""
     ) -> int:
-        """Compute and store relation paths behind a system text, in one pass. Paths that together
-        do not fit into the cache are left alone.
+        """Compute and store missing relation paths after a system text, in one pass. Does nothing
+        if the paths do not fit into the cache together.
 
         Returns:
-            How many tokens were computed; the others were stored already.
+            The number of computed tokens.
         """
         layout = self.layout(DepPrompt.of(system, paths, (0,)))
         if self.tree is None or layout.task > self.tree.num_rows:
@@ -170,12 +171,12 @@ class DepCache:
     def generate_with_depkv(
         self, kv: DepKV, *, max_tokens: int, stop_ids: frozenset[int] = frozenset()
     ) -> list[int]:
-        """Return the answer, greedily. The KV stays as it is.
+        """Decode an answer greedily. The KV is not modified.
 
         Args:
-            kv: of the prompt.
-            max_tokens: tokens at most.
-            stop_ids: tokens that end the answer and are not part of it.
+            kv: KV of the prompt.
+            max_tokens: maximum tokens.
+            stop_ids: tokens that end the answer without being part of it.
         """
         if max_tokens < 1:
             raise ChunkCacheError(f"max_tokens must be at least 1, got {max_tokens}")
@@ -201,7 +202,7 @@ class DepCache:
         return TreeRequest((salt, self.adapter.regime(len(layout))), layout)
 
     def _load(self, layout: Layout, cache: RequestCache, salt: str) -> torch.Tensor:
-        """Fill in what is stored; return the other slots, ascending."""
+        """Load stored KV and return the missing slots, ascending."""
         missing = torch.ones(len(layout), dtype=torch.bool)
         if self.tree is None or self._pool is None:
             return missing.nonzero().flatten()
@@ -215,7 +216,7 @@ class DepCache:
                     rows=torch.tensor(found.rows, device=self.adapter.device),
                     at=layout.positions[slots],
                     length=len(layout),
-                    is_turned=self._reencode,
+                    is_rotated=self._reencode,
                 )
         missing[found.slots] = False
         return missing.nonzero().flatten()

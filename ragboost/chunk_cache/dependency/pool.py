@@ -1,6 +1,6 @@
-"""Memory for the KV of a fixed number of tokens, taken and given back one by one.
+"""A pool of KV rows for a fixed number of tokens.
 
-Knows tensors and rows. Does not know which token stands in which row. On a CPU the memory is
+Knows tensors and rows; does not know which token is stored in which row. On a CPU the memory is
 reserved at once and committed by the operating system as rows are written.
 """
 
@@ -8,39 +8,38 @@ import torch
 
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.rope import angles, rotate
+from ragboost.chunk_cache.model.rope import KeyRotation
 
 
 class TokenPool:
     """Rows of KV, each with the position its keys are rotated to.
 
     Args:
-        adapter: the model; gives shapes, and turns keys.
-        num_rows: tokens that fit.
+        adapter: the model.
+        num_rows: capacity in tokens.
     """
 
     def __init__(self, adapter: ModelAdapter, num_rows: int) -> None:
         self.num_rows = num_rows
         self._adapter = adapter
-        device = adapter.device
         self._layers = [
-            (
-                layer.keys.new_empty(shape_of(layer.keys, num_rows)),
-                layer.values.new_empty(shape_of(layer.values, num_rows)),
+            tuple(
+                tensor.new_empty(1, tensor.shape[1], num_rows, tensor.shape[3])
+                for tensor in (layer.keys, layer.values)
             )
             for layer in adapter.empty_cache(1).layers
         ]
-        self._positions = torch.zeros(num_rows, dtype=torch.long, device=device)
+        self._positions = torch.zeros(num_rows, dtype=torch.long, device=adapter.device)
 
     def store(
         self, cache: RequestCache, *, slots: torch.Tensor, rows: torch.Tensor, at: torch.Tensor
     ) -> None:
-        """Copy KV out of a request's cache.
+        """Copy KV from the cache of a request.
 
         Args:
-            cache: holds the KV.
-            slots, rows: of each token in the cache, and here, (tokens,).
-            at: the positions that the keys are rotated to, (tokens,).
+            cache: the cache.
+            slots, rows: place of each token in the cache and in the pool, (tokens,).
+            at: positions that the keys are rotated to, (tokens,).
         """
         self._positions[rows] = at
         for layer, (keys, values) in zip(cache.layers, self._layers, strict=True):
@@ -55,35 +54,32 @@ class TokenPool:
         rows: torch.Tensor,
         at: torch.Tensor,
         length: int,
-        is_turned: bool = True,
+        is_rotated: bool = True,
     ) -> None:
-        """Copy KV into a request's cache, every key turned to its new position (eq. 5). Keys whose
-        positions all stay are copied bit for bit.
+        """Copy KV to the cache of a request, rotating keys to their new positions (DepCache eq. 5).
+        Keys are copied bit for bit if no position changes.
 
         Args:
             cache, slots, rows, at: as in `store`.
-            length: of the prompt; decides the rotation speeds.
-            is_turned: False leaves keys as they are, which is wrong and what the paper's ablation
-                measures.
+            length: tokens of the prompt, which determine the RoPE frequencies.
+            is_rotated: False leaves keys as they are, the paper's ablation.
         """
         stored = self._positions[rows]
-        is_turned = is_turned and not bool((stored == at).all())
-        known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        speeds = self._adapter.frequencies(length) if is_turned else ()
+        rotation = None
+        if is_rotated and not bool((stored == at).all()):
+            frequencies = self._adapter.frequencies(length)
+            rotation = KeyRotation(
+                stored=stored,
+                wanted=at,
+                old=[(frequencies, len(rows))],
+                new=frequencies,
+                layouts=self._adapter.layouts,
+            )
         for index, (layer, (keys, values)) in enumerate(
             zip(cache.layers, self._layers, strict=True)
         ):
             moved = keys.index_select(2, rows)
-            if is_turned:
-                speed = speeds[index]
-                if id(speed) not in known:
-                    turn = angles(speed, speed, stored=stored, wanted=at)
-                    known[id(speed)] = (turn.cos().float(), turn.sin().float())
-                moved = rotate(moved, *known[id(speed)], layout=self._adapter.layouts[index])
+            if rotation is not None:
+                moved = rotation.apply(moved, index)
             layer.keys.index_copy_(2, slots, moved)
             layer.values.index_copy_(2, slots, values.index_select(2, rows))
-
-
-def shape_of(tensor: torch.Tensor, num_rows: int) -> tuple[int, int, int, int]:
-    """Return the shape of keys or values, (1, kv heads, tokens, head_dim), for other tokens."""
-    return (1, tensor.shape[1], num_rows, tensor.shape[3])

@@ -1,15 +1,12 @@
 """A prompt as parts that depend on each other: linear texts, and trees of relation paths (DepCache
-section 5).
-
-Knows token ids and names of parts. Does not know texts, tensors or models.
-"""
+section 5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ragboost.errors import RequestError
 
-Path = tuple[int, ...]
+TokenPath = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,39 +14,39 @@ class LinearNode:
     """A part whose tokens follow one another.
 
     Attributes:
-        name: unique in the prompt.
-        tokens: ids.
-        depends_on: names of earlier parts that its tokens see; what those depend on, they see too.
+        name: unique name in the prompt.
+        tokens: token ids.
+        depends_on: names of earlier parts that its tokens see, along with what those depend on.
     """
 
     name: str
-    tokens: Path
+    tokens: TokenPath
     depends_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A part made of relation paths. A token sees the tokens before it on its own paths, so that
-    paths with a common beginning share its tokens and what branches off is independent.
+    """A part made of relation paths. A token sees the tokens before it on its own paths: paths
+    share the tokens of a common prefix, and branches are independent.
 
     Attributes:
         name, depends_on: as in `LinearNode`.
-        paths: ids of each path, from the root entity on; every segment (an entity, a relation) is
-            tokenised by itself, or equal beginnings would not be equal ids.
+        paths: token ids of each path, from the root entity on. Every segment (an entity, a
+            relation) must be tokenised separately, so that equal prefixes have equal ids.
     """
 
     name: str
-    paths: tuple[Path, ...]
+    paths: tuple[TokenPath, ...]
     depends_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DepPrompt:
-    """Parts in an order in which each depends on earlier ones only. The last one is linear, has a
-    token, and is always computed: its last token's logits are wanted.
+    """Parts in an order in which each depends only on earlier ones. The last part is linear and has
+    at least one token; it is always computed, for the logits of its last token.
 
     Raises:
-        RequestError: the parts are none of this.
+        RequestError: the parts do not satisfy this.
     """
 
     nodes: tuple[LinearNode | TreeNode, ...]
@@ -62,12 +59,13 @@ class DepPrompt:
         for number, node in enumerate(self.nodes):
             if node.name in known:
                 raise RequestError(
-                    f"nodes[{number}].name {node.name!r} is taken", param=f"nodes[{number}].name"
+                    f"nodes[{number}].name {node.name!r} is not unique",
+                    param=f"nodes[{number}].name",
                 )
             for other in node.depends_on:
                 if other not in known:
                     raise RequestError(
-                        f"nodes[{number}].depends_on names {other!r}, which is no earlier node",
+                        f"nodes[{number}].depends_on names {other!r}, which is not an earlier node",
                         param=f"nodes[{number}].depends_on",
                     )
             known.add(node.name)

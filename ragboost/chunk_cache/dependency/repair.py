@@ -1,8 +1,8 @@
-"""Compute the tokens again that need what their branch does not see: accuracy without tuning.
+"""Recompute the tokens that need what their branch does not see: accuracy without tuning.
 
-Our extension, not the paper's. Dependency attention leaves a token ignorant of other branches,
-which a model that was never tuned for it has not learnt to bear. The policies of chunk reuse choose
-the tokens, and these are computed as ordinary attention would: over everything before them.
+Our extension, not the paper's. With dependency attention a token does not see other branches, which
+lowers the accuracy of models that were not tuned for it. The selection policies of chunk reuse
+choose tokens, which are recomputed with ordinary attention over everything before them.
 """
 
 import torch
@@ -21,17 +21,17 @@ from ragboost.chunk_cache.selection.view import SelectionView
 def repair(
     adapter: ModelAdapter, layout: Layout, cache: RequestCache, *, ratio: float, policy: str
 ) -> tuple[torch.Tensor, int]:
-    """Compute a share of the trees' tokens again, and the task.
+    """Recompute a share of the trees' tokens, and compute the task.
 
     Args:
         adapter: the model.
-        layout: of the prompt.
-        cache: its KV, complete but for the task; written to.
-        ratio: share of the tokens of trees, 0 to 1.
-        policy: which ones; a name of `selection.POLICIES`.
+        layout: layout of the prompt.
+        cache: KV of the prompt, complete but for the task; written to.
+        ratio: share of the trees' tokens, 0 to 1.
+        policy: a name in `selection.POLICIES`.
 
     Returns:
-        The logits of the last token, (vocabulary,), and how many tokens were computed again.
+        The logits of the last token, (vocabulary,), and the number of recomputed tokens.
     """
     cache.positions = layout.positions
     assembly = _assembly(layout, cache)
@@ -47,13 +47,13 @@ def repair(
 
 
 def _assembly(layout: Layout, cache: RequestCache) -> Assembly:
-    """Return the prompt as the policies know it: branches from the trees' roots are its chunks."""
+    """Return the prompt with the branches that do not see everything before them as its chunks."""
     source = torch.full((len(layout),), int(TokenSource.EXACT), dtype=torch.int8)
     source[layout.task :] = TokenSource.MISSING
     chunks = []
     for run in layout.runs[:-1]:
         seen = sum(stop - start for start, stop in run.sees)
-        if seen < run.start:  # something before it is out of its sight
+        if seen < run.start:
             source[run.start : run.stop] = TokenSource.APPROXIMATE
             chunks.append((run.start, run.stop))
     device = layout.positions.device

@@ -1,7 +1,8 @@
-"""Which dependency paths are stored, as a compressed prefix tree (DepCache section 4.2.1).
+"""The stored dependency paths as a radix tree (DepCache section 4.2.1).
 
-A node holds a run of tokens without a branch, and is used and evicted as a whole; only leaves go,
-so that what is stored can be reached. Knows tokens, rows of a pool and policies. Holds no tensors.
+A node holds a run of tokens without a branch, and is used and evicted as a whole. Only leaves are
+evicted, so that everything stored stays reachable. Knows tokens, rows of a pool and policies. Does
+not hold tensors.
 """
 
 import heapq
@@ -9,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ragboost.chunk_cache.dependency.layout import Layout
-from ragboost.chunk_cache.eviction.base import Replacement, Use
+from ragboost.chunk_cache.dependency.layout import Layout, Run
+from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 
 
@@ -19,12 +20,12 @@ class CachedRun:
     """A node of the tree.
 
     Attributes:
-        key: names it to the policy.
-        tokens: ids, at least one; none in a root.
-        rows: of the pool, one for each token.
-        parent: None for a root.
-        children: by their first token.
-        last_used: number of the request.
+        key: key for the eviction policy.
+        tokens: token ids, at least one; none in a root.
+        rows: row of the pool for each token.
+        parent: parent node; None for a root.
+        children: child nodes by their first token.
+        last_used: number of the last request that used it.
     """
 
     key: int
@@ -36,18 +37,18 @@ class CachedRun:
 
 
 class Cursor(NamedTuple):
-    """A place in the tree: behind the first `offset` tokens of a node."""
+    """A place in the tree: after the first `offset` tokens of a node."""
 
     node: CachedRun
     offset: int
 
 
 class TreeMatch(NamedTuple):
-    """What is stored of a layout.
+    """The stored part of a layout.
 
     Attributes:
-        slots, rows: of each stored token in the layout, ascending, and in the pool.
-        nodes: that hold them, each behind its parent.
+        slots, rows: slot in the layout, ascending, and row in the pool of each stored token.
+        nodes: their nodes, each after its parent.
     """
 
     slots: list[int]
@@ -56,7 +57,7 @@ class TreeMatch(NamedTuple):
 
 
 class TreeRequest(NamedTuple):
-    """A layout under the name of its tree: KV is shared within a tree only."""
+    """A layout and the name of its tree: KV is shared only within a tree."""
 
     tree: Hashable
     layout: Layout
@@ -66,16 +67,19 @@ class TreeCache:
     """A bounded set of dependency paths. Not safe to use from several threads.
 
     Args:
-        num_rows: tokens that fit.
-        policy: which leaf goes first.
-        waiting: the requests that come next, asked for when something must go and the policy looks
-            ahead.
+        num_rows: capacity in tokens.
+        policy: ranks the leaves for eviction.
+        waiting: returns the waiting requests, the next first; called before an eviction if the
+            policy looks ahead.
+
+    Attributes:
+        num_evicted: tokens evicted so far.
     """
 
     def __init__(
         self,
         num_rows: int,
-        policy: Replacement,
+        policy: EvictionPolicy,
         *,
         waiting: Callable[[], Sequence[TreeRequest]] = tuple,
     ) -> None:
@@ -92,11 +96,11 @@ class TreeCache:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens stored."""
+        """Number of stored tokens."""
         return self.num_rows - len(self._free)
 
     def match(self, request: TreeRequest) -> TreeMatch:
-        """Return what is stored of a layout. Changes nothing, and counts as no use."""
+        """Return the stored part of a layout without counting it as a use."""
         found = TreeMatch([], [], [])
         root = self._trees.get(request.tree)
         ends: list[Cursor | None] = []
@@ -106,7 +110,7 @@ class TreeCache:
                 continue
             cursor = Cursor(root, 0) if run.parent < 0 else ends[run.parent]
             at = run.start
-            for node, first, last in self._walk(cursor, request.layout, run.start, run.stop):
+            for node, first, last in self._walk(cursor, request.layout, run):
                 found.slots.extend(range(at, at + last - first))
                 found.rows.extend(node.rows[first:last])
                 if first == 0:
@@ -117,16 +121,17 @@ class TreeCache:
         return found
 
     def insert(self, request: TreeRequest, found: TreeMatch) -> tuple[list[int], list[int]]:
-        """Count the use of what was found, and make places for what was not, evicting as needed.
+        """Count the use of the stored part, and allocate rows for the rest, evicting as needed.
 
-        What a request uses is never evicted for the rest of it; what does not fit is not stored.
+        Nodes that the request uses are not evicted for the rest of it; runs that do not fit are not
+        stored.
 
         Args:
-            request: as it was matched.
-            found: the match; nothing was inserted since.
+            request: the matched request.
+            found: its match; nothing may have been inserted since.
 
         Returns:
-            Slots of the layout, and the rows that now belong to them; the caller fills the rows.
+            New slots of the layout, and their rows, which the caller fills.
         """
         self._clock += 1
         for node in found.nodes:
@@ -149,7 +154,7 @@ class TreeCache:
                 continue
             cursor = Cursor(root, 0) if run.parent < 0 else ends[run.parent]
             at = run.start
-            for node, first, last in self._walk(cursor, request.layout, run.start, run.stop):
+            for node, first, last in self._walk(cursor, request.layout, run):
                 at, cursor = at + last - first, Cursor(node, last)
             count = run.stop - at
             if count and (cursor is None or count > len(self._free)):
@@ -169,7 +174,7 @@ class TreeCache:
         return slots, rows
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Remove all paths."""
         for root in self._trees.values():
             for node in list(_below(root)):
                 self._policy.evicted(node.key)
@@ -177,10 +182,10 @@ class TreeCache:
         self._free = list(range(self.num_rows))
 
     def check_integrity(self) -> None:
-        """Raise where the books do not add up.
+        """Check nodes, links and rows.
 
         Raises:
-            ChunkCacheError: with the numbers.
+            ChunkCacheError: they are inconsistent; the message has the numbers.
         """
         rows = list(self._free)
         for root in self._trees.values():
@@ -200,12 +205,13 @@ class TreeCache:
             )
 
     def _walk(
-        self, cursor: Cursor | None, layout: Layout, start: int, stop: int
+        self, cursor: Cursor | None, layout: Layout, run: Run
     ) -> Iterator[tuple[CachedRun, int, int]]:
-        """Follow the tokens of a run; yield the parts of nodes that hold them: first, last + 1."""
+        """Yield the nodes along a run's tokens, and the range of offsets in each."""
         if cursor is None:
             return
         (node, offset), tokens = cursor, layout.tokens
+        start, stop = run.start, run.stop
         while start < stop:
             if offset == len(node.tokens):
                 child = node.children.get(tokens[start])
@@ -236,8 +242,8 @@ class TreeCache:
         self._policy.used(node.key, Use(self._clock, size=size, cost=size, is_hit=is_hit))
 
     def _split(self, cursor: Cursor) -> CachedRun:
-        """Return a node that ends at a place. Its lower part, where it has one, becomes a node of
-        its own, with a history that begins now."""
+        """Return a node that ends at the cursor, splitting the node there. The lower part becomes a
+        new node, whose history begins with this request."""
         node, offset = cursor
         if offset == len(node.tokens):
             return node
@@ -272,12 +278,12 @@ class TreeCache:
                 heapq.heappush(leaves, self._rank(parent))
 
     def _rank(self, node: CachedRun) -> tuple[float, int, int, CachedRun]:
-        # Of equals the least recently used, then the youngest node: deep ones are young.
+        # Ties: the least recently used, then the newest node, since deep nodes are newer.
         return (self._policy.priority(node.key), node.last_used, -node.key, node)
 
     def _evict(self, node: CachedRun) -> CachedRun:
-        """Drop a leaf and return its parent."""
-        assert node.parent is not None, "a root is no leaf"
+        """Evict a leaf and return its parent."""
+        assert node.parent is not None, "a root is not a leaf"
         assert not node.children, "only leaves are evicted"
         self._policy.evicted(node.key)
         self._free += node.rows

@@ -1,2 +1,1 @@
-"""Measure what reuse costs in quality and saves in time, on synthetic tasks or a user's own
-prompts."""
+"""Measure the quality loss and the time saved by chunk reuse on a user's prompts."""

@@ -1,7 +1,4 @@
-"""Prompts to evaluate on: read from a JSONL file of texts or token ids, or taken from the tasks.
-
-Knows tokenizers and files. Does not know reuse.
-"""
+"""Read evaluation prompts from a JSONL file of texts or token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +6,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ragboost.chunk_cache.eval.tasks import TaskPrompt
 from ragboost.errors import RequestError
 from ragboost.jsonl import read_objects
 from ragboost.types import as_documents
@@ -19,15 +15,15 @@ SYSTEM = "Answer the question from the documents, in as few words as possible.\n
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt in token ids, and what a right answer is.
+    """A prompt in token ids with its correct answer.
 
     Attributes:
         system, question: token ids.
         chunks: token ids of each document.
-        task: the group it is averaged in.
-        answer: id of the right next token; None: `answers` or full attention decide.
-        answers: right texts; empty: what full attention answers is right.
-        dependent: positions an oracle would recompute, where known.
+        task: the group that results are averaged over.
+        answer: id of the correct next token; None: use `answers`.
+        answers: correct texts; empty: use full attention's answer.
+        dependent: positions that an oracle would recompute, if known.
     """
 
     system: tuple[int, ...]
@@ -39,32 +35,20 @@ class Case:
     dependent: tuple[int, ...] = ()
 
 
-def from_prompt(prompt: TaskPrompt) -> Case:
-    """Turn a prompt of the synthetic tasks into a case."""
-    return Case(
-        prompt.system,
-        prompt.chunks,
-        prompt.question,
-        task=prompt.task,
-        answer=prompt.answer,
-        dependent=prompt.dependent,
-    )
-
-
 def read_cases(path: Path, *, tokenizer: Any | None, limit: int | None = None) -> list[Case]:
     """Read cases from a JSONL file.
 
-    A line is an object with `question` (or `query`), `documents`, and optionally `system`,
+    Each line is an object with `question` (or `query`), `documents`, and optionally `system`,
     `answers` (or `answer`) and `task`. Either all are texts, and documents may be objects with
     `text` and `title`, or all are token ids and `answer` is the id of the next token.
 
     Args:
         path: the file.
-        tokenizer: of the model; None where the file holds token ids.
-        limit: lines read at most.
+        tokenizer: tokenizer of the model; None if the file has token ids.
+        limit: maximum number of lines.
 
     Raises:
-        RequestError: the file cannot be read, or a line cannot be used; the message names both.
+        RequestError: the file cannot be read, or a line is invalid; the message names both.
     """
     lines = islice(read_objects(path), limit)
     cases = [_case(row, where, tokenizer) for where, row in lines]
@@ -81,7 +65,7 @@ def _case(row: dict[str, Any], where: str, tokenizer: Any | None) -> Case:
     if not isinstance(question, str):
         return _ids_case(row, question, documents, task)
     if tokenizer is None:
-        raise RequestError(f"{where}: has texts, and the model has no tokenizer")
+        raise RequestError(f"{where}: has texts, but the model has no tokenizer")
     given = row.get("answers", row.get("answer")) or ()
     answers = (given,) if isinstance(given, str) else tuple(str(answer) for answer in given)
 

@@ -1,4 +1,4 @@
-"""Scores of answers and of logits. Knows numbers and texts; does not know models or prompts."""
+"""Scores of answers and logits."""
 
 import math
 import re
@@ -11,14 +11,14 @@ import torch
 
 
 class Estimate(NamedTuple):
-    """A mean with its standard error; the error is NaN for a single value."""
+    """A mean and its standard error, which is NaN for a single value."""
 
     mean: float
     error: float
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return mean and standard error; NaN for no values."""
+    """Return mean and standard error of the values; NaN for none."""
     count = len(values)
     if count == 0:
         return Estimate(math.nan, math.nan)
@@ -30,23 +30,21 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def normalised(score: float, *, full: float, reuse: float) -> float:
-    """Return which share of what full reuse loses is won back (FusionRAG eq. 11).
-
-    0 is full reuse, 1 is full attention. NaN where full reuse loses nothing: there is no scale
-    then.
+    """Return the recovered share of full reuse's loss (FusionRAG eq. 11): 0 for full reuse, 1 for
+    full attention. NaN if full reuse loses nothing.
     """
     return (score - reuse) / (full - reuse) if full > reuse else math.nan
 
 
 def kl_divergence(logits: torch.Tensor, full: torch.Tensor) -> float:
-    """Return KL(full || logits) of the next token, in nats."""
+    """Return KL(full || logits) of the next token in nats."""
     want, got = full.float().log_softmax(-1), logits.float().log_softmax(-1)
     return float((want.exp() * (want - got)).sum().clamp_min(0.0))
 
 
 def f1(answer: str, wanted: Sequence[str]) -> float:
-    """Return the best word F1 against the wanted answers, 0 to 1, as SQuAD counts it: no case,
-    articles or punctuation."""
+    """Return the highest word F1 over the correct answers, 0 to 1, computed like SQuAD's: without
+    case, articles and punctuation."""
     return max((_f1(_words(answer), _words(one)) for one in wanted), default=0.0)
 
 

@@ -1,7 +1,4 @@
-"""Show evaluation results: a text table, JSON, and a plot of quality against ratio.
-
-Knows rows, nothing of models.
-"""
+"""Format evaluation results: a text table, JSON, and a plot of quality against ratio."""
 
 import math
 from collections.abc import Sequence
@@ -9,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ragboost.chunk_cache.eval.runner import Row
+from ragboost.chunk_cache.eval.runner import EvalRow
 from ragboost.plots import line_plot
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return the rows as lines of text under a header."""
+def table(rows: Sequence[EvalRow]) -> str:
+    """Return the rows as a text table with a header."""
     head = ("task", "policy", "ratio", "score", "+-", "normalised", "KL", "computed", "TTFT ms")
     body = [
         (
@@ -40,26 +37,25 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rows as objects; a missing normalised score is null."""
+def as_json(rows: Sequence[EvalRow]) -> list[dict[str, Any]]:
+    """Return the rows as JSON objects, with null for NaN."""
     return [
         {name: None if _is_nan(value) else value for name, value in asdict(row).items()}
         for row in rows
     ]
 
 
-def plot(rows: Sequence[Row], path: Path, *, task: str) -> None:
-    """Draw score against recompute ratio, a line per policy from full reuse at 0 to full attention
-    at 1.
+def plot(rows: Sequence[EvalRow], path: Path, *, task: str) -> None:
+    """Plot score against recompute ratio, with a line per policy from full reuse at 0 to full
+    attention at 1.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        RequestError: `path` is no .png or .svg, or cannot be written.
+        RequestError: `path` is not a .png or .svg, or cannot be written.
     """
-    lines = curves(rows, task=task)
     line_plot(
         path,
-        lines,
+        curves(rows, task=task),
         title=task,
         x_label="recompute ratio",
         y_label="score",
@@ -67,8 +63,9 @@ def plot(rows: Sequence[Row], path: Path, *, task: str) -> None:
     )
 
 
-def curves(rows: Sequence[Row], *, task: str) -> dict[str, list[tuple[float, float]]]:
-    """Points of ratio and score by policy; `reuse` and `full`, if measured, end every line."""
+def curves(rows: Sequence[EvalRow], *, task: str) -> dict[str, list[tuple[float, float]]]:
+    """Return points (ratio, score) by policy; measured `reuse` and `full` are the ends of each
+    line."""
     chosen = [row for row in rows if row.task == task]
     ends = {row.policy: row for row in chosen if row.policy in ("full", "reuse")}
     lines: dict[str, list[tuple[float, float]]] = {}

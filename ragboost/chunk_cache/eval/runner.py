@@ -1,10 +1,7 @@
-"""Answer cases at several policies and ratios and compare with full attention and full reuse.
-
-Knows reuse and metrics. Does not know files or how results are shown.
-"""
+"""Answer cases with several policies and ratios, and compare with full attention and full reuse."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +12,20 @@ from ragboost.chunk_cache.eval.metrics import estimate, f1, kl_divergence, norma
 from ragboost.chunk_cache.prefill import Prefill
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.selection.base import SelectionPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EvalRow:
     """One policy at one ratio on one task.
 
     Attributes:
-        score: mean accuracy or F1, and its standard error over cases.
-        normalised: share of the loss won back, NaN where full reuse loses nothing.
-        kl: mean divergence of the first token from full attention, nats.
-        recomputed: share of the prompt's tokens that were computed, the question included.
-        ttft_s: mean seconds to the first logits, selection included.
+        score: mean accuracy or F1.
+        error: standard error of the score over cases.
+        normalised: recovered share of full reuse's loss; NaN if it loses nothing.
+        kl: mean KL divergence of the first token from full attention, in nats.
+        recomputed: share of the prompt's tokens that were computed, including the question.
+        ttft_s: mean seconds to the first logits, including the selection.
     """
 
     task: str
@@ -44,7 +42,7 @@ class Row:
 
 @dataclass(slots=True)
 class EvalOutcome:
-    """One answer; see `Row`."""
+    """The result of one case, see `EvalRow`."""
 
     score: float
     kl: float
@@ -61,27 +59,25 @@ def evaluate(
     granularity: int = 1,
     tokenizer: Any | None = None,
     max_new_tokens: int = 32,
-    progress: Callable[[int], None] | None = None,
-) -> list[Row]:
-    """Measure every policy at every ratio; ratio 0 (`reuse`) and 1 (`full`) once for all.
+) -> list[EvalRow]:
+    """Measure every policy at every ratio, and full reuse (ratio 0) and full attention (1) once.
 
     Chunks are computed and stored first, outside the timing.
 
     Args:
-        reuse: the model with its store; stored chunks of earlier cases are dropped as it fills.
+        reuse: the model and its store.
         cases: the prompts.
         policies: names; `full` and `reuse` are always measured.
-        ratios: between 0 and 1, exclusive.
-        granularity: choose tokens (1) or blocks of so many.
-        tokenizer: turns answers into text; None: cases say the right next token.
-        max_new_tokens: length of text answers.
-        progress: called with the number of each case done.
+        ratios: ratios in (0, 1).
+        granularity: block size of the selection in tokens; 1: single tokens.
+        tokenizer: decodes text answers; None: cases have the id of the next token.
+        max_new_tokens: maximum length of text answers.
     """
     plans = [("full", 1.0), ("reuse", 0.0)]
     plans += [(p, r) for p in policies if p not in ("full", "reuse") for r in ratios]
     outcomes: dict[tuple[str, str, float], list[EvalOutcome]] = {}
-    judge = Judge(reuse, tokenizer, max_new_tokens)
-    for number, case in enumerate(cases, 1):
+    score = AnswerScorer(reuse, tokenizer, max_new_tokens)
+    for case in cases:
         reuse.precompute(case.system, case.chunks)
         full: Prefill | None = None
         for name, ratio in plans:
@@ -95,15 +91,13 @@ def evaluate(
                 granularity=granularity,
             )
             full = full or result
-            outcome = judge(case, result, full)
+            outcome = score(case, result, full)
             outcomes.setdefault((case.task, name, ratio), []).append(outcome)
-        if progress is not None:
-            progress(number)
     return _rows(outcomes)
 
 
-class Judge:
-    """Scores a prefill by its next token, or by the text it leads to."""
+class AnswerScorer:
+    """Scores a prefill by its next token, or by the text decoded from it."""
 
     def __init__(self, reuse: ChunkReuse, tokenizer: Any | None, max_new_tokens: int) -> None:
         self._reuse, self._tokenizer, self._max = reuse, tokenizer, max_new_tokens
@@ -132,7 +126,7 @@ class Judge:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def greedy(reuse: ChunkReuse, result: Prefill, *, max_new_tokens: int) -> list[int]:
-    """Decode the most likely tokens after a prefill, up to an end token; uses up its cache."""
+    """Decode greedily after a prefill up to an end token, appending to its cache."""
     model = reuse.adapter.model
     end = model.generation_config.eos_token_id if model.generation_config else None
     stops = set(end) if isinstance(end, list) else {end}
@@ -154,20 +148,20 @@ def greedy(reuse: ChunkReuse, result: Prefill, *, max_new_tokens: int) -> list[i
     return tokens
 
 
-def _policy(name: str, case: Case) -> Policy:
+def _policy(name: str, case: Case) -> SelectionPolicy:
     if name == "oracle":
         return make_policy(name, positions=case.dependent)
     return make_policy(name)
 
 
-def _rows(outcomes: dict[tuple[str, str, float], list[EvalOutcome]]) -> list[Row]:
+def _rows(outcomes: dict[tuple[str, str, float], list[EvalOutcome]]) -> list[EvalRow]:
     mean = {key: estimate([o.score for o in found]).mean for key, found in outcomes.items()}
     rows = []
     for (task, policy, ratio), found in outcomes.items():
         score = estimate([outcome.score for outcome in found])
         full, reuse = mean[task, "full", 1.0], mean[task, "reuse", 0.0]
         rows.append(
-            Row(
+            EvalRow(
                 task=task,
                 policy=policy,
                 ratio=ratio,

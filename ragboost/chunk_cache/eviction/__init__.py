@@ -1,48 +1,42 @@
-"""Which entry of a full cache goes: policies behind one interface, chosen by name.
+"""Policies that choose the entry to evict from a full cache, by name.
 
-Plain Python: the embedded engine's prefix cache, the chunk store's tiers and the benchmark share
-them.
+Plain Python, shared by the embedded engine's prefix cache, the memory tiers of the chunk store and
+the cache of dependency paths.
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ragboost.chunk_cache.eviction.base import Replacement, Use
-from ragboost.chunk_cache.eviction.gdsf import GDSF, PGDSF
+from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 from ragboost.chunk_cache.eviction.heat import Heat
 from ragboost.chunk_cache.eviction.lacr import LACR
 from ragboost.chunk_cache.eviction.lfu import LFU
 from ragboost.chunk_cache.eviction.lru import LRU
 from ragboost.chunk_cache.eviction.next_use import NextUse
-from ragboost.chunk_cache.eviction.reuse_frequency import ReuseFrequency
 from ragboost.errors import ChunkCacheError
 
-__all__ = ["REPLACEMENTS", "Replacement", "Use", "make_replacement"]
+__all__ = ["EVICTION_POLICIES", "EvictionPolicy", "Use", "make_eviction_policy"]
 
-REPLACEMENTS: Mapping[str, Callable[[], Replacement]] = MappingProxyType(
+EVICTION_POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
     {
         "lru": LRU,
         "lfu": LFU,
-        "gdsf": GDSF,
-        "pgdsf": PGDSF,
-        "f_r": ReuseFrequency,
         "heat": Heat,
         "lacr": LACR,
         "next-use": NextUse,
         "next-use-lfu": lambda: NextUse(counts=True),
     }
 )
-"""Policies by name; Belady is not among them, since it must be told the future."""
 
 
-def make_replacement(name: str) -> Replacement:
-    """Return a new policy.
+def make_eviction_policy(name: str) -> EvictionPolicy:
+    """Create the policy of this name.
 
     Raises:
-        ChunkCacheError: no policy has this name.
+        ChunkCacheError: the name is not in `EVICTION_POLICIES`.
     """
-    if name not in REPLACEMENTS:
+    if name not in EVICTION_POLICIES:
         raise ChunkCacheError(
-            f"replacement policy must be one of {', '.join(REPLACEMENTS)}, got {name!r}"
+            f"eviction policy must be one of {', '.join(EVICTION_POLICIES)}, got {name!r}"
         )
-    return REPLACEMENTS[name]()
+    return EVICTION_POLICIES[name]()

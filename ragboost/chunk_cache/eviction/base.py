@@ -1,7 +1,7 @@
-"""What a replacement policy is: it is told of every use, and says which entry is worth least.
+"""The interface of eviction policies: they are told of every use, and rank the entries.
 
 Knows keys, sizes and costs. Does not know what the entries are (blocks of a prefix cache, chunks,
-nodes of a tree), which of them may go now, or how much room there is.
+nodes of a tree), which of them may be evicted, or how much room there is.
 """
 
 from abc import ABC, abstractmethod
@@ -14,11 +14,11 @@ class Use:
     """One use of an entry by a request.
 
     Attributes:
-        now: seconds on the caller's clock; never decreases from one use to the next.
-        size: tokens or bytes, the same unit for all entries of a cache; above 0.
-        cost: seconds that computing the entry takes (took, where it was absent) in this request.
-        is_hit: whether it was in the cache; False: it is stored with this use.
-        cfo: share of its tokens that reuse computes again (Cache-Craft eq. 12); 0: an exact hit.
+        now: seconds on the caller's clock, non-decreasing from use to use.
+        size: tokens or bytes, above 0; the same unit for all entries of a cache.
+        cost: seconds to compute the entry in this request.
+        is_hit: the entry was cached; False: this use stores it.
+        cfo: share of its tokens that reuse recomputes (Cache-Craft eq. 12); 0 for an exact hit.
     """
 
     now: float
@@ -28,29 +28,28 @@ class Use:
     cfo: float = 0.0
 
 
-class Replacement(ABC):
-    """Ranks the entries of one cache.
+class EvictionPolicy(ABC):
+    """Ranks the entries of one cache. Not thread-safe.
 
-    The cache calls `used` when a request uses or stores an entry, `evicted` when it has gone, and
-    evicts the entry with the lowest `priority` among those that may go (in a tree of prefixes: the
-    leaves); of equal ones the least recently used. What a policy knows of an entry it forgets with
-    `evicted`. Not safe to use from several threads.
+    The cache calls `used` when a request uses or stores an entry, and `evicted` after an eviction.
+    It evicts the evictable entry with the lowest `priority` (in a tree of prefixes: a leaf), of
+    equal ones the least recently used. A policy forgets an entry with `evicted`.
 
     Attributes:
-        sees_queue: whether `look_ahead` changes anything, so that callers may save themselves it.
+        sees_queue: `look_ahead` has an effect; callers may skip it otherwise.
     """
 
     sees_queue = False
 
     @abstractmethod
     def used(self, key: Hashable, use: Use) -> None:
-        """Take note of a use."""
+        """Record a use."""
 
     @abstractmethod
     def priority(self, key: Hashable) -> float:
-        """Return the rank of an entry that was used since it was last evicted: low ones go first.
+        """Return the rank of a cached entry; the lowest is evicted first.
 
-        Comparable between entries at one moment only, not over time.
+        Ranks are comparable between entries at one moment only, not over time.
         """
 
     @abstractmethod
@@ -58,9 +57,9 @@ class Replacement(ABC):
         """Forget an entry. Unknown keys are ignored."""
 
     def look_ahead(self, waiting: Sequence[Collection[Hashable]]) -> None:
-        """Learn what the waiting requests will use, the next one first.
+        """Replace the known queue of waiting requests.
 
         Args:
-            waiting: the keys that each will use, stored or not; replaces what was known before.
+            waiting: keys that each request will use, cached or not; the next request first.
         """
         return

@@ -1,20 +1,21 @@
-"""Heat: uses that fade, times what it costs to compute a byte again (FusionRAG section 4.2).
+"""Heat: decaying uses, times the cost to recompute a byte (FusionRAG section 4.2).
 
-The paper leaves heat undefined. Here a use at time t turns heat h of time t0 into
-h * 2^(-(t - t0) / tau) + 1, and the entry with the least heat * cost / size goes first.
+The paper does not define heat. Here a use at time t turns heat h of time t0 into
+h * 2^(-(t - t0) / tau) + 1, and the entry with the lowest heat * cost / size is evicted.
 """
 
 import math
 from collections.abc import Hashable
 
-from ragboost.chunk_cache.eviction.base import Replacement, Use
+from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 
 TAU_S = 600.0
+"""Default half-life of heat in seconds."""
 
 
 def warmed(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
-    """Return the heat after a use that comes `idle_s` seconds after the last one."""
+    """Return the heat after `idle_s` seconds without use and a use."""
     return cooled(heat, idle_s, tau_s=tau_s) + 1
 
 
@@ -23,12 +24,12 @@ def cooled(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
     return heat * math.exp2(-max(0.0, idle_s) / tau_s)
 
 
-class Heat(Replacement):
-    """Priority is log2(heat * cost / size) with all heats carried to one moment: they fade alike,
-    so that the order needs no clock.
+class Heat(EvictionPolicy):
+    """Rank by log2(heat * cost / size), with all heats extrapolated to one moment: they decay
+    alike, so the order needs no clock.
 
     Args:
-        tau_s: seconds in which heat halves.
+        tau_s: half-life of heat in seconds.
     """
 
     def __init__(self, *, tau_s: float = TAU_S) -> None:
@@ -40,8 +41,8 @@ class Heat(Replacement):
     def used(self, key: Hashable, use: Use) -> None:
         heat, since, _ = self._entries.get(key, (0.0, use.now, 0.0))
         heat = warmed(heat, use.now - since, tau_s=self._tau_s)
-        worth = math.log2(heat) + math.log2(max(use.cost / use.size, 1e-300))
-        self._entries[key] = (heat, use.now, worth + use.now / self._tau_s)
+        value = math.log2(heat) + math.log2(max(use.cost / use.size, 1e-300))
+        self._entries[key] = (heat, use.now, value + use.now / self._tau_s)
 
     def priority(self, key: Hashable) -> float:
         return self._entries[key][2]
@@ -50,6 +51,6 @@ class Heat(Replacement):
         self._entries.pop(key, None)
 
     def heat(self, key: Hashable, now: float) -> float:
-        """Return an entry's heat at a time; 0 where it is not known."""
+        """Return an entry's heat at a time; 0 for an unknown entry."""
         heat, since, _ = self._entries.get(key, (0.0, now, 0.0))
         return cooled(heat, now - since, tau_s=self._tau_s)

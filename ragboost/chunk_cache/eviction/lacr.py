@@ -1,20 +1,19 @@
-"""LACR: how often an entry was used, and how soon waiting requests will use it (DepCache eq. 6).
+"""LACR: past uses of an entry and its uses by waiting requests (DepCache eq. 6).
 
-P = alpha * H + (1 - alpha) * F. The paper adds a count without bound to a sum over a window; here
-both are brought to [0, 1]: H by the greatest history in the cache, F by the greatest sum.
+P = alpha * H + (1 - alpha) * F. The paper adds an unbounded count to a sum over a window; here both
+are scaled to [0, 1]: H by the highest count in the cache, F by the highest sum.
 """
 
 from collections.abc import Collection, Hashable, Sequence
 
-from ragboost.chunk_cache.eviction.base import Replacement, Use
+from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 
 ALPHA = 0.2
 
 
 def future_sums(waiting: Sequence[Collection[Hashable]]) -> dict[Hashable, float]:
-    """Return for each key the sum of 1 - i / W over the waiting requests i = 0 .. W-1 that use
-    it."""
+    """Return for each key the sum of 1 - i / W over the waiting requests i = 0 .. W-1 using it."""
     sums: dict[Hashable, float] = {}
     for i, keys in enumerate(waiting):
         weight = 1 - i / len(waiting)
@@ -23,11 +22,11 @@ def future_sums(waiting: Sequence[Collection[Hashable]]) -> dict[Hashable, float
     return sums
 
 
-class LACR(Replacement):
-    """See the module.
+class LACR(EvictionPolicy):
+    """Rank by a weighted sum of past and future uses.
 
     Args:
-        alpha: share of the history, 0 to 1. The rest is the future's.
+        alpha: weight of the past uses, 0 to 1.
     """
 
     sees_queue = True

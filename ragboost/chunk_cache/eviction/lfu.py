@@ -1,12 +1,12 @@
-"""LFU: the entry used least often while it was in the cache goes first."""
+"""LFU: evict the entry with the fewest uses while cached."""
 
 from collections.abc import Hashable
 
-from ragboost.chunk_cache.eviction.base import Replacement, Use
+from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 
 
-class LFU(Replacement):
-    """Priority is the number of uses since the entry was stored."""
+class LFU(EvictionPolicy):
+    """Rank by the number of uses since the entry was stored."""
 
     def __init__(self) -> None:
         self._count: dict[Hashable, int] = {}

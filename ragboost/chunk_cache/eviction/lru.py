@@ -1,12 +1,12 @@
-"""LRU: the least recently used entry goes first."""
+"""LRU: evict the least recently used entry."""
 
 from collections.abc import Hashable
 
-from ragboost.chunk_cache.eviction.base import Replacement, Use
+from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 
 
-class LRU(Replacement):
-    """Priority is the time of the last use."""
+class LRU(EvictionPolicy):
+    """Rank by the time of the last use."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, float] = {}

@@ -1,21 +1,22 @@
-"""Keep what waiting requests will use, the soonest longest; rank the rest by its history.
+"""Keep the entries that waiting requests will use, the soonest longest; rank the others by history.
 
-Our own step beyond LACR: within the queue the next use is known, and Belady's rule needs nothing
-else. A weighted sum lets a popular entry outrank one that is needed next; here it never does. With
-a queue as long as the cache is deep this is Belady's MIN, and without a queue it is LRU.
+Our extension of LACR: within the queue the next use is known, and Belady's rule needs nothing else.
+In a weighted sum a popular entry can outrank one that is needed next; here it cannot. With a queue
+as long as the cache is deep this is Belady's MIN, and without a queue it is LRU.
 """
 
 from collections.abc import Collection, Hashable, Sequence
 
-from ragboost.chunk_cache.eviction.base import Replacement, Use
+from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 
 
-class NextUse(Replacement):
-    """Priority is (soonness, history) in one number: at most 0 for what no waiting request uses.
+class NextUse(EvictionPolicy):
+    """Rank by the next use and then by history, in one number: at most 0 for entries that no
+    waiting request uses.
 
     Args:
-        counts: rank what the queue does not use by the number of its uses, each counted from the
-            greatest history evicted so far (LFU that ages), and not by the time of the last use.
+        counts: rank those by the number of uses on top of the highest history evicted so far (LFU
+            with ageing) instead of the time of the last use.
     """
 
     sees_queue = True

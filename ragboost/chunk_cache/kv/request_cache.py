@@ -1,7 +1,6 @@
-"""A request's own KV cache: a transformers cache whose rows can be written at scattered positions.
+"""The KV cache of one request: a transformers cache that can be written at scattered positions.
 
-A token's slot is its position, unless the cache says otherwise. Knows tensors; does not know where
-they came from.
+The slot of a token is its position unless `RequestCache.positions` says otherwise.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +11,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 
 class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
-    """A layer whose `update` writes into given rows while the cache is in a `writing` block, and
-    appends like any dynamic layer otherwise. It can be filled when it is first looked at."""
+    """A layer whose `update` writes to given slots inside a `RequestCache.writing` block, and
+    appends like any dynamic layer otherwise. It can be filled on first access."""
 
     _fill: Callable[[], None] | None = None
 
@@ -27,7 +26,7 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     @property
     def keys(self) -> torch.Tensor:
         """(1, kv heads, tokens, head_dim)."""
-        self._settle()
+        self._fill_now()
         return self._keys
 
     @keys.setter
@@ -37,7 +36,7 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     @property
     def values(self) -> torch.Tensor:
         """(1, kv heads, tokens, head_dim)."""
-        self._settle()
+        self._fill_now()
         return self._values
 
     @values.setter
@@ -45,11 +44,11 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         self._values = values
 
     def fill_later(self, fill: Callable[[], None]) -> None:
-        """Call `fill` before the keys or values are next looked at, such as when the model comes to
-        this layer. What it raises reaches whoever looks."""
+        """Call `fill` at the next access to keys or values, such as when the model reaches this
+        layer. The access raises what `fill` raises."""
         self._fill = fill
 
-    def _settle(self) -> None:
+    def _fill_now(self) -> None:
         if self._fill is not None:
             fill, self._fill = self._fill, None
             fill()
@@ -66,11 +65,11 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
 
 
 class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyped
-    """The KV of one prompt. The tensors belong to this request alone; decoding appends to them.
+    """The KV of one prompt, with memory of its own; decoding appends to it.
 
     Attributes:
-        positions: that the keys of the slots are rotated to, (tokens,); None: slot and position are
-            the same.
+        positions: position that the keys of each slot are rotated to, (tokens,); None if it is the
+            slot.
     """
 
     def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -80,8 +79,8 @@ class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
 
     @contextmanager
     def writing(self, rows: torch.Tensor) -> Iterator[None]:
-        """Send what the model computes to the given rows, positions (tokens,) in the order of the
-        input tokens."""
+        """Write the KV of the following forward pass to the slots `rows`, (tokens,), in the order
+        of the input tokens."""
         for layer in self.layers:
             layer.rows = rows
         try:
@@ -91,13 +90,8 @@ class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
                 layer.rows = None
 
     def clone(self, *, num_layers: int | None = None) -> "RequestCache":
-        """Return a copy of the first layers, or of all, that shares no memory."""
+        """Return a deep copy of the first `num_layers` layers; None: all."""
         layers = self.layers[:num_layers]
         copy = RequestCache([(layer.keys.clone(), layer.values.clone()) for layer in layers])
         copy.positions = self.positions
         return copy
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all keys and values."""
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)

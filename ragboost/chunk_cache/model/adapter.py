@@ -1,8 +1,8 @@
 """Run selected tokens of a prompt through a Hugging Face decoder model, by its public API only.
 
-Knows how a model rotates, windows and caches. Does not know chunks, policies or stores. What a
-class name does not tell reliably (which dimensions RoPE pairs, which layers have none) is measured
-on a few tokens when the adapter is made.
+Knows RoPE, attention windows and KV shapes of a model. Does not know chunks, policies or stores.
+Properties that a class name does not tell reliably, such as the dimensions that RoPE pairs, are
+measured on a few tokens when the adapter is created.
 """
 
 import hashlib
@@ -16,28 +16,30 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.kv.request_cache import RequestCache
-from ragboost.chunk_cache.model.hook import PLAN, ForwardPlan, StopForwardError, install
-from ragboost.chunk_cache.model.resume import install_resuming
-from ragboost.chunk_cache.model.rope import Frequencies, Layout, angles, rotate
+from ragboost.chunk_cache.model.plan import PLAN, ForwardPlan, StopForwardError
+from ragboost.chunk_cache.model.planned_attention import install_attention
+from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, rotate, rotation_angles
+from ragboost.chunk_cache.model.row_hooks import install_row_hooks
 from ragboost.errors import UnsupportedModelError
 
 REUSABLE_LAYERS = {"full_attention", "sliding_attention"}
-LAYOUTS: tuple[Layout, ...] = ("half", "interleaved", "none")
+LAYOUTS: tuple[RotaryLayout, ...] = ("half", "interleaved", "none")
 _PROBE_LENGTH = 8
 _PROBE_SHIFT = 5
 
 
 class ModelAdapter:
-    """A causal LM whose tokens can be computed selectively.
+    """A causal LM that can compute selected tokens of a prompt.
 
     Attributes:
-        model: the model, in evaluation mode, with our attention installed (see `hook`).
-        num_layers, device, dtype: of the model.
-        layouts: how each layer's keys rotate.
-        can_resume: whether a pass may begin with the hidden states of an earlier one.
+        model: the model in evaluation mode, with our attention installed (see `planned_attention`).
+        num_layers, device, dtype: properties of the model.
+        layouts: RoPE layout of each layer's keys.
+        can_drop_rows: a pass may drop rows between two layers (see `row_hooks`).
+        can_resume: a pass may begin with the hidden states of an earlier one.
 
     Raises:
-        UnsupportedModelError: KV of this model cannot be moved; the message says why.
+        UnsupportedModelError: KV of this model cannot be moved; the message names the reason.
     """
 
     def __init__(self, model: Any) -> None:
@@ -56,28 +58,29 @@ class ModelAdapter:
         self._lock = threading.RLock()
         self._static: tuple[Frequencies, ...] | None = None
         self.install()
-        self.layouts: tuple[Layout, ...] = self._measure_layouts()
+        self.layouts: tuple[RotaryLayout, ...] = self._measure_layouts()
+        self.can_drop_rows = install_row_hooks(model, num_layers=self.num_layers)
         self.can_resume = self._measure_resuming()
 
     def install(self) -> None:
-        """Install our attention; call it again after anything has set the model's attention
-        implementation, as the embedded engine does."""
-        install(self.model)
+        """Install our attention. Must be called again whenever the model's attention implementation
+        has been set, as the embedded engine does."""
+        install_attention(self.model)
 
     def frequencies(self, length: int) -> tuple[Frequencies, ...]:
-        """Return each layer's rotation speeds in a prompt of this many tokens. Layers that turn
-        alike share an object."""
+        """Return the RoPE frequencies of each layer in a prompt of `length` tokens. Layers with
+        equal frequencies share an object."""
         if self._static is not None:
             return self._static
         with self._lock:
-            known = {kind: self._speeds(kind, length) for kind in set(self._layer_kinds())}
-        speeds = tuple(known[kind] for kind in self._layer_kinds())
+            by_kind = {kind: self._frequencies(kind, length) for kind in set(self._layer_kinds())}
+        frequencies = tuple(by_kind[kind] for kind in self._layer_kinds())
         if not self._is_dynamic:
-            self._static = speeds
-        return speeds
+            self._static = frequencies
+        return frequencies
 
     def regime(self, length: int) -> str:
-        """Return the identity of the rotation speeds in a prompt of this many tokens."""
+        """Return the identity of the RoPE frequencies in a prompt of `length` tokens."""
         digests = [frequencies.digest for frequencies in self.frequencies(length)]
         return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
@@ -85,17 +88,17 @@ class ModelAdapter:
     def forward(
         self, tokens: Sequence[int], cache: RequestCache, *, plan: ForwardPlan
     ) -> torch.Tensor | None:
-        """Compute the rows of `plan`, write their KV into `cache`, return the last row's logits.
+        """Compute the rows of `plan`, write their KV to `cache`, and return the last row's logits.
 
         Args:
-            tokens: the ids of the rows.
-            cache: holds a slot for every token of the prompt, and says which positions they have.
-            plan: slots of the rows, and how their attention is done.
+            tokens: token ids of the rows.
+            cache: a cache with a slot for each token of the prompt.
+            plan: slots of the rows, and their attention.
 
         Returns:
-            (vocabulary,) logits, or None where an observer stopped the pass.
+            Logits, (vocabulary,); None if an observer stopped the pass.
         """
-        # Dynamic kinds of RoPE keep their speeds in the module: one prompt at a time.
+        # Dynamic kinds of RoPE keep their frequencies in the module: one prompt at a time.
         alone = self._lock if self._is_dynamic else nullcontext()
         with alone, cache.writing(plan.positions):
             try:
@@ -119,7 +122,7 @@ class ModelAdapter:
         )
 
     def fingerprint(self) -> str:
-        """Return an identity of the weights, from the configuration and a sample of each tensor."""
+        """Return a digest of the configuration and of a sample of each weight tensor."""
         digest = hashlib.sha256(self.model.config.to_json_string(use_diff=False).encode())
         for name, parameter in self.model.named_parameters():
             flat = parameter.detach().flatten()
@@ -134,7 +137,7 @@ class ModelAdapter:
             input_ids=torch.tensor([list(tokens)], device=self.device),
             position_ids=positions[None],
             past_key_values=cache,
-            # A mask of four dimensions is handed on as it is; the real one is made from the plan.
+            # Models pass on a mask of four dimensions unchanged; the plan has the actual one.
             attention_mask=torch.zeros(1, 1, 1, 1, device=self.device),
             use_cache=True,
             logits_to_keep=1,
@@ -142,16 +145,16 @@ class ModelAdapter:
         )
         if not plan.windows:
             raise UnsupportedModelError(
-                f"{self.name} does not run the attention that reuse needs: it passes no "
-                "keywords on to it, or set_attn_implementation was called and install was not "
-                "called again"
+                f"{self.name} does not run the attention that reuse needs: it does not pass "
+                "keyword arguments on to it, or set_attn_implementation was called and install was "
+                "not called again"
             )
         logits: torch.Tensor = out.logits[0, -1]
         return logits
 
-    def _speeds(self, kind: str | None, length: int) -> Frequencies:
+    def _frequencies(self, kind: str | None, length: int) -> Frequencies:
         probe = torch.zeros(1, 1, 1, device=self.device)
-        # Position 0 first: dynamic NTK falls back to its original speeds, so that the result
+        # Position 0 first: it resets dynamic NTK to its original frequencies, so that the result
         # depends on `length` and not on the longest prompt so far.
         for last in (0, length - 1):
             at = torch.tensor([[last]], device=self.device)
@@ -167,11 +170,11 @@ class ModelAdapter:
 
     def _check_layers(self) -> None:
         types = getattr(self.config, "layer_types", None) or []
-        strange = sorted(set(types) - REUSABLE_LAYERS)
-        if strange:
+        unsupported = sorted(set(types) - REUSABLE_LAYERS)
+        if unsupported:
             raise UnsupportedModelError(
-                f"{self.name} has layers of type {', '.join(strange)}, whose state is no KV per "
-                f"token; chunk reuse needs {' or '.join(sorted(REUSABLE_LAYERS))}"
+                f"{self.name} has layers of type {', '.join(unsupported)} without KV per token; "
+                f"chunk reuse needs {' or '.join(sorted(REUSABLE_LAYERS))}"
             )
         if getattr(self.config, "num_kv_shared_layers", 0):
             raise UnsupportedModelError(f"{self.name} shares KV between layers")
@@ -185,28 +188,28 @@ class ModelAdapter:
         ]
         if len(found) != 1:
             raise UnsupportedModelError(
-                f"{self.name} has {len(found)} rotary embeddings where one was expected; keys can "
-                "only be moved where positions are rotations"
+                f"{self.name} has {len(found)} rotary embeddings, expected 1; keys can be moved "
+                "only in models with RoPE"
             )
         return found[0]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _measure_layouts(self) -> tuple[Layout, ...]:
-        """Compare keys at two places. Attention depends on distances alone, so in every layer the
-        keys of a moved text must be its first keys, rotated."""
+    def _measure_layouts(self) -> tuple[RotaryLayout, ...]:
+        """Determine the layouts by comparing keys at two positions. Attention depends on distances
+        only, so in every layer the keys of a moved text must be its original keys, rotated."""
         near = torch.arange(_PROBE_LENGTH, device=self.device)
         far = near + _PROBE_SHIFT
         before, after = self._probe_keys(near), self._probe_keys(far)
         layouts = []
         for layer, speeds in enumerate(self.frequencies(_PROBE_LENGTH + _PROBE_SHIFT)):
-            turn = angles(speeds, speeds, stored=near, wanted=far)
-            cos, sin = turn.cos().float(), turn.sin().float()
+            angles = rotation_angles(speeds, speeds, stored=near, wanted=far)
+            cos, sin = angles.cos().float(), angles.sin().float()
             if 2 * cos.shape[-1] > before[layer].shape[-1]:
                 raise UnsupportedModelError(
-                    f"{self.name} rotates {2 * cos.shape[-1]} dimensions of keys that have "
+                    f"{self.name} rotates {2 * cos.shape[-1]} dimensions of keys with "
                     f"{before[layer].shape[-1]}"
                 )
-            errors: dict[Layout, float] = {}
+            errors: dict[RotaryLayout, float] = {}
             for layout in LAYOUTS:
                 moved = rotate(before[layer], cos, sin, layout=layout).float()
                 wanted = after[layer].float()
@@ -214,16 +217,16 @@ class ModelAdapter:
             best = min(LAYOUTS, key=lambda layout: errors[layout])
             if not errors[best] < self._tolerance:
                 raise UnsupportedModelError(
-                    f"layer {layer} of {self.name}: moved keys differ from computed ones by "
-                    f"{errors[best]:.2g} of their size; its position encoding is not known"
+                    f"layer {layer} of {self.name}: moved keys differ from computed ones by a "
+                    f"relative error of {errors[best]:.2g}; unknown position encoding"
                 )
             layouts.append(best)
         return tuple(layouts)
 
     def _measure_resuming(self) -> bool:
-        """Compare a pass with one that begins at its second layer: a layer may be given more than
-        hidden states."""
-        if self.num_layers < 2 or not install_resuming(self.model, num_layers=self.num_layers):
+        """Compare a pass with one that begins at its second layer. They differ if the layers get
+        more than hidden states from the earlier ones."""
+        if self.num_layers < 2 or not self.can_drop_rows:
             return False
         rows = torch.arange(_PROBE_LENGTH, device=self.device)
         cache, tokens = self.empty_cache(_PROBE_LENGTH), self._probe_tokens()
@@ -243,7 +246,7 @@ class ModelAdapter:
         self._call(self._probe_tokens(), positions, cache=cache, plan=plan)
         if set(plan.windows) != set(range(self.num_layers)):
             raise UnsupportedModelError(
-                f"{self.name} has {self.num_layers} layers, {len(plan.windows)} of which run the "
+                f"only {len(plan.windows)} of {self.num_layers} layers of {self.name} run the "
                 "attention that reuse needs"
             )
         types = getattr(self.config, "layer_types", None) or []

@@ -1,50 +1,48 @@
-"""Move stored keys to other positions by rotating them (FusionRAG eq. 6, A3 eq. 2).
-
-Knows rotary embeddings: frequencies and which dimensions form a pair. Does not know models or
-    stores.
+"""Move stored keys to other positions by rotating them (FusionRAG eq. 6, A3 eq. 2, DepCache eq. 5).
 
 Keys are stored after RoPE with the position they were computed at, and every move starts from the
 stored original: ten moves in a row would lose four times as much precision in bf16 as one.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-Layout = Literal["half", "interleaved", "none"]
-"""Which dimensions rotate together: i and i + n/2, 2i and 2i + 1, or none (a layer without
-RoPE)."""
+RotaryLayout = Literal["half", "interleaved", "none"]
+"""The pairing of dimensions that rotate together: i and i + n/2, 2i and 2i + 1, or none (a layer
+without RoPE)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frequencies:
-    """The rotation speeds of one kind of layer, in radians per position, for one length regime.
+    """The RoPE frequencies of one kind of layer, in radians per position, for one length regime.
 
     Attributes:
-        inverse: (pairs,) float64. Dynamic-NTK and longrope change it with the sequence length.
+        inverse: (pairs,) float64. Dynamic NTK and LongRoPE change it with the sequence length.
     """
 
     inverse: torch.Tensor
 
     @property
     def digest(self) -> str:
-        """Identity of the regime: keys stored under another one need `angles` of both."""
+        """Identity of the frequencies."""
         return hashlib.sha256(self.inverse.cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def angles(
+def rotation_angles(
     old: Frequencies, new: Frequencies, *, stored: torch.Tensor, wanted: torch.Tensor
 ) -> torch.Tensor:
-    """Return by how much keys must turn, (tokens, pairs) float64.
+    """Return the angles by which stored keys must rotate, (tokens, pairs) float64.
 
-    Un-rotating with the old frequencies and rotating with the new ones is one rotation by the
-    difference, so a changed regime costs nothing extra.
+    Undoing the old rotation and applying the new one is one rotation by the difference, so that
+    changed frequencies cost nothing extra.
 
     Args:
-        old, new: frequencies when the keys were computed, and of the prompt they go into.
-        stored, wanted: positions, (tokens,).
+        old, new: frequencies that the keys were computed with, and of the prompt they move to.
+        stored, wanted: old and new positions, (tokens,).
     """
     return (
         wanted.double()[:, None] * new.inverse[None, :]
@@ -53,17 +51,17 @@ def angles(
 
 
 def rotate(
-    keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, layout: Layout
+    keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, layout: RotaryLayout
 ) -> torch.Tensor:
-    """Return keys turned by the given angles; the input is left as it is.
+    """Return rotated keys without changing the input.
 
-    The attention factor of yarn and longrope is already inside stored keys and is not applied
-    again. Dimensions beyond the pairs (partial rotary) are copied.
+    The attention factor of YaRN and LongRoPE is part of the stored keys and is not applied again.
+    Dimensions beyond the pairs (partial rotary) are copied.
 
     Args:
         keys: (..., tokens, head_dim).
-        cos, sin: of the angles, (tokens, pairs), float32.
-        layout: how dimensions pair up.
+        cos, sin: cosine and sine of the angles, (tokens, pairs), float32.
+        layout: pairing of the dimensions.
     """
     if layout == "none":
         return keys
@@ -79,3 +77,47 @@ def rotate(
     if keys.shape[-1] == 2 * pairs:
         return moved.to(keys.dtype)
     return torch.cat((moved.to(keys.dtype), keys[..., 2 * pairs :]), -1)
+
+
+class KeyRotation:
+    """The rotation of some keys to their positions in a prompt. Layers with equal frequencies share
+    the angles.
+
+    Args:
+        stored: positions that the keys were computed at, (tokens,).
+        wanted: positions to rotate them to, (tokens,).
+        old: for each run of keys, the frequencies by layer it was computed with and its length.
+        new: frequencies by layer of the prompt.
+        layouts: pairing of the dimensions by layer.
+    """
+
+    def __init__(
+        self,
+        *,
+        stored: torch.Tensor,
+        wanted: torch.Tensor,
+        old: Sequence[tuple[tuple[Frequencies, ...], int]],
+        new: tuple[Frequencies, ...],
+        layouts: Sequence[RotaryLayout],
+    ) -> None:
+        self._stored, self._wanted = stored, wanted
+        self._old, self._new, self._layouts = old, new, layouts
+        self._cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def apply(self, keys: torch.Tensor, layer: int) -> torch.Tensor:
+        """Return the keys of a layer, (1, kv heads, tokens, head_dim), at their new positions."""
+        cos, sin = self._angles(layer)
+        return rotate(keys, cos, sin, layout=self._layouts[layer])
+
+    def _angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        new = self._new[layer]
+        if id(new) not in self._cos_sin:
+            parts, start = [], 0
+            for old, count in self._old:
+                part = slice(start, start + count)
+                stored, wanted = self._stored[part], self._wanted[part]
+                parts.append(rotation_angles(old[layer], new, stored=stored, wanted=wanted))
+                start += count
+            angles = torch.cat(parts)
+            self._cos_sin[id(new)] = (angles.cos().float(), angles.sin().float())
+        return self._cos_sin[id(new)]

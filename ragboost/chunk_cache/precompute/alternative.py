@@ -1,26 +1,25 @@
-"""FusionRAG's alternative path (section 4): a chunk that no exact prefix covers is found by itself,
-whatever stood before it when its KV was computed.
+"""FusionRAG's alternative path (section 4): find the KV of a chunk that no exact prefix covers,
+whatever preceded it when the KV was computed.
 
-Two keys replace the paper's search through shorter and shorter prefixes: that of the whole chain
-before a chunk, under which its KV is exact, and that of the chunk alone. One replica is kept per
-chunk, which carries both. Knows prompts and results. Does not know how KV is selected or computed.
+Two keys replace the paper's search through ever shorter prefixes: the whole chain before a chunk,
+for which its KV is exact (`ChunkKV.exact_after`), and the chunk alone. One replica per chunk serves
+both.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from ragboost.chunk_cache.kv.keep import kv_of
-from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.assemble import extract
+from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.prefill import Prefill
 from ragboost.chunk_cache.reuse import ChunkReuse
 
 RECIPE = "replica"
-"""Keeps replicas apart from plain KV, which was computed right after the system prompt."""
+"""Distinguishes replicas from plain KV, which was computed directly after the system prompt."""
 
 
 class AlternativePath:
-    """Chunk reuse whose chunks come from the requests themselves: nothing is prepared, and what a
-    request computed is there for the next one.
+    """Chunk reuse without preparation: the chunks that a request computes serve the next ones.
 
     Args:
         reuse: the model and its store. Prepared and plain KV in the store is preferred.
@@ -30,8 +29,7 @@ class AlternativePath:
         self.reuse = reuse
 
     def find(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> list[ChunkKV | None]:
-        """Return the KV of each chunk; None where there is none. Whether it is exact here, because
-        the same tokens stand before it as when it was computed, it says itself."""
+        """Return the KV of each chunk; None if it is not stored."""
         found = []
         for number, tokens in enumerate(chunks):
             kv = self.reuse.chunks.find(system, tokens, is_first=number == 0)
@@ -47,12 +45,12 @@ class AlternativePath:
         question: Sequence[int],
         **options: Any,
     ) -> Prefill:
-        """Fill the KV of a prompt as `ChunkReuse.prefill` does, and keep a replica of every chunk
-        that was not there.
+        """Fill the KV of a prompt like `ChunkReuse.prefill`, and store a replica of every missing
+        chunk.
 
         Args:
             system, chunks, question: token ids.
-            options: of `ChunkReuse.prefill`; not `stored` or `keep_tokens`.
+            options: options of `ChunkReuse.prefill` except `stored` and `keep_tokens`.
         """
         self.reuse.precompute(system, [])
         stored = self.find(system, chunks)
@@ -62,12 +60,13 @@ class AlternativePath:
         for chunk, known in zip(chunks, stored, strict=True):
             stop = start + len(chunk)
             if chunk and known is None:
-                kv = kv_of(
+                kv = extract(
                     self.reuse.adapter,
+                    result.cache,
                     tokens,
-                    result,
-                    span=(start, stop),
-                    num_exact=result.num_publishable,
+                    start=start,
+                    stop=stop,
+                    is_exact=stop <= result.num_publishable,
                 )
                 self.reuse.store.put(self._key(system, chunk), kv)
             start = stop

@@ -1,8 +1,7 @@
-"""What has been prepared, and how: a file beside the KV that says for each document of a corpus
-which chunk it became and under which recipe its KV is kept.
+"""The catalog of prepared documents: a file beside the KV that records the chunk of each document
+and the recipe of its KV.
 
-A mapping from plain chunk keys to recipes, as `Chunks` wants it. Knows keys and a file. Does not
-know models, documents' texts or KV.
+Serves as the mapping from plain chunk keys to recipes that `Chunks` takes.
 """
 
 import hashlib
@@ -13,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ragboost.chunk_cache.craft.influence import chunk_name
+from ragboost.chunk_cache.kv.influence import chunk_name
 from ragboost.errors import ChunkCacheError
 
 FILE = "catalog.jsonl"
 RECIPE_VERSION = 1
-"""Changes when the same neighbours give other KV than before."""
+"""Version of the preparation; changes when the same neighbours give different KV."""
 
 
 def recipe_of(neighbours: Sequence[Sequence[int]]) -> str:
-    """Return the identity of a preparation: the neighbours' token ids, in order (16 hex digits);
-    empty for none, which is plain KV."""
+    """Return the identity of a preparation by the token ids of its neighbours, in order (16 hex
+    digits); empty for no neighbours, which is plain KV."""
     if not neighbours:
         return ""
     names = [chunk_name(tokens) for tokens in neighbours]
@@ -32,15 +31,15 @@ def recipe_of(neighbours: Sequence[Sequence[int]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChunk:
-    """A document that is done.
+    """A prepared document.
 
     Attributes:
-        document: its identity in the corpus, which stays when its text changes.
+        document: identity in the corpus, independent of its text.
         plain: key of the chunk's plain KV.
         recipe: see `recipe_of`.
-        key: of the KV that is kept.
-        num_tokens: of the chunk.
-        size_bytes: of its KV.
+        key: key of the stored KV.
+        num_tokens: tokens of the chunk.
+        size_bytes: bytes of its KV.
     """
 
     document: str
@@ -53,16 +52,16 @@ class PreparedChunk:
 
 class ChunkCatalog(Mapping[str, str]):
     """The entries of a directory; as a mapping, recipes by plain key. Safe to use from several
-    threads of the one process that writes it.
+    threads of the single process that writes it.
 
-    Every change is a line of its own, written at once: what was recorded survives a crash, and a
-    line that a crash cut off is ignored. Opening writes the file anew without what was superseded.
+    Every change appends a line: recorded entries survive a crash, and a truncated last line is
+    ignored. Opening the catalog compacts the file.
 
     Args:
-        directory: where the file is or will be; that of the KV itself will do.
+        directory: directory of the file; may be that of the KV.
 
     Raises:
-        ChunkCacheError: a line that is no entry, named by its number; not the last one.
+        ChunkCacheError: a line other than the last is not an entry; the message has its number.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -77,8 +76,7 @@ class ChunkCatalog(Mapping[str, str]):
 
     @classmethod
     def read(cls, directory: Path) -> dict[str, str]:
-        """Return the recipes of a directory without writing to it; empty where it has no
-        catalogue."""
+        """Return the recipes of a directory without writing to it; empty without a catalog."""
         reader = cls.__new__(cls)
         reader._path, reader._entries, reader._recipes = directory / FILE, {}, {}
         if reader._path.exists():
@@ -96,29 +94,29 @@ class ChunkCatalog(Mapping[str, str]):
 
     @property
     def documents(self) -> list[str]:
-        """Identities of all documents that are done."""
+        """Identities of all prepared documents."""
         return list(self._entries)
 
     @property
     def size_bytes(self) -> int:
-        """Of all KV that is kept, each once."""
+        """Bytes of all stored KV; KV shared by several documents counts once."""
         return sum({entry.key: entry.size_bytes for entry in self._entries.values()}.values())
 
     def entry(self, document: str) -> PreparedChunk | None:
-        """Return what is known of a document."""
+        """Return the entry of a document; None if it is not prepared."""
         return self._entries.get(document)
 
     def record(self, entry: PreparedChunk) -> None:
-        """Add a document, or replace what was known of it."""
+        """Add or replace the entry of a document."""
         self._append(asdict(entry))
 
     def forget(self, document: str) -> None:
-        """Remove a document; an unknown one does nothing."""
+        """Remove a document. Removing an unknown one does nothing."""
         if document in self._entries:
             self._append({"document": document})
 
     def keeps(self, key: str) -> bool:
-        """Whether a document's KV is kept under this key."""
+        """Return True if a document's KV has this key."""
         return any(entry.key == key for entry in self._entries.values())
 
     def _append(self, line: Mapping[str, object]) -> None:
@@ -148,11 +146,11 @@ class ChunkCatalog(Mapping[str, str]):
             try:
                 self._apply(json.loads(line))
             except (json.JSONDecodeError, TypeError, KeyError) as error:
-                if number == len(lines):  # no newline behind it: it was being written
+                if number == len(lines):  # without a newline: a crash truncated it
                     return
                 raise ChunkCacheError(
-                    f"{self._path}:{number} is no entry of a catalogue: {error}; remove the file "
-                    "to prepare the corpus anew"
+                    f"{self._path}:{number} is not a catalog entry: {error}; remove the file to "
+                    "prepare the corpus again"
                 ) from None
 
     def _rewrite(self) -> None:

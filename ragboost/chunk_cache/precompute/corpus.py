@@ -1,44 +1,26 @@
-"""Prepare a whole corpus: each chunk after its neighbours, what is done already left as it is, what
-has changed made anew (FusionRAG section 3.1).
+"""Prepare a corpus incrementally, each chunk after its neighbours (FusionRAG section 3.1).
 
-Knows chunks, neighbours and where KV is kept. Does not know texts, files or command lines.
+Knows chunks, neighbours and a disk tier. Does not know texts or command lines.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog, PreparedChunk, recipe_of
 from ragboost.chunk_cache.precompute.prime import prime
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.errors import ChunkCacheError
 
 
-class Kept(Protocol):
-    """Where the KV of a corpus is kept, such as `tiers.disk.DiskTier`."""
-
-    def __contains__(self, key: str) -> bool:
-        """Whether KV is there."""
-        ...
-
-    def save(self, key: str, chunk: ChunkKV) -> bool:
-        """Keep KV for good; False: there is no room."""
-        ...
-
-    def remove(self, key: str) -> None:
-        """Drop KV; an absent key does nothing."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class CorpusChunk:
-    """A document as the model reads it.
+    """A document as token ids.
 
     Attributes:
-        document: its identity, which stays when its text changes.
-        tokens: ids, as they will stand in prompts.
+        document: identity in the corpus, independent of its text.
+        tokens: token ids as in the prompts.
     """
 
     document: str
@@ -47,16 +29,16 @@ class CorpusChunk:
 
 @dataclass(slots=True)
 class PrecomputeOutcome:
-    """What a run did.
+    """The result of a run.
 
     Attributes:
-        num_computed: chunks computed now.
-        num_stale: of these, chunks that had other text or other neighbours before.
-        num_current: chunks that were done already.
-        num_removed: documents whose KV was dropped, as they are not in the corpus any more.
-        num_tokens: of the chunks computed now.
-        seconds: computing and writing.
-        num_lost: chunks of the catalogue whose KV did not stay, as there is no room for all.
+        num_computed: chunks computed by this run.
+        num_stale: those of them whose text or neighbours had changed.
+        num_current: chunks that were up to date.
+        num_removed: documents that were removed from the corpus and so from the disk.
+        num_tokens: tokens of the computed chunks.
+        seconds: duration of computing and writing.
+        num_lost: chunks whose KV was evicted since the capacity is too small for all.
     """
 
     num_computed: int = 0
@@ -70,7 +52,7 @@ class PrecomputeOutcome:
 
 def precompute(
     reuse: ChunkReuse,
-    kept: Kept,
+    disk: DiskTier,
     catalog: ChunkCatalog,
     *,
     system: Sequence[int],
@@ -79,21 +61,22 @@ def precompute(
     max_tokens: int,
     on_progress: Callable[[int], None] | None = None,
 ) -> PrecomputeOutcome:
-    """Bring the KV of a corpus up to date. May be stopped at any time and run again.
+    """Bring the KV of a corpus up to date. May be interrupted at any time and run again.
 
     Args:
-        reuse: the model, with a store of its own for plain KV while it works.
-        kept: where the KV goes.
-        catalog: what has been done.
-        system: ids of the system prompt that the chunks will stand after.
-        chunks: the corpus; documents of equal tokens share KV.
-        neighbours: of each chunk, as numbers in the corpus, the closest last.
-        max_tokens: context of the model; neighbours that do not fit are left out, the least close
-            first.
-        on_progress: called with the number of chunks done.
+        reuse: the model, with a store for plain KV during the run.
+        disk: destination of the KV.
+        catalog: the prepared documents.
+        system: token ids of the system prompt that will precede the chunks.
+        chunks: the corpus; documents with equal tokens share KV.
+        neighbours: for each chunk, indices in the corpus, the closest last.
+        max_tokens: context length of the model; neighbours that do not fit are left out, the least
+            close first.
+        on_progress: called with the number of processed chunks.
 
     Raises:
-        ChunkCacheError: not a list of neighbours for each chunk, or there is no room for a chunk.
+        ChunkCacheError: the number of neighbour lists differs from that of chunks, or a chunk
+            exceeds the capacity.
     """
     if len(neighbours) != len(chunks):
         raise ChunkCacheError(
@@ -103,24 +86,24 @@ def precompute(
     present = {chunk.document for chunk in chunks}
     for document in catalog.documents:
         if document not in present:
-            _drop(kept, catalog, document)
+            _drop(disk, catalog, document)
             outcome.num_removed += 1
-    _keep_system(reuse, kept, system)
+    _keep_system(reuse, disk, system)
     for number, chunk in enumerate(chunks):
         near = _fitting(chunks, neighbours[number], room=max_tokens - len(system) - 1, own=chunk)
         if chunk.tokens:
-            _bring_up_to_date(reuse, kept, catalog, system, chunk, near, outcome)
+            _update(reuse, disk, catalog, system, chunk, near, outcome)
         if on_progress is not None:
             on_progress(number + 1)
     outcome.seconds = time.perf_counter() - begin
     entries = [catalog.entry(chunk.document) for chunk in chunks if chunk.tokens]
-    outcome.num_lost = sum(entry is not None and entry.key not in kept for entry in entries)
+    outcome.num_lost = sum(entry is not None and entry.key not in disk for entry in entries)
     return outcome
 
 
-def _bring_up_to_date(
+def _update(
     reuse: ChunkReuse,
-    kept: Kept,
+    disk: DiskTier,
     catalog: ChunkCatalog,
     system: Sequence[int],
     chunk: CorpusChunk,
@@ -131,18 +114,18 @@ def _bring_up_to_date(
     key = reuse.chunks.key(system, chunk.tokens, recipe=recipe)
     old = catalog.entry(chunk.document)
     is_new = old is None or old.key != key
-    if key in kept and not is_new:
+    if key in disk and not is_new:
         outcome.num_current += 1
         return
-    if key in kept:  # the same text as another document, or recorded by a run that was stopped
+    if key in disk:  # shared with an equal document, or written by an interrupted run
         size, outcome.num_current = _size(catalog, key), outcome.num_current + 1
     else:
         kv = prime(reuse, system, chunk.tokens, neighbours=neighbours)
         size = kv.size_bytes
-        if not kept.save(key, kv):
+        if not disk.save(key, kv):
             raise ChunkCacheError(
-                f"no room for the {size} bytes of document {chunk.document}; give the directory "
-                "more, or prepare fewer documents"
+                f"no room for the {size} bytes of document {chunk.document}; increase the capacity "
+                "of the directory, or prepare fewer documents"
             )
         outcome.num_computed += 1
         outcome.num_stale += old is not None and is_new
@@ -150,28 +133,28 @@ def _bring_up_to_date(
     plain = reuse.chunks.key(system, chunk.tokens)
     catalog.record(PreparedChunk(chunk.document, plain, recipe, key, len(chunk.tokens), size))
     if old is not None and is_new and not catalog.keeps(old.key):
-        kept.remove(old.key)
+        disk.remove(old.key)
 
 
-def _keep_system(reuse: ChunkReuse, kept: Kept, system: Sequence[int]) -> None:
-    """Keep the system prompt's own KV, which is exact wherever it is used."""
+def _keep_system(reuse: ChunkReuse, disk: DiskTier, system: Sequence[int]) -> None:
+    """Write the KV of the system prompt, which is exact in every prompt."""
     if system:
         key = reuse.chunks.key((), system)
-        if key not in kept:
-            kept.save(key, reuse.chunks.plain((), system))
+        if key not in disk:
+            disk.save(key, reuse.chunks.plain((), system))
 
 
-def _drop(kept: Kept, catalog: ChunkCatalog, document: str) -> None:
+def _drop(disk: DiskTier, catalog: ChunkCatalog, document: str) -> None:
     entry = catalog.entry(document)
     catalog.forget(document)
     if entry is not None and not catalog.keeps(entry.key):
-        kept.remove(entry.key)
+        disk.remove(entry.key)
 
 
 def _fitting(
     chunks: Sequence[CorpusChunk], numbers: Sequence[int], *, room: int, own: CorpusChunk
 ) -> list[tuple[int, ...]]:
-    """Return the closest neighbours that fit into the context together with the chunk, in order."""
+    """Return the closest neighbours that fit into the context before the chunk, in order."""
     room -= len(own.tokens)
     fitting: list[tuple[int, ...]] = []
     for number in reversed(numbers):

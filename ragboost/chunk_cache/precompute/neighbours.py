@@ -1,9 +1,9 @@
-"""Which chunks of a corpus are likely to be retrieved together: by similarity, by the edges of a
-graph, or by a trace of earlier requests (FusionRAG section 3.1).
+"""Find the chunks of a corpus that are likely to be retrieved together: by similarity, by the edges
+of a graph, or by a trace of earlier requests (FusionRAG section 3.1).
 
-Documents are numbers here, their places in the corpus. Every function returns, for each document,
-its neighbours with the closest one *last*, next to the chunk itself. A document is never its own
-neighbour; equally close ones stand in reverse order of the corpus, so the earliest is closest.
+Documents are indices in the corpus. Every function returns the neighbours of each document, the
+closest *last*, next to the chunk itself. A document is never its own neighbour; of equally close
+ones the first in the corpus is the closest.
 """
 
 from collections import Counter
@@ -21,18 +21,18 @@ Neighbours = list[tuple[int, ...]]
 
 
 def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: int) -> Neighbours:
-    """Ask a retriever for each document with its own title and text.
+    """Query a retriever with the title and text of each document.
 
-    Documents with the same content are one: they are no neighbours of each other.
+    Documents with equal content are not neighbours of each other.
 
     Args:
-        retriever: over these documents.
+        retriever: a retriever over these documents.
         documents: the corpus.
-        top_n: neighbours at most.
+        top_n: maximum neighbours.
     """
     first = {document.key: number for number, document in reversed(list(enumerate(documents)))}
     queries = [searchable_text(document) for document in documents]
-    # Copies of a document crowd its answer; there is room for all of them beside the others.
+    # Copies of a document come first in its own results: retrieve enough for the others too.
     copies = max(Counter(document.key for document in documents).values(), default=0)
     found = retriever.retrieve_batch(queries, (top_n + 1) * copies) if queries and top_n else []
     result: Neighbours = []
@@ -47,11 +47,11 @@ def by_vectors(vectors: npt.NDArray[np.float32], *, top_n: int) -> Neighbours:
     """Compare embeddings by their inner product, with faiss.
 
     Args:
-        vectors: (documents, dimension); of length 1 for cosine similarity.
-        top_n: neighbours at most.
+        vectors: (documents, dimension); unit vectors for cosine similarity.
+        top_n: maximum neighbours.
 
     Raises:
-        ChunkCacheError: vectors that are no matrix of finite numbers.
+        ChunkCacheError: the vectors are not a matrix of finite numbers.
         MissingExtraError: faiss-cpu is not installed.
     """
     matrix = np.ascontiguousarray(vectors, dtype=np.float32)
@@ -64,7 +64,7 @@ def by_vectors(vectors: npt.NDArray[np.float32], *, top_n: int) -> Neighbours:
     faiss = import_extra("faiss", extra="retrieval")
     index = faiss.IndexFlatIP(matrix.shape[1])
     index.add(matrix)
-    # More than asked for: among equal scores faiss may leave out any, the document itself too.
+    # Search for more: of equal scores faiss may leave out any, even the document itself.
     scores, places = index.search(matrix, min(len(matrix), top_n + 8))
     result: Neighbours = []
     for number in range(len(matrix)):
@@ -80,10 +80,9 @@ def by_edges(
     """Follow the edges of a graph over the corpus.
 
     Args:
-        edges: (document, neighbour, weight); parallel edges add up. Directed: give both directions
-            where both are meant.
-        num_documents: of the corpus.
-        top_n: neighbours at most, those of the highest weight.
+        edges: directed edges (document, neighbour, weight); weights of parallel edges are added.
+        num_documents: size of the corpus.
+        top_n: maximum neighbours, by descending weight.
     """
     weight: list[Counter[int]] = [Counter() for _ in range(num_documents)]
     for source, target, value in edges:
@@ -95,12 +94,12 @@ def by_edges(
 def by_cooccurrence(
     requests: Iterable[Sequence[int]], *, num_documents: int, top_n: int
 ) -> Neighbours:
-    """Count how often documents were retrieved for the same request.
+    """Count the requests that two documents were retrieved for together.
 
     Args:
         requests: the documents of each earlier request.
-        num_documents: of the corpus.
-        top_n: neighbours at most, the most frequent.
+        num_documents: size of the corpus.
+        top_n: maximum neighbours, by descending count.
     """
     counts: list[Counter[int]] = [Counter() for _ in range(num_documents)]
     for documents in requests:

@@ -1,4 +1,4 @@
-"""Which reused tokens to compute again: policies by name, loaded when asked for."""
+"""Policies that select the reused tokens to recompute, by name, imported on demand."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any
 from ragboost.errors import ChunkCacheError
 
 if TYPE_CHECKING:
-    from ragboost.chunk_cache.selection.base import Policy
+    from ragboost.chunk_cache.selection.base import SelectionPolicy
 
 POLICIES = {
     "full": "baseline:Full",
     "reuse": "baseline:Reuse",
     "random": "baseline:Random",
     "oracle": "baseline:Oracle",
-    "epic": "epic:ChunkHeads",
-    "cacheblend": "cacheblend:KeyDeviation",
-    "cacheblend-v": "cacheblend:ValueDeviation",
-    "cachecraft": "cachecraft:InterAttention",
-    "cachecraft-peak": "cachecraft:PeakAttention",
-    "a3": "a3:ShallowAttention",
-    "fusionrag": "fusionrag:LastLayerAttention",
-    "fusionrag-literal": "fusionrag:QuestionAlone",
-    "mean-layers": "mean_layers:MeanLayers",
+    "epic": "epic:Epic",
+    "cacheblend": "cacheblend:CacheBlend",
+    "cacheblend-v": "cacheblend:CacheBlendValues",
+    "cachecraft": "cachecraft:CacheCraft",
+    "cachecraft-peak": "cachecraft:CacheCraftPeak",
+    "a3": "a3:A3",
+    "fusionrag": "fusionrag:FusionRAG",
+    "fusionrag-literal": "fusionrag:FusionRAGLiteral",
+    "mean-layers": "fusionrag:MeanLayers",
     "two-stage": "two_stage:TwoStage",
     "gradual": "gradual:Gradual",
     "hybrid": "hybrid:Hybrid",
@@ -31,12 +31,12 @@ DEFAULT_POLICY = "gradual"
 DEFAULT_RATIO = 0.15
 
 
-def make_policy(name: str, **options: Any) -> "Policy":
-    """Return the policy of this name.
+def make_policy(name: str, **options: Any) -> "SelectionPolicy":
+    """Create the policy of this name.
 
     Args:
         name: one of `POLICIES`.
-        options: for the policy's constructor, such as `seed` of `random`.
+        options: arguments of the policy's constructor, such as `seed` of `random`.
 
     Raises:
         ChunkCacheError: an unknown name.
@@ -45,5 +45,5 @@ def make_policy(name: str, **options: Any) -> "Policy":
         raise ChunkCacheError(f"unknown policy {name!r}; known are {', '.join(POLICIES)}")
     module, _, factory = POLICIES[name].partition(":")
     package = import_module(f"ragboost.chunk_cache.selection.{module}")
-    policy: Policy = getattr(package, factory)(**options)
+    policy: SelectionPolicy = getattr(package, factory)(**options)
     return policy

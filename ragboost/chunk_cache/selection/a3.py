@@ -2,12 +2,13 @@
 
 import torch
 
-from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.selection.base import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
 
-class ShallowAttention(Policy):
-    """Queries and keys of layer 1 are computed for the whole prompt, so this attention is exact."""
+class A3(SelectionPolicy):
+    """Score by the question's attention in layer 1, which is exact: its queries and keys are
+    computed for the whole prompt."""
 
     looks_at_all = True
 

@@ -1,7 +1,7 @@
-"""The interface of selection policies, and how scores become positions.
+"""The interface of selection policies, and the choice of positions from their scores.
 
-A policy only scores. Exact tokens are no candidates; missing tokens and the question are computed
-anyway and cost no budget.
+A policy only scores. Exact tokens are not candidates; missing tokens and the question are always
+computed and do not count towards the budget.
 """
 
 from abc import ABC, abstractmethod
@@ -13,32 +13,31 @@ from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.errors import ChunkCacheError
 
 
-class Policy(ABC):
-    """Says how much each reused token wants to be computed again.
+class SelectionPolicy(ABC):
+    """Scores the benefit of recomputing each reused token.
 
     Attributes:
-        looks_at_all: it computes some layers of the whole prompt first, so that it saves nothing
-            where few tokens are reused.
+        looks_at_all: the policy first computes some layers of the whole prompt, so that it saves
+            nothing if few tokens are reused.
     """
 
     looks_at_all = False
 
     @abstractmethod
     def score(self, view: SelectionView) -> torch.Tensor:
-        """Return a score per candidate of the view, (candidates,) float; higher goes first."""
+        """Return the score of each candidate, (candidates,) float; the highest are recomputed."""
 
     def ratio(self, asked: float) -> float:
-        """Return the recompute ratio to use where the caller asks for this one."""
+        """Return the effective recompute ratio for a requested one."""
         return asked
 
     def num_tokens(self, assembly: Assembly, asked: float) -> int:
-        """Return how many candidates of a prompt to compute again where the caller asks for this
-        ratio of them."""
+        """Return the number of candidates to recompute for a requested ratio."""
         return budget(self.ratio(asked), len(assembly.candidates))
 
 
 def budget(ratio: float, num_candidates: int) -> int:
-    """Return how many of the candidates may be computed again.
+    """Return the number of candidates to recompute.
 
     Raises:
         ChunkCacheError: a ratio outside [0, 1].
@@ -55,10 +54,10 @@ def choose(
 
     Args:
         assembly: the prompt.
-        scores: of its candidates, (candidates,).
-        num_tokens: how many to choose.
-        granularity: 1: single tokens; more: blocks of so many tokens, counted from the start of
-            each chunk, by their best token. A block is taken where at least half of it fits.
+        scores: scores of its candidates, (candidates,).
+        num_tokens: number of positions.
+        granularity: block size in tokens, counted from the start of each chunk. A block has the
+            score of its best token and is chosen if at least half of it fits; 1: single tokens.
     """
     candidates = assembly.candidates
     if granularity == 1:

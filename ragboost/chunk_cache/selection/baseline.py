@@ -1,35 +1,35 @@
-"""Bounds and controls: compute everything again, nothing, a random choice, a known right choice."""
+"""Baselines: recompute everything, nothing, a random choice, or a given choice."""
 
 from collections.abc import Collection
 
 import torch
 
-from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.selection.base import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
 
-class Full(Policy):
-    """Full attention: every reused token is computed again, whatever ratio is asked for."""
+class _Constant(SelectionPolicy):
+    _ratio = 0.0
 
     def score(self, view: SelectionView) -> torch.Tensor:
         return torch.zeros(len(view.candidates), device=view.candidates.device)
 
     def ratio(self, asked: float) -> float:
-        return 1.0
+        return self._ratio
 
 
-class Reuse(Policy):
-    """Full reuse: no token is computed again, whatever ratio is asked for."""
+class Full(_Constant):
+    """Recompute every token, at any requested ratio: full attention."""
 
-    def score(self, view: SelectionView) -> torch.Tensor:
-        return torch.zeros(len(view.candidates), device=view.candidates.device)
-
-    def ratio(self, asked: float) -> float:
-        return 0.0
+    _ratio = 1.0
 
 
-class Random(Policy):
-    """A random choice that depends on the seed and the prompt's length alone."""
+class Reuse(_Constant):
+    """Recompute no token, at any requested ratio: full reuse."""
+
+
+class Random(SelectionPolicy):
+    """A random choice, determined by the seed and the number of candidates."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -39,8 +39,8 @@ class Random(Policy):
         return torch.rand(len(view.candidates), generator=generator).to(view.candidates.device)
 
 
-class Oracle(Policy):
-    """A choice given from outside, for tests: these positions first."""
+class Oracle(SelectionPolicy):
+    """Given positions first, for tests and bounds."""
 
     def __init__(self, positions: Collection[int] = ()) -> None:
         self.positions = positions

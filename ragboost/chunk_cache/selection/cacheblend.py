@@ -3,12 +3,12 @@
 
 import torch
 
-from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.selection.base import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
 
-class KeyDeviation(Policy):
-    """By the keys."""
+class CacheBlend(SelectionPolicy):
+    """Score by the change of the keys."""
 
     looks_at_all = True
 
@@ -16,8 +16,8 @@ class KeyDeviation(Policy):
         return view.fresh_layer().key_change[view.candidates]
 
 
-class ValueDeviation(Policy):
-    """By the values, as in CacheBlend's own code."""
+class CacheBlendValues(SelectionPolicy):
+    """Score by the change of the values, as CacheBlend's own code does."""
 
     looks_at_all = True
 

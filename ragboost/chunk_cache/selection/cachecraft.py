@@ -1,27 +1,27 @@
-"""Cache-Craft: the tokens that looked most at other chunks when their KV was computed, more of them
-where a chunk's context is gone (Cache-Craft eq. 12-14).
+"""Cache-Craft: the tokens that paid most attention to other chunks when their KV was computed, more
+of them the less of a chunk's context is present (Cache-Craft eq. 12-14).
 
-Nothing is looked at now: everything was gathered when the chunk was stored. Alpha is the one that
-gives the asked ratio, for each prompt; `craft.reuse` works with a fixed one.
+Uses only the influence stored with each chunk. Alpha follows from the requested ratio for each
+prompt; `craft.reuse` works with a fixed alpha.
 """
 
 import torch
 
 from ragboost.chunk_cache.assemble import Assembly
-from ragboost.chunk_cache.craft.influence import Order, chunk_name
-from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.kv.influence import Order, chunk_name
+from ragboost.chunk_cache.selection.base import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
 
-class InterAttention(Policy):
-    """The k-th token of a chunk's order list is computed again once alpha x CCI x (1 - beta') x
-    length exceeds k, counted from 0.
+class CacheCraft(SelectionPolicy):
+    """Recompute the k-th token of a chunk's order once alpha x CCI x (1 - beta') x length exceeds
+    k, counted from 0.
 
-    A chunk without an influence counts as one that was changed throughout, from its start.
+    A chunk without an influence counts as changed throughout, from its start.
 
     Args:
-        order: which of a chunk's lists.
-        literal: see `context_impact`.
+        order: order of the tokens within a chunk.
+        literal: use eq. 11 as printed, see `context_impact`.
     """
 
     def __init__(self, *, order: Order = "mass", literal: bool = False) -> None:
@@ -32,7 +32,7 @@ class InterAttention(Policy):
         return -self._needed_alpha(view.assembly)[view.candidates]
 
     def _needed_alpha(self, assembly: Assembly) -> torch.Tensor:
-        """Return for each token the alpha above which it is chosen, (tokens,)."""
+        """Return for each token the alpha above which it is selected, (tokens,)."""
         needed = torch.zeros(len(assembly.tokens), dtype=torch.float64)
         prefix: list[str] = []
         for (start, stop), kv in zip(assembly.chunks, assembly.stored, strict=True):
@@ -52,8 +52,8 @@ class InterAttention(Policy):
         return needed.to(assembly.source.device)
 
 
-class PeakAttention(InterAttention):
-    """The same by single weights: diffuse attention to other chunks changes little."""
+class CacheCraftPeak(CacheCraft):
+    """Order by the highest single weight: diffuse attention to other chunks changes little."""
 
     def __init__(self) -> None:
         super().__init__(order="peak")

@@ -1,14 +1,13 @@
-"""EPIC's LegoLink: the first tokens of every chunk, where an attention sink of its own has
-formed."""
+"""EPIC's LegoLink: the first tokens of every chunk, where it has formed an attention sink."""
 
 import torch
 
-from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.selection.base import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
 
-class ChunkHeads(Policy):
-    """The earlier in its chunk, the sooner; the budget is spread evenly over the chunks."""
+class Epic(SelectionPolicy):
+    """Score by the distance to the chunk's start; the budget is spread evenly over the chunks."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
         starts = torch.tensor([start for start, _ in view.assembly.chunks])

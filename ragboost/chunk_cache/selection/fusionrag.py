@@ -1,25 +1,32 @@
-"""FusionRAG's query-guided selection (FusionRAG section 3.2): what the question attends to in the
-last layer.
+"""FusionRAG's query-guided selection (section 3.2): the tokens that the question attends to.
 
-The text runs the question by itself; the authors' code runs it over the reused KV, which finds
-more. Both are here, the second is what `fusionrag` means.
+The paper's text runs the question alone; the authors' code runs it over the reused KV, which finds
+more. `fusionrag` is the latter.
 """
 
 import torch
 
-from ragboost.chunk_cache.selection.base import Policy
+from ragboost.chunk_cache.selection.base import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
 
-class LastLayerAttention(Policy):
-    """The question reads the reused KV; one softmax over the prompt, top-k over all chunks."""
+class FusionRAG(SelectionPolicy):
+    """Score by the last layer's attention of the question over the reused KV."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
         return view.question_attention()[-1, view.candidates]
 
 
-class QuestionAlone(Policy):
-    """The question reads the system prompt and itself; a softmax per chunk."""
+class FusionRAGLiteral(SelectionPolicy):
+    """Score by the last layer's attention of a question that has seen only the system prompt and
+    itself, with a softmax per chunk."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
         return view.question_alone_attention()[-1, view.candidates]
+
+
+class MeanLayers(SelectionPolicy):
+    """Score like `FusionRAG`, averaged over all layers."""
+
+    def score(self, view: SelectionView) -> torch.Tensor:
+        return view.mean_question_attention()[view.candidates]

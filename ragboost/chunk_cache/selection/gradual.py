@@ -1,32 +1,33 @@
-"""Narrow down in two steps, from a shallow look at all tokens to a deeper one at twice the budget.
+"""Narrow the candidates in two steps: a shallow look at all tokens, and a deeper one at twice the
+budget.
 
-A stale token spoils the answer where the question reads it and other chunks change it. The first
-look, layer 1, sees every token, but little of what other chunks say has arrived there. The second,
-a layer deeper, is paid for the most promising tokens only (CacheBlend filters gradually too, by
-change alone). How much the question reads a token is taken from fresh keys (A3) and from the reused
-KV (FusionRAG), each of which misses what the other finds.
+A stale token spoils the answer if the question reads it and other chunks change it. The first look,
+at layer 1, covers every token, but little information from other chunks has arrived there. The
+second, one layer deeper, covers only the most promising tokens (CacheBlend filters gradually too,
+by change alone). The question's attention is taken from fresh keys (A3) and from the reused KV
+(FusionRAG), each of which misses tokens that the other finds.
 """
 
 import torch
 
-from ragboost.chunk_cache.selection.base import Policy, choose
+from ragboost.chunk_cache.selection.base import SelectionPolicy, choose
 from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.view import CHECK_LAYER, SelectionView
 
 WIDTH = 2
-"""Tokens that get the second look, as a multiple of the budget."""
+"""Number of tokens in the second look, as a multiple of the budget."""
 
 
-class Gradual(Policy):
-    """The better of a token's two ranks: in the first look and in the second. A model without a
-    third layer gets the first look alone."""
+class Gradual(SelectionPolicy):
+    """Score by the higher of a token's ranks in the two looks; by the first alone in models without
+    a third layer."""
 
     looks_at_all = True
 
     def score(self, view: SelectionView) -> torch.Tensor:
         here = view.candidates
         fresh = view.fresh_layer()
-        reused = view.question_attention().mean(0)
+        reused = view.mean_question_attention()
         read = torch.maximum(rank(fresh.attention[here]), rank(reused[here]))
         first = read + rank(fresh.value_change[here])
         if view.num_layers <= CHECK_LAYER + 1:

@@ -1,21 +1,21 @@
-"""Look, repair, look again: half the budget by the question's attention to the reused KV, the other
-half by its attention to the KV repaired so far. After ProphetKV's idea of re-scoring.
+"""Two rounds with half the budget each: by the question's attention to the reused KV, then by its
+attention to the KV with the first half recomputed (after ProphetKV's re-scoring).
 
-The first half is computed twice, so this costs half a budget more than the others.
+The first half is computed twice, so this costs half a budget more than other policies.
 """
 
 import torch
 
-from ragboost.chunk_cache.selection.base import Policy, choose
+from ragboost.chunk_cache.selection.base import SelectionPolicy, choose
 from ragboost.chunk_cache.selection.view import SelectionView
 
 
-class TwoStage(Policy):
-    """Mean attention over the layers in both stages."""
+class TwoStage(SelectionPolicy):
+    """Score by the attention averaged over the layers, in both rounds."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
-        first = view.question_attention().mean(0)[view.candidates]
+        first = view.mean_question_attention()[view.candidates]
         chosen = choose(view.assembly, first, num_tokens=view.budget // 2)
         view.repair(chosen)
-        second = view.question_attention().mean(0)[view.candidates]
+        second = view.mean_question_attention()[view.candidates]
         return second.masked_fill(torch.isin(view.candidates, chosen), float("inf"))

@@ -1,7 +1,7 @@
-"""What a policy may look at: the reused KV, the question's attention to it, and a fresh layer.
+"""Measurements for selection policies: the question's attention to the reused KV, and freshly
+computed layers.
 
-Each look costs a partial forward pass, is made on demand and kept for the request. Knows how to
-look; does not know what is made of it.
+Each costs a partial forward pass, runs on demand and is cached for the request.
 """
 
 from collections.abc import Iterator
@@ -14,25 +14,25 @@ from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.base import AttentionBackend, AttentionInputs, exact_mask
 from ragboost.chunk_cache.model.attention.dense import attention_weights, weighted_values
-from ragboost.chunk_cache.model.hook import ForwardPlan, Hidden, StopForwardError
+from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden, StopForwardError
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.recompute import recompute, rows_to_compute
 from ragboost.errors import ChunkCacheError
 
 CHECK_LAYER = 1
-"""The layer that CacheBlend and A3 look at, counted from 0: the first whose keys depend on the text
-before a token."""
+"""The layer that CacheBlend and A3 examine, from 0: the first whose keys depend on preceding
+text."""
 _ROWS = 64
-"""Question rows whose attention weights are held at once."""
+"""Question rows whose attention weights are held in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreshLayer:
-    """One layer computed for every token, beside its reused KV.
+    """One layer computed for every token, compared with its reused KV.
 
     Attributes:
-        key_change, value_change: squared distance of the computed from the reused, (tokens,).
-        attention: of the question, summed over heads and question tokens, (tokens,).
+        key_change, value_change: squared distance between computed and reused, (tokens,).
+        attention: attention of the question, summed over heads and question tokens, (tokens,).
     """
 
     key_change: torch.Tensor
@@ -41,13 +41,13 @@ class FreshLayer:
 
 
 class SelectionView:
-    """One request, before anything is computed again.
+    """One request before its recomputation.
 
     Attributes:
         assembly: the prompt with its reused KV.
-        budget: how many tokens may be computed again.
+        budget: number of tokens to recompute.
         candidates: positions to choose from, (candidates,), ascending.
-        num_layers: of the model.
+        num_layers: layers of the model.
     """
 
     def __init__(
@@ -68,18 +68,21 @@ class SelectionView:
         self._fresh: FreshLayer | None = None
 
     def question_attention(self) -> torch.Tensor:
-        """Return how much the question, run over the reused KV as it is, attends to each token in
-        each layer, (layers, tokens): one softmax over all tokens, summed over heads and question
-        tokens. Missing tokens get 0."""
+        """Return the attention of the question, run over the reused KV, to each token in each
+        layer, (layers, tokens), summed over heads and question tokens; 0 for missing tokens."""
         if self._attention is None:
             visible = self.assembly.source != TokenSource.MISSING
             visible[self.assembly.question :] = True
             self._attention = self._question_pass(visible)
         return self._attention
 
+    def mean_question_attention(self) -> torch.Tensor:
+        """Return `question_attention` averaged over the layers, (tokens,)."""
+        return self.question_attention().mean(0)
+
     def question_alone_attention(self) -> torch.Tensor:
-        """Like `question_attention`, for a question that reads the system prompt and itself only;
-        its queries then meet the keys of each chunk in a softmax of the chunk's own."""
+        """Return the same for a question that attends only to the system prompt and itself. Its
+        queries meet the keys of each chunk in a separate softmax."""
         visible = torch.zeros(len(self.assembly.tokens), dtype=torch.bool)
         visible = visible.to(self.assembly.source.device)
         visible[: self.assembly.chunks[0][0] if self.assembly.chunks else 0] = True
@@ -97,7 +100,7 @@ class SelectionView:
         return mass
 
     def repair(self, positions: torch.Tensor) -> None:
-        """Compute these tokens again in the reused KV; looks made later see the result."""
+        """Recompute these tokens in the reused KV; later measurements see the result."""
         recompute(
             self._adapter,
             self.assembly,
@@ -108,9 +111,9 @@ class SelectionView:
         self._attention = self._fresh = None
 
     def fresh_layer(self) -> FreshLayer:
-        """Return layer `CHECK_LAYER` computed for all tokens that are not exact; costs that many
-        layers of a full prefill. The reused KV of this layer and later ones stays as it is. What
-        goes into the layer is noted in the assembly, so that later passes begin there.
+        """Return layer `CHECK_LAYER` computed for all tokens that are not exact, at the cost of
+        that many layers of a full prefill. The reused KV of this layer and later ones does not
+        change. The layer's input is stored in the assembly, so that later passes begin there.
 
         Raises:
             ChunkCacheError: the model has too few layers.
@@ -122,8 +125,8 @@ class SelectionView:
             if kept:
                 states = torch.cat([part.states for part in kept], 1)
                 self.assembly.hidden = Hidden(CHECK_LAYER, rows, states)
-                # Passes that begin there do not write the layers before. Reused KV of layer 0 is
-                # right already: it depends on a token and its place alone. Missing KV is not.
+                # Passes that begin there do not write the layers before it. Reused KV of layer 0 is
+                # exact, since it depends only on a token and its position; missing KV is not.
                 for layer in range(CHECK_LAYER):
                     new, old = fresh.layers[layer], self.assembly.cache.layers[layer]
                     old.keys.index_copy_(2, rows, new.keys[:, :, rows])
@@ -132,7 +135,7 @@ class SelectionView:
 
     def deeper_layer(self, positions: torch.Tensor) -> FreshLayer:
         """Return the layer after `CHECK_LAYER` computed for some candidates, the missing tokens and
-        the question, over the reused KV of the others, whose change is 0.
+        the question over the reused KV of the others, whose change is 0.
 
         Raises:
             ChunkCacheError: the model has too few layers.
@@ -140,12 +143,12 @@ class SelectionView:
         return self._fresh_pass(rows_to_compute(self.assembly, positions), CHECK_LAYER + 1)[1]
 
     def _question_pass(self, visible: torch.Tensor) -> torch.Tensor:
-        """Run the question over the visible tokens and return its attention to them."""
+        """Run the question over the visible tokens, (tokens,) bool, and return its attention."""
         mass = torch.zeros(self.num_layers, len(visible), device=visible.device)
         for rows in self._pace.pieces(self._question_rows()):
-            weighing = _Weighing(self.num_layers)
-            self._run(rows, ForwardPlan(rows, backend=weighing, visible=visible))
-            mass += torch.stack(weighing.mass)
+            recorder = _WeightRecorder(self.num_layers)
+            self._run(rows, ForwardPlan(rows, backend=recorder, visible=visible))
+            mass += torch.stack(recorder.mass)
         return mass
 
     def _question_rows(self) -> torch.Tensor:
@@ -161,14 +164,14 @@ class SelectionView:
     def _fresh_pass(
         self, rows: torch.Tensor, layer: int, *, keep: list[Hidden] | None = None
     ) -> tuple[RequestCache, FreshLayer]:
-        """Compute a layer for some rows, in a cache of its own; what goes into the layer is added
-        to `keep`, where the model can go on from there."""
+        """Compute a layer for some rows in a copy of the cache, appending the layer's inputs to
+        `keep` if the model can resume from them."""
         if self._adapter.num_layers <= layer:
             raise ChunkCacheError(
-                f"{self._adapter.name} has {self._adapter.num_layers} layers; this policy looks at "
+                f"{self._adapter.name} has {self._adapter.num_layers} layers; this policy needs "
                 f"layer {layer}"
             )
-        question, known = self.assembly.question, self.assembly.hidden
+        question, hidden = self.assembly.question, self.assembly.hidden
         fresh = self.assembly.cache.clone(num_layers=layer + 1)
         attention = torch.zeros(len(self.assembly.tokens), device=rows.device)
 
@@ -178,10 +181,10 @@ class SelectionView:
                 attention.add_(attention_mass(inputs, num_rows=num_rows))
                 raise StopForwardError
 
-        num_run = layer + 1 - (known.layer if known is not None else 0)
+        num_run = layer + 1 - (hidden.layer if hidden is not None else 0)
         for piece in self._pace.pieces(rows, share=num_run / self._adapter.num_layers):
             plan = ForwardPlan(piece, backend=self._backend, observe=observe)
-            plan.begin = known.of(piece) if known is not None else None
+            plan.begin = hidden.of(piece) if hidden is not None else None
             plan.keep = layer if keep is not None and self._adapter.can_resume else None
             self._run(piece, plan, cache=fresh)
             if keep is not None and plan.hidden is not None:
@@ -192,9 +195,9 @@ class SelectionView:
         return fresh, FreshLayer(keys, values, attention)
 
 
-class _Weighing:
-    """Attention that keeps its weights' sums, (keys,) per layer in order, and ends the pass after
-    the last layer."""
+class _WeightRecorder:
+    """An attention backend that records the summed weights of each layer, (keys,), and ends the
+    pass after the last layer."""
 
     def __init__(self, num_layers: int) -> None:
         self.mass: list[torch.Tensor] = []
@@ -233,9 +236,9 @@ def attention_mass(
     """Return the attention of the last rows to each key, summed over heads and rows, (keys,).
 
     Args:
-        inputs: of one layer.
-        num_rows: how many of the last rows; None: all.
-        first, last: only the keys in [first, last), with a softmax among them.
+        inputs: attention inputs of one layer.
+        num_rows: number of the last rows; None: all.
+        first, last: range [first, last) of the keys in the softmax.
     """
     last = inputs.num_keys if last is None else last
     key = inputs.key[:, :, first:last]
@@ -247,5 +250,5 @@ def attention_mass(
             inputs.positions[part], last - first, window=inputs.window, first_key=first
         )
         weights = attention_weights(inputs, inputs.query[:, :, part], key, mask)
-        mass += weights.nan_to_num().sum((0, 1, 2))  # a window may leave a row nothing to see
+        mass += weights.nan_to_num().sum((0, 1, 2))  # a window may mask a row entirely
     return mass

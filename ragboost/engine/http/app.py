@@ -2,77 +2,107 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import orjson
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.config import EngineSettings
 from ragboost.engine.http import responses as replies
-from ragboost.engine.http.api import Api
-from ragboost.engine.http.extension import Approx, ReuseDefaults
+from ragboost.engine.http.completions import CompletionService
+from ragboost.engine.http.extension import ReuseDefaults
+from ragboost.engine.http.routes import body_schemas, router
 from ragboost.engine.http.sse import ClientLeftError
 from ragboost.engine.loading import load_model, make_engine
 from ragboost.engine.runtime.kv_events import EventPublisher
+from ragboost.engine.runtime.prompt import ReuseOptions
 from ragboost.errors import RequestError
+from ragboost.version import __version__
 
 
-def create_engine_app(settings: EngineSettings | None = None) -> Starlette:
-    """Load the model and build its OpenAI-compatible server.
+class EngineApp(FastAPI):
+    """The routes of an engine, with an OpenAPI document that has the request bodies."""
 
-    The engine's thread starts and ends with the application's lifespan, and an application can be
-    run once. Its `Engine` is at `app.state.engine`, the model at `app.state.loaded`.
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            super().openapi()["components"]["schemas"].update(body_schemas())
+        assert self.openapi_schema is not None, "FastAPI keeps the document"
+        return self.openapi_schema
 
-    Raises:
-        ConfigError: no such model, one that cannot be served, an address that cannot be bound.
+
+def make_app(*, has_docs: bool = True, **options: Any) -> EngineApp:
+    """Return an application with the engine's routes and error responses, without an engine.
+
+    Args:
+        has_docs: whether to serve `/openapi.json` and `/docs`.
+        options: for FastAPI.
     """
-    settings = settings or EngineSettings()
-    loaded = load_model(settings)
-    publisher = _publisher(settings)
-    engine = make_engine(loaded, settings, publish=publisher.publish if publisher else None)
-    api = Api(
-        engine,
-        loaded,
-        publisher=publisher,
-        default_max_tokens=settings.default_max_tokens,
-        max_body_bytes=settings.max_body_bytes,
-        reuse=ReuseDefaults(
-            is_approx=settings.reuse == "approx",
-            approx=Approx(settings.reuse_policy, settings.reuse_ratio),
-            refusal=loaded.reuse_refusal,
-        ),
-    )
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        engine.start()
-        try:
-            yield
-        finally:
-            engine.stop()
-            api.close()
-            if publisher is not None:
-                publisher.close()
-
-    app = Starlette(
-        routes=api.routes(),
-        lifespan=lifespan,
+    app = EngineApp(
+        title="RAGBoost engine",
+        version=__version__,
+        openapi_url="/openapi.json" if has_docs else None,
+        redoc_url=None,
         exception_handlers={
             RequestError: _refused,
             ClientLeftError: _client_left,
             HTTPException: _http_error,
             Exception: _failed,
         },
+        **options,
     )
+    # NOTE: `include_router` would nest the routers, which costs 100 calls per request.
+    app.router.routes += router.routes
+    return app
+
+
+def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
+    """Load the model and build its OpenAI-compatible server.
+
+    The engine's thread starts and ends with the application's lifespan, and an application can be
+    run once. Its `Engine` is at `app.state.engine`, the model at `app.state.loaded`.
+
+    Raises:
+        ConfigError: the model cannot be loaded or served, or an address cannot be bound.
+    """
+    settings = settings or EngineSettings()
+    loaded = load_model(settings)
+    publisher = _publisher(settings)
+    engine = make_engine(loaded, settings, publish=publisher.publish if publisher else None)
+    service = CompletionService(
+        engine,
+        loaded,
+        reuse=ReuseDefaults(
+            is_approx=settings.reuse == "approx",
+            options=ReuseOptions(settings.reuse_policy, settings.reuse_ratio),
+            refusal=loaded.reuse_refusal,
+        ),
+        default_max_tokens=settings.default_max_tokens,
+        max_body_bytes=settings.max_body_bytes,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            engine.stop()
+            service.close()
+            if publisher is not None:
+                publisher.close()
+
+    app = make_app(has_docs=settings.docs, lifespan=lifespan)
     app.state.engine, app.state.loaded = engine, loaded
+    app.state.service, app.state.publisher = service, publisher
     return app
 
 
 def with_events(settings: EngineSettings) -> EngineSettings:
-    """The settings with cache events for a proxy in the same process: on free ports of loopback,
-    unless they name an address."""
+    """Return the settings with cache events for a proxy in the same process: on free loopback
+    ports, unless they name an address."""
     if settings.kv_events_endpoint is not None:
         return settings
     free = "tcp://127.0.0.1:*"
@@ -92,27 +122,25 @@ def _publisher(settings: EngineSettings) -> EventPublisher | None:
     )
 
 
+def _error(status: int, body: dict[str, Any], **headers: str) -> Response:
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+
+
 async def _refused(_request: Request, problem: Exception) -> Response:
     assert isinstance(problem, RequestError), problem
-    headers = {"retry-after": "1"} if problem.status == 503 else None
-    return Response(
-        orjson.dumps(replies.request_error(problem)),
-        status_code=problem.status,
-        headers=headers,
-        media_type="application/json",
-    )
+    headers = {"retry-after": "1"} if problem.status == 503 else {}
+    return _error(problem.status, replies.request_error(problem), **headers)
 
 
 async def _client_left(_request: Request, _problem: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it; nginx's number, for access logs
+    return Response(status_code=499)  # never received; nginx's code, for access logs
 
 
 async def _http_error(_request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException), problem
     body = replies.error(problem.detail, kind="invalid_request_error", code="not_found")
-    return Response(orjson.dumps(body), problem.status_code, media_type="application/json")
+    return _error(problem.status_code, body)
 
 
 async def _failed(_request: Request, _problem: Exception) -> Response:
-    body = replies.error("internal error", kind="server_error", code="internal_error")
-    return Response(orjson.dumps(body), 500, media_type="application/json")
+    return _error(500, replies.error("internal error", kind="server_error", code="internal_error"))

@@ -1,140 +1,191 @@
-"""Read the `ragboost` object of a request: whether stored chunks are reused, and where they stand.
+"""Read the `ragboost` object of a request: chunk reuse, chunk positions and graphs.
 
     {"reuse": "exact" | "approx" | {"policy": "gradual", "ratio": 0.15},
-     "chunks": [[start, stop], ...],              in a prompt: characters, or tokens where it is ids
-               [[message, start, stop], ...],     in messages: characters of a message's text
-     "graph": {...}}                              relation paths in messages, see `graph`
+     "chunks": [[start, stop], ...],             in a prompt: characters, or tokens if it is ids
+               [[message, start, stop], ...],    in messages: characters of a message's text
+     "graph": {"paths": [["Elon Musk", "founded", "SpaceX", "located in", "Texas"], ...]}
+            | {"triplets": [["Elon Musk", "founded", "SpaceX"], ...], "entities": ["Elon Musk"]}}
 
-Knows JSON shapes. Does not know the engine. The object is ours: what is wrong in it is refused.
+Knows JSON shapes. Does not know the engine. Unlike in OpenAI's fields, every error is reported.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
 
 from ragboost.chunk_cache.selection import POLICIES
-from ragboost.engine.http.graph_request import GraphRequest, parse_graph
-from ragboost.engine.parts import TextSpan
+from ragboost.engine.http.protocol import Fields, Text, read_fields
+from ragboost.engine.runtime.prompt import ReuseOptions
+from ragboost.engine.text.cutting import TextSpan
+from ragboost.engine.text.graph_prompts import GraphRequest
 from ragboost.errors import RequestError
+from ragboost.graph.retrieve import paths_of
+from ragboost.graph.triplets import RelationPath, as_triplet
 
 FIELD = "ragboost"
-_KNOWN = ("reuse", "chunks", "graph")
+MAX_PATHS = 20_000
 _MAX_CHUNKS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Approx:
-    """Stored chunks are reused wherever they stand.
+class ReuseFields(Fields):
+    """Options of chunk reuse."""
 
-    Attributes:
-        policy: which of their tokens to compute again, one of `POLICIES`.
-        ratio: their share.
-    """
+    policy: str | None = Field(None, description="Selects the tokens to recompute.")
+    ratio: float | None = Field(None, ge=0, le=1, description="Share of them.")
 
-    policy: str
-    ratio: float
+
+def _check_path(path: list[str]) -> list[str]:
+    if len(path) % 2 == 0 or not all(part.strip() for part in path):
+        raise ValueError("must be [entity, relation, entity, ...], an odd number of texts")
+    return [part.strip() for part in path]
+
+
+class GraphFields(Fields):
+    """Relation paths, or triplets that form them."""
+
+    paths: list[Annotated[list[str], AfterValidator(_check_path)]] = Field(
+        [], max_length=MAX_PATHS, description="Each [entity, relation, entity, ...]."
+    )
+    triplets: list[Any] = Field(
+        [], max_length=MAX_PATHS, description="Each [head, relation, tail]; chained to paths."
+    )
+    entities: list[Text] = Field(
+        [], max_length=MAX_PATHS, description="First entities of the paths that triplets form."
+    )
+    hops: int = Field(2, ge=1, le=8, description="Maximum relations of such a path.")
+    attention: Literal["auto", "dependency", "subgraphs", "self"] = "auto"
+    recompute_ratio: float | None = Field(
+        None, ge=0, le=1, description="Share of the paths' tokens to recompute."
+    )
+
+
+class RagboostFields(Fields):
+    """What a request asks of the engine beyond OpenAI's fields."""
+
+    reuse: Any = Field(
+        None, description='Chunk reuse: "exact", "approx", or an object with `policy` and `ratio`.'
+    )
+    chunks: list[list[Annotated[int, Field(ge=0)]]] = Field(
+        [],
+        max_length=_MAX_CHUNKS,
+        description="Positions of documents: [message, start, stop], or [start, stop] in a prompt.",
+    )
+    graph: GraphFields | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """What a request asks of us beyond OpenAI's fields.
+    """The parsed `ragboost` object.
 
     Attributes:
-        reuse: None: everything is exact.
-        spans: of chunks in the prompt, or by message; empty where none are given.
-        by_message: of chunks, by number of the message.
+        reuse: None: the request is computed exactly.
+        spans: of chunks in the prompt of a text completion.
+        by_message: of chunks in a chat request, by message number.
         graph: None: there is none.
     """
 
-    reuse: Approx | None
-    spans: tuple[TextSpan, ...] = ()
-    by_message: Mapping[int, tuple[TextSpan, ...]] = field(default_factory=dict)
+    reuse: ReuseOptions | None
+    spans: Sequence[TextSpan] = ()
+    by_message: Mapping[int, Sequence[TextSpan]] = field(default_factory=dict)
     graph: GraphRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseDefaults:
-    """What a request gets that does not say.
+    """Chunk reuse of requests that do not specify it.
 
     Attributes:
-        is_approx: whether it reuses chunks.
-        approx: policy and ratio of those that do.
+        is_approx: whether they reuse chunks.
+        options: policy and ratio, unless a request gives them.
         refusal: why this engine cannot reuse chunks; None: it can.
     """
 
     is_approx: bool
-    approx: Approx
+    options: ReuseOptions
     refusal: str | None = None
 
 
 def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extension:
-    """Read the object of a chat or text completion.
+    """Read the `ragboost` object of a chat or text completion.
 
     Raises:
-        RequestError: naming the field that is wrong, or why chunks cannot be reused.
+        RequestError: naming the invalid field, or why chunks cannot be reused.
     """
     given = body.get(FIELD)
-    if given is None:
-        given = {}
-    if not isinstance(given, dict):
-        raise RequestError(f"{FIELD} must be an object, got {type(given).__name__}", param=FIELD)
-    for name in given:
-        if name not in _KNOWN:
+    fields = read_fields(RagboostFields, {} if given is None else given, name=FIELD)
+    is_chat = "messages" in body
+    if fields.graph is not None:
+        if not is_chat:
+            raise RequestError(f"{FIELD}.graph needs messages", param=f"{FIELD}.graph")
+        if fields.chunks:
             raise RequestError(
-                f"{FIELD}.{name} is unknown here; the engine knows {', '.join(_KNOWN)}, the "
-                "proxy in front of it the others",
-                param=f"{FIELD}.{name}",
+                f"{FIELD}.graph and {FIELD}.chunks exclude each other", param=f"{FIELD}.chunks"
             )
-    if given.get("graph") is not None:
-        return _with_graph(given, is_chat="messages" in body)
-    reuse = _reuse(given.get("reuse"), defaults)
-    chunks = given.get("chunks") or []
-    width = 3 if "messages" in body else 2
-    rows = _rows(chunks, width)
-    if width == 2:
-        spans = tuple(TextSpan(start, stop) for start, stop in rows)
-        _check_order(spans)
-        return Extension(reuse, spans)
-    by_message: dict[int, tuple[TextSpan, ...]] = {}
-    for message, start, stop in rows:
-        by_message[message] = (*by_message.get(message, ()), TextSpan(start, stop))
+        return Extension(None, graph=_graph_request(fields.graph))
+    reuse = _reuse(fields.reuse, defaults)
+    shape = "[message, start, stop]" if is_chat else "[start, stop]"
+    by_message: defaultdict[int, list[TextSpan]] = defaultdict(list)
+    for number, row in enumerate(fields.chunks):
+        if len(row) != (3 if is_chat else 2):
+            where = f"{FIELD}.chunks[{number}]"
+            raise RequestError(f"{where} must be {shape}, got {row!r}", param=where)
+        by_message[row[0] if is_chat else 0].append(TextSpan(*row[-2:]))
     for spans in by_message.values():
         _check_order(spans)
-    return Extension(reuse, by_message=by_message)
+    if is_chat:
+        return Extension(reuse, by_message=by_message)
+    return Extension(reuse, by_message[0])
 
 
-def _with_graph(given: Mapping[str, Any], *, is_chat: bool) -> Extension:
-    if not is_chat:
-        raise RequestError(f"{FIELD}.graph needs messages", param=f"{FIELD}.graph")
-    if given.get("chunks"):
-        raise RequestError(
-            f"{FIELD}.graph and {FIELD}.chunks exclude each other", param=f"{FIELD}.chunks"
-        )
-    return Extension(None, graph=parse_graph(given["graph"]))
+def parse_graph(given: Any) -> GraphRequest:
+    """Read the `graph` object alone.
+
+    Raises:
+        RequestError: naming the invalid field.
+    """
+    return _graph_request(read_fields(GraphFields, given, name=f"{FIELD}.graph"))
 
 
 def check_inside(spans: Sequence[TextSpan], length: int) -> None:
-    """See that spans end inside what they cut.
+    """Check that spans end inside the text they cut.
 
     Raises:
-        RequestError: one ends behind it.
+        RequestError: one does not.
     """
     if spans and spans[-1].stop > length:
         raise RequestError(
-            f"{FIELD}.chunks ends at {spans[-1].stop}, behind the end of its text at {length}",
+            f"{FIELD}.chunks ends at {spans[-1].stop}, after the end of its text at {length}",
             param=f"{FIELD}.chunks",
         )
 
 
-def _reuse(given: Any, defaults: ReuseDefaults) -> Approx | None:
+def _graph_request(fields: GraphFields) -> GraphRequest:
+    name = f"{FIELD}.graph"
+    paths = [RelationPath(tuple(path)) for path in fields.paths]
+    triplets = [
+        as_triplet(one, where=f"{name}.triplets[{i}]") for i, one in enumerate(fields.triplets)
+    ]
+    if triplets:
+        paths += paths_of(triplets, entities=fields.entities, hops=fields.hops)
+    if not 0 < len(paths) <= MAX_PATHS:
+        raise RequestError(
+            f"{name} must give from 1 to {MAX_PATHS} paths, or triplets that form them from its "
+            f"entities, got {len(paths)}",
+            param=name,
+        )
+    return GraphRequest(tuple(paths), fields.attention, fields.recompute_ratio)
+
+
+def _reuse(given: Any, defaults: ReuseDefaults) -> ReuseOptions | None:
     where = f"{FIELD}.reuse"
     if given is None:
-        return defaults.approx if defaults.is_approx and defaults.refusal is None else None
+        return defaults.options if defaults.is_approx and defaults.refusal is None else None
     if given == "exact":
         return None
-    if given == "approx":
-        given = {}
-    if not isinstance(given, dict):
+    if given != "approx" and not isinstance(given, dict):
         raise RequestError(
             f'{where} must be "exact", "approx" or an object with policy and ratio', param=where
         )
@@ -142,45 +193,14 @@ def _reuse(given: Any, defaults: ReuseDefaults) -> Approx | None:
         raise RequestError(
             f"{where}: chunks cannot be reused here: {defaults.refusal}", param=where
         )
-    if unknown := sorted(set(given) - {"policy", "ratio"}):
-        raise RequestError(
-            f"{where}.{unknown[0]} is unknown; known are policy and ratio",
-            param=f"{where}.{unknown[0]}",
-        )
-    policy, ratio = given.get("policy"), given.get("ratio")
-    if policy is None:
-        policy = defaults.approx.policy
-    if not isinstance(policy, str) or policy not in POLICIES:
+    fields = read_fields(ReuseFields, {} if given == "approx" else given, name=where)
+    policy = defaults.options.policy if fields.policy is None else fields.policy
+    if policy not in POLICIES:
         raise RequestError(
             f"{where}.policy must be one of {', '.join(POLICIES)}, got {policy!r}",
             param=f"{where}.policy",
         )
-    if ratio is None:
-        ratio = defaults.approx.ratio
-    is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
-    if not is_number or not 0 <= ratio <= 1:
-        raise RequestError(
-            f"{where}.ratio must be a number from 0 to 1, got {ratio!r}", param=f"{where}.ratio"
-        )
-    return Approx(policy, float(ratio))
-
-
-def _rows(chunks: Any, width: int) -> list[list[int]]:
-    shape = "[message, start, stop]" if width == 3 else "[start, stop]"
-    where = f"{FIELD}.chunks"
-    if not isinstance(chunks, list) or len(chunks) > _MAX_CHUNKS:
-        raise RequestError(f"{where} must be a list of at most {_MAX_CHUNKS} {shape}", param=where)
-    for number, row in enumerate(chunks):
-        if (
-            not isinstance(row, list)
-            or len(row) != width
-            or not all(type(value) is int and value >= 0 for value in row)
-        ):
-            raise RequestError(
-                f"{where}[{number}] must be {shape} in whole numbers, got {row!r}",
-                param=f"{where}[{number}]",
-            )
-    return chunks
+    return ReuseOptions(policy, defaults.options.ratio if fields.ratio is None else fields.ratio)
 
 
 def _check_order(spans: Sequence[TextSpan]) -> None:

@@ -1,6 +1,6 @@
-"""From a request body to a prompt in token ids, cut at its chunks where these are to be reused.
+"""Build the prompt of a request body in token ids, cut at its chunks if they are to be reused.
 
-Knows bodies and the tokenizer. Does not know the engine. Tokenising takes a while: call it in the
+Knows bodies and the tokenizer. Does not know the engine. Tokenising takes time: call it in the
 tokenizer's thread.
 """
 
@@ -8,51 +8,47 @@ from typing import Any
 
 from ragboost.engine.http import protocol
 from ragboost.engine.http.extension import Extension, ReuseDefaults, check_inside, parse_extension
-from ragboost.engine.http.generation import PromptTokens
-from ragboost.engine.http.graph_request import GraphRequest
-from ragboost.engine.parts import Parts, cut_text, cut_tokens, find_documents, find_in_messages
-from ragboost.engine.runtime.graph import Graphs
-from ragboost.engine.tokenizer import ChatTokenizer
+from ragboost.engine.loading import LoadedModel
+from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
+from ragboost.engine.text.cutting import cut_text, cut_tokens, find_documents, find_in_messages
+from ragboost.engine.text.graph_prompts import GraphRequest
 from ragboost.errors import RequestError
 
 
 class Prompts:
-    """Reads the prompts of one model.
+    """Builds the prompts of one model.
 
     Args:
-        tokenizer: of the model.
-        vocab_size: of the model.
-        reuse: for requests that do not say.
-        graphs: lays out prompts with graphs.
+        loaded: the model.
+        reuse: defaults of chunk reuse.
     """
 
-    def __init__(
-        self, tokenizer: ChatTokenizer, *, vocab_size: int, reuse: ReuseDefaults, graphs: Graphs
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._graphs = graphs
-        self._vocab_size = vocab_size
+    def __init__(self, loaded: LoadedModel, *, reuse: ReuseDefaults) -> None:
+        self._tokenizer = loaded.tokenizer
+        self._graphs = loaded.graphs
+        self._vocab_size = loaded.runner.vocab_size
         self._reuse = reuse
 
     def chat_ids(self, body: protocol.Body) -> list[int]:
-        """The ids of a chat request that reuses nothing.
+        """Return the ids of a chat request, without chunk reuse.
 
         Raises:
-            RequestError: a field has a bad value.
+            RequestError: a field has an invalid value.
         """
-        return self._encode(self._rendered(body)[0])
+        return self._encode(self._render(body)[0])
 
     def chat(self, body: protocol.Body) -> PromptTokens:
-        """The prompt of a chat request.
+        """Return the prompt of a chat request.
 
         Raises:
-            RequestError: a field has a bad value.
+            RequestError: a field has an invalid value.
         """
         extension = parse_extension(body, self._reuse)
         if extension.graph is not None:
             return self._graph(extension.graph, body)
-        text, messages, documents = self._rendered(body)
-        for number, spans in extension.by_message.items():
+        text, messages, documents = self._render(body)
+        by_message = extension.by_message
+        for number, spans in by_message.items():
             if number >= len(messages):
                 raise RequestError(
                     f"ragboost.chunks names message {number} of {len(messages)}",
@@ -61,7 +57,6 @@ class Prompts:
             check_inside(spans, len(messages[number]["content"]))
         if extension.reuse is None:
             return PromptTokens(self._encode(text))
-        by_message = extension.by_message
         found = find_in_messages(text, messages, by_message)
         if not by_message and documents:
             found = find_documents(text, documents)
@@ -69,41 +64,36 @@ class Prompts:
         question = next((n for n, m in enumerate(messages) if m["role"] == "user"), 0)
         is_later = bool(by_message) and min(by_message) > question
         end = text.find(messages[question]["content"]) if is_later else -1
-        parts = cut_text(text, found, self._encode, system_end=end if end >= 0 else None)
-        return self._prompt(parts, extension)
+        cut = cut_text(text, found, self._encode, system_end=end if end >= 0 else None)
+        return _reusing(cut, extension)
 
     def text(self, body: protocol.Body) -> PromptTokens:
-        """The prompt of a text completion.
+        """Return the prompt of a text completion.
 
         Raises:
-            RequestError: a field has a bad value.
+            RequestError: a field has an invalid value.
         """
         extension = parse_extension(body, self._reuse)
         given = protocol.parse_prompt(body, vocab_size=self._vocab_size)
         check_inside(extension.spans, len(given))
-        if isinstance(given, list):
-            if extension.reuse is None:
-                return PromptTokens(given)
-            return self._prompt(cut_tokens(given, extension.spans), extension)
         whole = self._tokenizer.encode
         if extension.reuse is None:
-            return PromptTokens(whole(given))
-        parts = cut_text(given, extension.spans, self._encode, encode_first=whole)
-        return self._prompt(parts, extension)
+            return PromptTokens(whole(given) if isinstance(given, str) else given)
+        if isinstance(given, list):
+            return _reusing(cut_tokens(given, extension.spans), extension)
+        cut = cut_text(given, extension.spans, self._encode, encode_first=whole)
+        return _reusing(cut, extension)
 
     def _graph(self, graph: GraphRequest, body: protocol.Body) -> PromptTokens:
-        messages = protocol.parse_messages(body)
-        names = protocol.parse_template_kwargs(body)
         if protocol.parse_documents(body):
             raise RequestError("documents and ragboost.graph exclude each other", param="documents")
-        if self._graphs.attention(graph) == "self":
-            written = self._graphs.written_out(graph, messages)
-            text = self._tokenizer.render_chat(written, template_kwargs=names)
-            return PromptTokens(self._encode(text))
-        laid_out = self._graphs.prompt(graph, messages, template_kwargs=names)
-        return PromptTokens(laid_out.layout.tokens, graph=laid_out)
+        return self._graphs.prompt(
+            graph,
+            protocol.parse_messages(body),
+            template_kwargs=protocol.parse_template_kwargs(body),
+        )
 
-    def _rendered(
+    def _render(
         self, body: protocol.Body
     ) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]:
         messages = protocol.parse_messages(body)
@@ -115,6 +105,6 @@ class Prompts:
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    @staticmethod
-    def _prompt(parts: Parts, extension: Extension) -> PromptTokens:
-        return PromptTokens(parts.token_ids, parts, extension.reuse)
+
+def _reusing(cut: CutPrompt, extension: Extension) -> PromptTokens:
+    return PromptTokens(cut.token_ids, cut, extension.reuse)

@@ -1,20 +1,21 @@
-"""Read OpenAI request bodies: check what we use, refuse what we cannot do, ignore the rest.
+"""Read OpenAI request bodies: validate the fields that the engine uses, reject those that it cannot
+honour, ignore the rest.
 
 Knows JSON shapes. Does not know the engine or HTTP.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ragboost.engine.runtime.sampling import SamplingParams
 from ragboost.errors import RequestError
 
 Body = Mapping[str, Any]
 
-# Fields that would change the answer and that we do not implement, with the values that ask for
-# nothing. Anything else in them is refused rather than silently ignored.
+# Fields that would change the answer and are not implemented, with their neutral values. Any other
+# value is rejected rather than silently ignored.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -30,14 +31,14 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "audio": (),
 }
-_TEMPLATE_NAMES_REFUSED = frozenset(
+_REFUSED_TEMPLATE_NAMES = frozenset(
     {"chat_template", "conversation", "tokenize", "tokenizer_kwargs"}
 )
 _MAX_STOPS = 64
 
 
 class ApiError(RequestError):
-    """A request that gets an error answer other than a plain 400."""
+    """An error response with a status and code of its own."""
 
     def __init__(self, message: str, *, status: int, code: str, param: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -45,30 +46,63 @@ class ApiError(RequestError):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """What a completion request asks for, apart from its prompt.
+class Fields(BaseModel):
+    """Fields of a request object; null counts as absent."""
 
-    Attributes:
-        max_tokens: None where the body does not say.
-        stop: strings that end the answer.
-        salt: namespace of the prefix cache (`cache_salt`).
-        session_id: copied to the cache events.
-    """
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    seed: int | None
-    ignore_eos: bool
-    stop: tuple[str, ...]
-    is_stream: bool
-    include_usage: bool
-    salt: str | None
-    session_id: str | None
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_null(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class GenerationRequest(Fields):
+    """Generation fields of chat and text completions; unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    max_tokens: int | None = Field(None, gt=0, description="Maximum number of generated tokens.")
+    max_completion_tokens: int | None = Field(
+        None, gt=0, description="The same; takes precedence over `max_tokens`."
+    )
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Probability mass to sample from.")
+    seed: int | None = Field(None, description="Makes sampling repeatable.")
+    ignore_eos: bool = Field(False, description="Continue after an end-of-sequence token.")
+    stop: Annotated[
+        list[Text],
+        Field(max_length=_MAX_STOPS),
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+    ] = Field([], description="Strings that end the answer.")
+    stream: bool = Field(False, description="Answer with server-sent events, one per token.")
+    stream_options: dict[str, Any] = Field(
+        {}, description="`include_usage`: end the stream with an event that has the usage."
+    )
+    cache_salt: str | None = Field(None, min_length=1, description="Prefix cache namespace.")
+    session_id: str | None = Field(None, min_length=1, description="Copied to the cache events.")
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Requested number of tokens; None if the body does not say."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options.get("include_usage"))
 
     def sampling(self, max_tokens: int) -> SamplingParams:
-        """The sampling parameters, with the number of tokens decided."""
+        """Return the sampling parameters for a resolved number of tokens."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -78,36 +112,51 @@ class GenerationRequest:
         )
 
 
-def parse_generation(body: Body, *, session_header: str | None = None) -> GenerationRequest:
+M = TypeVar("M", bound=Fields)
+
+
+def read_fields(model: type[M], given: Any, *, name: str = "") -> M:
+    """Validate a request object.
+
+    Args:
+        model: its fields.
+        given: the JSON value.
+        name: path of the object in the body; empty for the body.
+
+    Raises:
+        RequestError: naming the first invalid field.
+    """
+    try:
+        return model.model_validate(given)
+    except ValidationError as caught:
+        error = caught.errors(include_url=False)[0]
+    where = name
+    for part in error["loc"]:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else part
+    if error["type"] == "extra_forbidden":
+        raise RequestError(
+            f"{where} is unknown; known are {', '.join(model.model_fields)}", param=where
+        )
+    expected = "must be an object"
+    if error["type"] != "model_type":
+        expected = str(error.get("ctx", {}).get("error") or error["msg"])
+        expected = expected.replace("Input should be", "must be")
+    raise RequestError(f"{where} {expected}, got {_show(error['input'])}", param=where)
+
+
+def parse_generation(body: Body) -> GenerationRequest:
     """Read the fields that chat and text completions share.
 
     Raises:
-        RequestError: a field has a bad value, or asks for what the engine cannot do.
+        RequestError: a field has an invalid value or asks for what the engine cannot do.
     """
-    for name, harmless in _UNSUPPORTED.items():
-        if body.get(name) is not None and body[name] not in harmless:
+    for name, neutral in _UNSUPPORTED.items():
+        if body.get(name) is not None and body[name] not in neutral:
             raise RequestError(
                 f"{name}={body[name]!r} is not supported by the embedded engine; leave it out",
                 param=name,
             )
-    options = _read(body, "stream_options", dict, "an object") or {}
-    max_tokens = _read(body, "max_completion_tokens", int, "a positive integer", _is_positive)
-    if max_tokens is None:
-        max_tokens = _read(body, "max_tokens", int, "a positive integer", _is_positive)
-    temperature = _number(body, "temperature", "a number from 0 on", lambda x: x >= 0)
-    top_p = _number(body, "top_p", "a number in (0, 1]", lambda x: 0 < x <= 1)
-    return GenerationRequest(
-        max_tokens=max_tokens,
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
-        seed=_read(body, "seed", int, "an integer"),
-        ignore_eos=_read(body, "ignore_eos", bool, "a boolean") or False,
-        stop=_stop(body),
-        is_stream=_read(body, "stream", bool, "a boolean") or False,
-        include_usage=bool(options.get("include_usage")),
-        salt=_name(body, "cache_salt"),
-        session_id=_name(body, "session_id") or session_header or None,
-    )
+    return read_fields(GenerationRequest, body)
 
 
 def parse_messages(body: Body) -> list[dict[str, Any]]:
@@ -123,7 +172,7 @@ def parse_messages(body: Body) -> list[dict[str, Any]]:
 
 
 def parse_documents(body: Body) -> list[dict[str, Any]] | None:
-    """Read `documents`, or `chat_template_kwargs.documents`; None where there are none.
+    """Read `documents` or `chat_template_kwargs.documents`; None if absent.
 
     Raises:
         RequestError: not a list of objects.
@@ -146,32 +195,35 @@ def parse_documents(body: Body) -> list[dict[str, Any]] | None:
 
 
 def parse_template_kwargs(body: Body) -> dict[str, Any]:
-    """Read the names for the chat template: `chat_template_kwargs`, `tools`,
+    """Read the variables for the chat template: `chat_template_kwargs`, `tools`,
     `add_generation_prompt`, `continue_final_message`.
 
     Raises:
-        RequestError: not an object, or a name that would replace the template.
+        RequestError: a wrong type, or a name that would replace the template.
     """
-    names = dict(_read(body, "chat_template_kwargs", dict, "an object") or {})
-    names.pop("documents", None)
-    if refused := sorted(_TEMPLATE_NAMES_REFUSED.intersection(names)):
-        raise RequestError(
-            f"chat_template_kwargs.{refused[0]} is not allowed",
-            param=f"chat_template_kwargs.{refused[0]}",
-        )
-    for name, kind in (
-        ("tools", list),
-        ("add_generation_prompt", bool),
-        ("continue_final_message", bool),
+    names: dict[str, Any] = {}
+    for name, kind, expected in (
+        ("chat_template_kwargs", dict, "an object"),
+        ("tools", list, "a list"),
+        ("add_generation_prompt", bool, "a boolean"),
+        ("continue_final_message", bool, "a boolean"),
     ):
-        value = _read(body, name, kind, f"a {kind.__name__}")
-        if value is not None:
+        value = body.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise RequestError(f"{name} must be {expected}, got {_show(value)}", param=name)
+        if isinstance(value, dict):
+            names |= value
+        elif value is not None:
             names[name] = value
+    names.pop("documents", None)
+    if refused := sorted(_REFUSED_TEMPLATE_NAMES.intersection(names)):
+        field = f"chat_template_kwargs.{refused[0]}"
+        raise RequestError(f"{field} is not allowed", param=field)
     return names
 
 
 def parse_prompt(body: Body, *, vocab_size: int) -> str | list[int]:
-    """Read the `prompt` of a text completion: a text, token ids, or a list of one of these.
+    """Read the `prompt` of a text completion: a text, token ids, or a list with one of these.
 
     Raises:
         RequestError: no prompt, an empty one, several, or ids outside the vocabulary.
@@ -232,57 +284,6 @@ def _part(part: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         raise RequestError(f"{where} must be a text part, got {kind!r}", param=where)
     return text
-
-
-def _stop(body: Body) -> tuple[str, ...]:
-    stop = body.get("stop")
-    listed = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if (
-        not isinstance(listed, list)
-        or len(listed) > _MAX_STOPS
-        or not all(isinstance(text, str) and text for text in listed)
-    ):
-        raise RequestError(
-            f"stop must be a string or at most {_MAX_STOPS} non-empty strings", param="stop"
-        )
-    return tuple(listed)
-
-
-def _name(body: Body, name: str) -> str | None:
-    value: str | None = _read(body, name, str, "a non-empty string", bool)
-    if value is not None and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise RequestError(f"{name} holds a lone surrogate", param=name) from None
-    return value
-
-
-def _number(body: Body, name: str, expected: str, check: Callable[[float], bool]) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not check(value):
-        raise RequestError(f"{name} must be {expected}, got {_show(value)}", param=name)
-    return float(value)
-
-
-def _is_positive(value: int) -> bool:
-    return value > 0
-
-
-def _read(
-    body: Body, name: str, kind: type, expected: str, check: Callable[[Any], bool] | None = None
-) -> Any:
-    """The value of an optional field; null counts as absent, a boolean is no integer."""
-    value = body.get(name)
-    if value is None:
-        return None
-    is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if not is_kind or (check is not None and not check(value)):
-        raise RequestError(f"{name} must be {expected}, got {_show(value)}", param=name)
-    return value
 
 
 def _show(value: object) -> str:

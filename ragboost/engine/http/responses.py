@@ -2,50 +2,39 @@
 
 import time
 import uuid
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from ragboost.engine.runtime.request import Reused
+from ragboost.engine.runtime.request import ReusedTokens
 from ragboost.errors import RequestError
 
+Kind = Literal["chat", "text"]
 
-def usage(
-    *,
-    prompt_tokens: int,
-    completion_tokens: int,
-    cached_tokens: int,
-    reused: Reused | None = None,
-) -> dict[str, Any]:
-    """The `usage` object; says always how many prompt tokens had exact KV in a cache.
 
-    Where chunks were to be reused, `ragboost` says of all prompt tokens where their KV came from.
+class TextPiece(NamedTuple):
+    """Text that has become final, and the counts of its request so far.
+
+    Attributes:
+        text: possibly empty.
+        finish_reason: set on the last piece.
+        completion_tokens: number of generated tokens.
+        cached_tokens: prompt tokens served from exact cached KV.
+        reused: other reused prompt tokens; None if the request is exact.
     """
-    result: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
-    if reused is not None:
-        result["ragboost"] = {
-            "exact_cached_tokens": cached_tokens,
-            "approx_cached_tokens": reused.approximate,
-            "recomputed_tokens": reused.recomputed,
-            "computed_tokens": prompt_tokens
-            - cached_tokens
-            - reused.approximate
-            - reused.recomputed,
-        }
-    return result
+
+    text: str
+    finish_reason: str | None
+    completion_tokens: int
+    cached_tokens: int
+    reused: ReusedTokens | None = None
 
 
 def error(message: str, *, kind: str, param: str | None = None, code: str) -> dict[str, Any]:
-    """OpenAI's error object."""
+    """Return OpenAI's error object."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def request_error(problem: RequestError) -> dict[str, Any]:
-    """The error object of a refused request."""
+    """Return the error object of a rejected request."""
     return error(
         str(problem),
         kind="server_error" if problem.status >= 500 else "invalid_request_error",
@@ -54,55 +43,65 @@ def request_error(problem: RequestError) -> dict[str, Any]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The response objects of one request, chat or text.
+class ResponseBuilder:
+    """Builds the response objects of one completion.
 
-    Attributes:
-        kind: which of the two endpoints it is.
-        model: name to show.
-        id, created: of the response, the same in all chunks.
+    Args:
+        kind: chat or text completion.
+        model: name in the API.
+        num_prompt_tokens: length of the prompt.
     """
 
-    kind: Literal["chat", "text"]
-    model: str
-    id: str = field(default="", init=False)
-    created: int = field(default_factory=lambda: int(time.time()), init=False)
+    def __init__(self, kind: Kind, model: str, *, num_prompt_tokens: int) -> None:
+        self._is_chat = kind == "chat"
+        self._name = "chat.completion" if self._is_chat else "text_completion"
+        self._chunk_name = "chat.completion.chunk" if self._is_chat else "text_completion"
+        self._id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._num_prompt_tokens = num_prompt_tokens
 
-    def __post_init__(self) -> None:
-        prefix = "chatcmpl" if self.kind == "chat" else "cmpl"
-        object.__setattr__(self, "id", f"{prefix}-{uuid.uuid4().hex}")
+    def whole(self, text: str, last: TextPiece) -> dict[str, Any]:
+        """Return the response of a request that does not stream."""
+        content: dict[str, Any] = {"text": text}
+        if self._is_chat:
+            content = {"message": {"role": "assistant", "content": text}}
+        return self._object(self._name, [_choice(content, last)], usage=self._usage(last))
 
-    def whole(self, text: str, *, finish_reason: str, usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer of a request that does not stream."""
-        if self.kind == "chat":
-            content: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
-        else:
-            content = {"text": text}
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
-        name = "chat.completion" if self.kind == "chat" else "text_completion"
-        return {**self._head(name), "choices": [choice], "usage": usage}
+    def chunk(self, piece: TextPiece, *, has_usage: bool) -> dict[str, Any]:
+        """Return one event of a stream; its `usage` is null if a last event will have one."""
+        content: dict[str, Any] = {"text": piece.text}
+        if self._is_chat:
+            role = {"role": "assistant"} if piece.completion_tokens == 1 else {}
+            content = {"delta": {**role, "content": piece.text}}
+        usage = {"usage": None} if has_usage else {}
+        return self._object(self._chunk_name, [_choice(content, piece)], **usage)
 
-    def chunk(
-        self, text: str, *, is_first: bool, finish_reason: str | None, has_usage: bool
-    ) -> dict[str, Any]:
-        """One event of a stream; `usage` is null in it where the last event will carry one."""
-        if self.kind == "chat":
-            role = {"role": "assistant"} if is_first else {}
-            content: dict[str, Any] = {"delta": {**role, "content": text}}
-        else:
-            content = {"text": text}
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
-        chunk = {**self._head(self._chunk_name), "choices": [choice]}
-        return {**chunk, "usage": None} if has_usage else chunk
+    def usage_chunk(self, last: TextPiece) -> dict[str, Any]:
+        """Return the last event of a stream with `stream_options.include_usage`."""
+        return self._object(self._chunk_name, [], usage=self._usage(last))
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The last event of a stream with `stream_options.include_usage`."""
-        return {**self._head(self._chunk_name), "choices": [], "usage": usage}
+    def _object(self, name: str, choices: list[dict[str, Any]], **usage: Any) -> dict[str, Any]:
+        head = {"id": self._id, "object": name, "created": self._created, "model": self._model}
+        return {**head, "choices": choices, **usage}
 
-    @property
-    def _chunk_name(self) -> str:
-        return "chat.completion.chunk" if self.kind == "chat" else "text_completion"
+    def _usage(self, last: TextPiece) -> dict[str, Any]:
+        num_prompt, cached, reused = self._num_prompt_tokens, last.cached_tokens, last.reused
+        usage: dict[str, Any] = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": last.completion_tokens,
+            "total_tokens": num_prompt + last.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        if reused is not None:
+            usage["ragboost"] = {
+                "exact_cached_tokens": cached,
+                "approx_cached_tokens": reused.approximate,
+                "recomputed_tokens": reused.recomputed,
+                "computed_tokens": num_prompt - cached - sum(reused),
+            }
+        return usage
 
-    def _head(self, name: str) -> dict[str, Any]:
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+
+def _choice(content: dict[str, Any], piece: TextPiece) -> dict[str, Any]:
+    return {"index": 0, **content, "logprobs": None, "finish_reason": piece.finish_reason}

@@ -1,4 +1,4 @@
-"""Answers that end when the client leaves: server-sent events, and one-piece answers.
+"""Responses that end when the client disconnects: server-sent events, and whole responses.
 
 Knows ASGI messages. Does not know what is computed.
 """
@@ -17,8 +17,8 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
-class ClientLeftError(Exception):  # no error: the client has no interest any more
-    """The client closed the connection before the answer was complete."""
+class ClientLeftError(Exception):
+    """The client disconnected before the response was complete."""
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -27,17 +27,20 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; cancel it when the client leaves.
+    """Await `work`; cancel it when the client disconnects.
 
     Raises:
-        ClientLeft: the client was faster.
+        ClientLeftError: the client disconnected first.
     """
     return await _race(work, request.receive)
 
 
 class EventStreamResponse(Response):
-    """Sends each event at once; the response begins with the first one, and an error before it
-    becomes a plain error answer. When the client leaves, `events` is closed."""
+    """A streamed response that sends each event at once.
+
+    It starts with the first event; an error before that becomes an ordinary error response. When
+    the client disconnects, `events` is closed.
+    """
 
     media_type = "text/event-stream"
 
@@ -47,24 +50,22 @@ class EventStreamResponse(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the response."""
         try:
             await _race(self._send(send), receive)
         except (ClientLeftError, OSError):  # OSError: the server noticed it while sending
             return
 
     async def _send(self, send: Send) -> None:
+        start = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
         is_started = False
         try:
             async for data in self._events:
                 if not is_started:
-                    await send(
-                        {
-                            "type": "http.response.start",
-                            "status": self.status_code,
-                            "headers": self.raw_headers,
-                        }
-                    )
+                    await send(start)
                     is_started = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,7 +1,7 @@
-"""Attention over a packed batch: rows of several sequences in one forward, each over its own KV.
+"""Attention over a packed batch: rows of several requests in one forward, each over its own KV.
 
-Registered with transformers under `ragged`; knows positions and tensors, not requests. Causality is
-by absolute position, so a segment may hold any ascending positions of its sequence.
+Registered with transformers as `ragboost_ragged`. Knows positions and tensors, not requests.
+Causality is by absolute position, so a segment may hold any ascending positions of its request.
 """
 
 from collections.abc import Sequence
@@ -14,70 +14,75 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ragboost.engine.runtime.kv import SequenceKV
+from ragboost.engine.runtime.kv import RequestKV
 
 IMPLEMENTATION = "ragboost_ragged"
 
-
 TILE = 32
-"""Rows of a tile on a CPU: as many as SDPA takes at a time there. Elsewhere there is one tile."""
+"""Rows of a tile on a CPU: as many as SDPA processes at a time. Elsewhere there is one tile."""
 
 
 class AttentionTile(NamedTuple):
-    """Some rows of a segment, and the keys that they see.
+    """Some rows of a segment and the keys they attend to.
 
     Attributes:
-        rows, keys: which.
-        mask: of each row, (rows, keys) bool; None: all keys are seen.
+        rows, keys: ranges within the segment and its KV.
+        mask: (rows, keys) bool; None: no mask is needed.
+        is_causal: rows and keys are both all positions from 0 on, masked causally.
     """
 
     rows: slice
     keys: slice
     mask: Tensor | None
+    is_causal: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """The rows of one sequence in a packed batch.
+    """The rows of one request in a packed batch.
 
     Attributes:
-        token_ids: what to compute.
-        positions: where, ascending, (len(token_ids),); every other position below the last one
-            must have been written to `kv`.
+        token_ids: tokens to compute.
+        positions: of the tokens, ascending, (len(token_ids),). `kv` must hold every other position
+            below the last one.
         num_keys: keys that the last row sees, its position + 1.
-        kv: the sequence's KV cache; the rows' keys and values are written to it.
+        kv: the request's KV; the rows' keys and values are written to it.
         wants_logits: whether the last row's logits are needed.
-        windows: sliding windows that layers have asked for.
+        windows: sliding windows that the layers have asked for.
     """
 
     token_ids: Sequence[int]
     positions: Tensor
     num_keys: int
-    kv: SequenceKV
+    kv: RequestKV
     wants_logits: bool = True
     windows: set[int | None] = field(default_factory=set)
-    _tiles: "dict[int | None, list[AttentionTile]]" = field(
+    _tiles: "dict[tuple[int | None, bool], list[AttentionTile]]" = field(
         default_factory=dict, init=False, repr=False
     )
 
-    def is_square(self, window: int | None) -> bool:
-        """Whether the rows are all positions from 0 on, each seeing all before it."""
-        return len(self.token_ids) == self.num_keys and not self._cuts(window)
+    def tiles(self, window: int | None, *, is_masked: bool = True) -> "list[AttentionTile]":
+        """Return tiles that cover the rows, made once per window.
 
-    def tiles(self, window: int | None) -> "list[AttentionTile]":
-        """Cut the rows into tiles, each with the keys that its rows see."""
-        if not self._cuts(window):
-            window = None
-        if window not in self._tiles:
-            self._tiles[window] = self._make_tiles(window)
-        return self._tiles[window]
-
-    def _cuts(self, window: int | None) -> bool:
-        return window is not None and window < self.num_keys
+        Args:
+            window: keys that a row sees, itself included; None: all keys before it.
+            is_masked: whether masks must be explicit; else a causal square, which costs half, may
+                stand for a whole prompt.
+        """
+        if (window, is_masked) not in self._tiles:
+            is_cut = window is not None and window < self.num_keys
+            is_square = len(self.token_ids) == self.num_keys and not is_cut
+            whole = slice(0, self.num_keys)
+            if is_square and not is_masked:
+                tiles = [AttentionTile(whole, whole, None, is_causal=True)]
+            elif len(self.token_ids) == 1 and not is_cut:
+                tiles = [AttentionTile(slice(0, 1), whole, None)]
+            else:
+                tiles = self._make_tiles(window if is_cut else None)
+            self._tiles[window, is_masked] = tiles
+        return self._tiles[window, is_masked]
 
     def _make_tiles(self, window: int | None) -> "list[AttentionTile]":
-        if window is None and len(self.token_ids) == 1:
-            return [AttentionTile(slice(0, 1), slice(0, self.num_keys), None)]
         count = len(self.token_ids)
         size = TILE if self.positions.device.type == "cpu" else count
         bounds, tiles = self.positions.tolist(), []
@@ -95,7 +100,7 @@ class Segment:
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
-    """Routes the keys and values of a forward to the sequences that its rows belong to."""
+    """Writes the keys and values of a forward to the requests that its rows belong to."""
 
     def __init__(self, segments: Sequence[Segment], num_layers: int) -> None:
         self.segments = segments
@@ -103,7 +108,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
 
 class _PackedLayer(CacheLayerMixin):  # type: ignore[misc]  # as above
-    """One layer of a `PackedCache`; the attention function reads the sequences' KV itself."""
+    """One layer of a `PackedCache`; the attention function reads the requests' KV itself."""
 
     is_sliding = False
 
@@ -114,12 +119,12 @@ class _PackedLayer(CacheLayerMixin):  # type: ignore[misc]  # as above
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to prepare: the sequences own the buffers."""
+        pass  # the requests own the buffers
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write (1, heads, rows, dim) to the sequences; return them unchanged."""
+        """Write (1, heads, rows, dim) to the requests' KV; return both unchanged."""
         first = 0
         for segment in self._segments:
             last = first + len(segment.token_ids)
@@ -133,16 +138,13 @@ class _PackedLayer(CacheLayerMixin):  # type: ignore[misc]  # as above
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys as transformers' own mask would see them."""
-        return self.get_seq_length() + query_length, 0
+        return query_length, 0
 
     def get_seq_length(self) -> int:
-        """0: positions are given explicitly."""
-        return 0
+        return 0  # positions are given explicitly
 
     def get_max_length(self) -> int:
-        """-1: no maximum."""
-        return -1
+        return -1  # no maximum
 
 
 def ragged_attention(
@@ -158,12 +160,12 @@ def ragged_attention(
     softcap: float | None = None,
     **_kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function in transformers' signature.
+    """Compute attention of a packed batch, in the signature of transformers.
 
     Args:
         module: the attention layer; only its `layer_idx` is read.
         query: (1, query heads, rows, dim), the segments' rows one after the other.
-        key, value: of these rows; already written by `PackedCache`, not read.
+        key, value: not read; `PackedCache` has written them to the requests' KV.
         attention_mask: not read; masks come from positions.
         ragged: the batch.
         scaling: factor on the scores; None: 1 / sqrt(dim).
@@ -171,25 +173,24 @@ def ragged_attention(
         softcap: bound of the scores by tanh (Gemma 2).
 
     Returns:
-        (1, rows, query heads, value dim), and no weights.
+        (1, rows, query heads, value dim), and no attention weights.
     """
     outputs, first = [], 0
     for segment in ragged.segments:
-        last = first + len(segment.token_ids)
         segment.windows.add(sliding_window)
         keys, values = segment.kv.layers[module.layer_idx]
-        outputs.append(
+        outputs += [
             _attend(
-                query[:, :, first:last],
-                keys[None, :, : segment.num_keys],
-                values[None, :, : segment.num_keys],
-                segment,
-                window=sliding_window,
+                query[:, :, first + tile.rows.start : first + tile.rows.stop],
+                keys[None, :, tile.keys],
+                values[None, :, tile.keys],
+                tile,
                 scaling=scaling,
                 softcap=softcap,
             )
-        )
-        first = last
+            for tile in segment.tiles(sliding_window, is_masked=softcap is not None)
+        ]
+        first += len(segment.token_ids)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return output.transpose(1, 2), None
 
@@ -198,41 +199,7 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    segment: Segment,
-    *,
-    window: int | None,
-    scaling: float | None,
-    softcap: float | None,
-) -> Tensor:
-    if softcap is None and segment.is_square(window):
-        # Without an explicit mask a causal square costs half.
-        return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-    parts = [
-        _masked(
-            query[:, :, tile.rows],
-            key[:, :, tile.keys],
-            value[:, :, tile.keys],
-            tile.mask,
-            scaling=scaling,
-            softcap=softcap,
-        )
-        for tile in segment.tiles(window)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-
-def _masked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
+    tile: AttentionTile,
     *,
     scaling: float | None,
     softcap: float | None,
@@ -240,16 +207,22 @@ def _masked(
     groups = query.shape[1] // key.shape[1]
     if softcap is None:
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=groups != 1
+            query,
+            key,
+            value,
+            attn_mask=tile.mask,
+            is_causal=tile.is_causal,
+            scale=scaling,
+            enable_gqa=groups != 1,
         )
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
     scores = softcap * torch.tanh(scores / softcap)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+    if tile.mask is not None:
+        scores = scores.masked_fill(~tile.mask, float("-inf"))
     return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
 
 
 def register() -> None:
-    """Make the function known to transformers; calling it again changes nothing."""
+    """Register the attention function with transformers; a second call changes nothing."""
     AttentionInterface.register(IMPLEMENTATION, ragged_attention)

@@ -1,7 +1,7 @@
-"""Chunk reuse of one engine: choose what of a prompt to compute again, and store missing chunks.
+"""Chunk reuse in the engine: select the prompt rows to compute, and store missing chunks.
 
-Both are done in pieces between the scheduler's steps. Knows sequences and stored chunks. Does not
-know how steps are planned. Belongs to the engine thread, but for `prefetch`.
+Both run in pieces between the scheduler's steps. Knows requests and stored chunks. Does not know
+how steps are planned. Belongs to the engine thread, except for `prefetch`.
 """
 
 import logging
@@ -23,22 +23,22 @@ from ragboost.engine.runtime.request import EngineRequest
 logger = logging.getLogger(__name__)
 
 MAX_MISSING = 1024
-"""Chunks that wait to be stored; more are forgotten, the oldest first."""
+"""Missing chunks queued for storing; beyond that the oldest are dropped."""
 
-WORTH_LOOKING = 2
-"""With fewer reused tokens than one for so many missing ones everything is computed, and exact. A
-model of 14 layers breaks even there with the default policy; deeper ones a little earlier."""
+MIN_REUSED_SHARE = 1 / 2
+"""With fewer reused tokens per missing token the whole prompt is computed, and exact. A model of 14
+layers breaks even there with the default policy; deeper ones a little earlier."""
 
 Chunk = tuple[str | None, tuple[int, ...], tuple[int, ...]]
-"""Cache salt, system prompt and chunk, the latter as token ids."""
+"""Cache salt, ids of the system prompt and ids of the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What a prompt's stored chunks leave to compute.
+class SelectedRows:
+    """Rows of a prompt to compute over its stored chunks.
 
     Attributes:
-        rows: positions to compute, (rows,), ascending; the last token is among them.
+        rows: positions, (rows,), ascending; the last token is among them.
         counts: where the tokens come from.
         missing: chunks that were not stored.
     """
@@ -50,7 +50,7 @@ class Choice:
 
 @dataclass(slots=True)
 class ReuseTotals:
-    """Prompt tokens of requests that asked for reuse, since the start."""
+    """Prompt tokens of requests with chunk reuse, and chunks stored, since the start."""
 
     exact: int = 0
     approximate: int = 0
@@ -59,76 +59,66 @@ class ReuseTotals:
     chunks_stored: int = 0
 
 
-def _is_worth_looking(assembly: Assembly) -> bool:
-    """Whether choosing can save more than it costs: its first layers are computed for the missing
-    tokens, too, which are computed again afterwards."""
-    num_missing = int((assembly.source == TokenSource.MISSING).sum())
-    return WORTH_LOOKING * len(assembly.candidates) >= num_missing
-
-
 class ChunkScheduler:
-    """See the module.
+    """Runs chunk reuse between the steps of one engine.
 
     Args:
         reuse: the model's chunks.
 
     Attributes:
-        totals: what became of the prompts so far.
+        totals: counts since the start.
+        selecting: the request whose selection has begun and is not done; None: there is none.
     """
 
     def __init__(self, reuse: ChunkReuse) -> None:
         self.reuse = reuse
         self.totals = ReuseTotals()
-        self._choosing: tuple[EngineRequest, ChunkTask[Choice]] | None = None
+        self.selecting: EngineRequest | None = None
+        self._selection: ChunkTask[SelectedRows] | None = None
         self._missing: OrderedDict[Chunk, None] = OrderedDict()
         self._storing: ChunkTask[int] | None = None
-
-    @property
-    def choosing(self) -> EngineRequest | None:
-        """The sequence whose choice has begun and is not done."""
-        return self._choosing[0] if self._choosing is not None else None
 
     @property
     def has_work(self) -> bool:
         """Whether chunks wait to be stored."""
         return self._storing is not None or bool(self._missing)
 
-    def prefetch(self, sequence: EngineRequest) -> None:
-        """Tell the store what a sequence that waits will ask for; any thread may call it."""
-        if sequence.parts is not None:
-            system = sequence.parts.system
-            chunks = self.reuse.for_tenant(sequence.salt).chunks
-            keys = [chunks.key((), system)] if system else []
-            for chunk in sequence.parts.chunks:
-                keys += chunks.keys(system, chunk)
+    def prefetch(self, request: EngineRequest) -> None:
+        """Tell the store which chunks a waiting request will need; safe in any thread."""
+        if (cut := request.prompt.cut) is not None:
+            chunks = self.reuse.for_tenant(request.salt).chunks
+            keys = [chunks.key((), cut.system)] if cut.system else []
+            for chunk in cut.chunks:
+                keys += chunks.keys(cut.system, chunk)
             self.reuse.store.prefetch(keys)
 
-    def choose(self, sequence: EngineRequest, *, rows: int) -> None:
-        """Go on choosing what to compute of a sequence, by one piece of so many rows. It is done
-        when the sequence has left the state `is_choosing`."""
-        if self._choosing is None:
-            self._choosing = (
-                sequence,
-                ChunkTask(lambda pace: self._choice(sequence, pace), name="ragboost-choosing"),
+    def select(self, request: EngineRequest, *, rows: int) -> None:
+        """Advance the selection of rows for a request by one piece of at most `rows` rows.
+
+        It is done once `request.is_selecting` is false.
+        """
+        if self._selection is None:
+            self.selecting = request
+            self._selection = ChunkTask(
+                lambda pace: self._select(request, pace), name="ragboost-selecting"
             )
-        owner, job = self._choosing
-        assert owner is sequence, "one sequence at a time"
-        if not job.advance(rows=rows):
+        assert self.selecting is request, "one request selects at a time"
+        if not self._selection.advance(rows=rows):
             return
-        self._choosing = None
-        if job.result is None:
-            logger.warning("computing a whole prompt instead of reusing chunks: %s", job.error)
-            sequence.compute_all()
-            return
-        self._apply(sequence, job.result)
+        selected, error = self._selection.result, self._selection.error
+        self.selecting = self._selection = None
+        if selected is None:
+            logger.warning("computing a whole prompt instead of reusing chunks: %s", error)
+            request.is_selecting = False
+        else:
+            self._apply(request, selected)
 
     def store_missing(self, *, rows: int) -> None:
-        """Go on storing chunks, by one piece of so many rows."""
+        """Advance the storing of missing chunks by one piece of at most `rows` rows."""
         if self._storing is None:
             (salt, system, chunk), _ = self._missing.popitem(last=False)
             self._storing = ChunkTask(
-                lambda pace: self._precompute(salt, system, chunk, pace=pace),
-                name="ragboost-storing",
+                lambda pace: self._store(salt, system, chunk, pace), name="ragboost-storing"
             )
         if self._storing.advance(rows=rows):
             if self._storing.error is not None:
@@ -136,66 +126,68 @@ class ChunkScheduler:
             self.totals.chunks_stored += self._storing.result or 0
             self._storing = None
 
-    def forget(self, sequence: EngineRequest) -> None:
-        """Stop choosing for a sequence, if that is going on; its KV is not touched any more."""
-        if self._choosing is not None and self._choosing[0] is sequence:
-            self._choosing[1].cancel()
-            self._choosing = None
+    def cancel(self, request: EngineRequest) -> None:
+        """Cancel the selection for a request, if one is active; its KV is not used afterwards."""
+        if self._selection is not None and self.selecting is request:
+            self._selection.cancel()
+            self.selecting = self._selection = None
 
     def close(self) -> None:
-        """Stop everything, and close the store."""
-        if self._choosing is not None:
-            self.forget(self._choosing[0])
-        if self._storing is not None:
-            self._storing.cancel()
-        self._storing = None
+        """Cancel all work and close the chunk store."""
+        for task in (self._selection, self._storing):
+            if task is not None:
+                task.cancel()
+        self.selecting = self._selection = self._storing = None
         self._missing.clear()
         self.reuse.store.close()
 
-    def _choice(self, sequence: EngineRequest, pace: Pace) -> Choice:
-        parts, kv, approx = sequence.parts, sequence.kv, sequence.approx
-        assert parts is not None, "a sequence without parts"
-        assert kv is not None, "a sequence without a KV cache"
-        assert approx is not None, "a sequence that is exact"
-        num_tokens = sequence.num_prompt_tokens
+    def _select(self, request: EngineRequest, pace: Pace) -> SelectedRows:
+        cut, options, kv = request.prompt.cut, request.prompt.reuse, request.kv
+        assert cut is not None, "a prompt that is not cut at its chunks"
+        assert options is not None, "a request without chunk reuse"
+        assert kv is not None, "a request without KV"
+        end = request.num_prompt_tokens
         with torch.inference_mode():
-            own = RequestCache(
-                [
-                    (keys[None, :, :num_tokens], values[None, :, :num_tokens])
-                    for keys, values in kv.layers
-                ]
+            own = [(keys[None, :, :end], values[None, :, :end]) for keys, values in kv.layers]
+            assembly = self.reuse.for_tenant(request.salt).assemble(
+                cut.system,
+                [part.tokens for part in cut.parts],
+                cut.question,
+                into=RequestCache(own),
+                num_held=request.num_computed,
             )
-            pieces = [piece.tokens for piece in parts.pieces]
-            assembly = self.reuse.for_tenant(sequence.salt).assemble(
-                parts.system, pieces, parts.question, into=own, num_held=sequence.num_computed
-            )
-            policy, ratio = make_policy(approx.policy), approx.ratio
-            if policy.looks_at_all and ratio > 0 and not _is_worth_looking(assembly):
+            policy, ratio = make_policy(options.policy), options.ratio
+            if policy.looks_at_all and ratio > 0 and not _pays_off(assembly):
                 ratio = 1.0
             selected = self.reuse.select(assembly, policy=policy, ratio=ratio, pace=pace)
             missing = [
-                (sequence.salt, parts.system, piece.tokens)
-                for piece, (start, _) in zip(parts.pieces, assembly.chunks, strict=True)
-                if piece.is_chunk and assembly.source[start] == TokenSource.MISSING
+                (request.salt, cut.system, part.tokens)
+                for part, (start, _) in zip(cut.parts, assembly.chunks, strict=True)
+                if part.is_chunk and assembly.source[start] == TokenSource.MISSING
             ]
-            return Choice(
-                rows_to_compute(assembly, selected), Counts.of(assembly, selected), missing
-            )
+            rows = rows_to_compute(assembly, selected)
+            return SelectedRows(rows, Counts.of(assembly, selected), missing)
 
-    def _apply(self, sequence: EngineRequest, choice: Choice) -> None:
-        counts = choice.counts
-        sequence.compute_rows(choice.rows, counts)
+    def _store(
+        self, salt: str | None, system: tuple[int, ...], chunk: tuple[int, ...], pace: Pace
+    ) -> int:
+        with torch.inference_mode():
+            return self.reuse.for_tenant(salt).chunks.precompute(system, [chunk], pace=pace)
+
+    def _apply(self, request: EngineRequest, selected: SelectedRows) -> None:
+        counts = selected.counts
+        request.compute_rows(selected.rows, counts)
         self.totals.exact += counts.num_exact
         self.totals.approximate += counts.num_approximate
         self.totals.recomputed += counts.num_recomputed
         self.totals.computed += counts.num_computed
-        for chunk in choice.missing:
-            self._missing[chunk] = None
+        self._missing.update(dict.fromkeys(selected.missing))
         while len(self._missing) > MAX_MISSING:
             self._missing.popitem(last=False)
 
-    def _precompute(
-        self, salt: str | None, system: tuple[int, ...], chunk: tuple[int, ...], *, pace: Pace
-    ) -> int:
-        with torch.inference_mode():
-            return self.reuse.for_tenant(salt).chunks.precompute(system, [chunk], pace=pace)
+
+def _pays_off(assembly: Assembly) -> bool:
+    """Return whether selection can save more than it costs: a policy that looks at fresh layers
+    computes the first ones for missing tokens too, and these are computed again afterwards."""
+    num_missing = int((assembly.source == TokenSource.MISSING).sum())
+    return len(assembly.candidates) >= MIN_REUSED_SHARE * num_missing

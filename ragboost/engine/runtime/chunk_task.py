@@ -1,7 +1,7 @@
-"""A computation in pieces that goes on only while its owner waits for it.
+"""Run a computation in pieces, each while its owner waits.
 
-It runs in a thread of its own, so that it may be written straight on, but never at the same time as
-the owner: the two pass the turn to each other. Does not know what is computed.
+The computation has a thread of its own, so that it can be written as straight-line code, but owner
+and computation never run at the same time. Does not know what is computed.
 """
 
 import threading
@@ -14,74 +14,74 @@ from ragboost.errors import RagBoostError
 T = TypeVar("T")
 
 
-class TaskCancelled(Exception):  # noqa: N818  # no error: nobody wants the result any more
-    """Ends the computation of a cancelled job, at its next rest."""
+class TaskCancelled(Exception):  # noqa: N818  # control flow, not an error
+    """Unwinds the computation of a cancelled task."""
 
 
 class ChunkTask(Pace, Generic[T]):
-    """See the module.
+    """A computation that pauses between pieces.
 
     Args:
-        work: the computation; it rests where the pace that it is given says.
+        work: the computation; it pauses wherever it calls `rest` of the given pace.
         name: of the thread.
 
     Attributes:
-        result: of the computation; None before it is done, and where it failed.
-        error: why it failed, where it says so with an error of ours.
+        result: of the computation; None until it is done, or if it failed.
+        error: the `RagBoostError` that ended it, or None.
     """
 
     def __init__(self, work: Callable[[Pace], T], *, name: str) -> None:
         self.result: T | None = None
         self.error: RagBoostError | None = None
         self._work = work
-        self._mine = threading.Semaphore(0)  # the computation may go on
-        self._owners = threading.Semaphore(0)  # the owner may go on
-        self._is_cancelled = self._is_over = self._is_broken = False
+        self._may_compute = threading.Semaphore(0)
+        self._has_paused = threading.Semaphore(0)
+        self._is_cancelled = self._is_done = self._is_broken = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def advance(self, *, rows: int) -> bool:
-        """Let it compute one piece of so many rows; returns whether it is done.
+        """Compute one piece of at most `rows` rows; return whether the computation is done.
 
         Raises:
-            RuntimeError: it failed with an error that is not ours; the thread's hook has logged it.
+            RuntimeError: it failed with an unexpected error, which the thread's hook has logged.
         """
         self.rows = rows
-        self._pass_turn()
-        if self._is_over and self._is_broken:
+        self._resume()
+        if self._is_broken:
             raise RuntimeError(f"{self._thread.name} failed")
-        return self._is_over
+        return self._is_done
 
     def cancel(self) -> None:
-        """End it, wherever it is. Nothing happens where it is over, or has not begun."""
+        """End the computation at its current pause. Does nothing if it is done or not started."""
         self._is_cancelled = True
-        if self._thread.ident is not None and not self._is_over:
-            self._pass_turn()
+        if self._thread.ident is not None and not self._is_done:
+            self._resume()
 
     def rest(self) -> None:
-        """Give the turn back, in the computation's thread, and wait for the next one."""
-        self._owners.release()
-        self._mine.acquire()
+        """Pause the computation until the owner resumes it; called in its own thread."""
+        self._has_paused.release()
+        self._may_compute.acquire()
         if self._is_cancelled:
             raise TaskCancelled
 
-    def _pass_turn(self) -> None:
+    def _resume(self) -> None:
         if self._thread.ident is None:
             self._thread.start()
         else:
-            self._mine.release()
-        self._owners.acquire()
-        if self._is_over:
+            self._may_compute.release()
+        self._has_paused.acquire()
+        if self._is_done:
             self._thread.join()
 
     def _run(self) -> None:
-        self._is_broken = True
+        is_broken = True
         try:
             self.result = self._work(self)
-            self._is_broken = False
+            is_broken = False
         except TaskCancelled:
-            self._is_broken = False
+            is_broken = False
         except RagBoostError as error:
-            self.error, self._is_broken = error, False
+            self.error, is_broken = error, False
         finally:
-            self._is_over = True
-            self._owners.release()
+            self._is_broken, self._is_done = is_broken, True
+            self._has_paused.release()

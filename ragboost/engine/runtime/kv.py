@@ -1,6 +1,6 @@
-"""Where keys and values live: one growing buffer per running sequence, one pool of blocks.
+"""Memory for keys and values: one growing buffer per running request, one pool of cached blocks.
 
-A sequence computes in its own contiguous buffer, so attention needs no gather; a prefix hit copies
+A request computes in its own contiguous buffer, so attention needs no gather; a prefix hit copies
 blocks of the pool into it once. Knows shapes and slots. Does not know which block means what.
 """
 
@@ -21,7 +21,7 @@ class LayerShape(NamedTuple):
 
 
 class KVLayout(NamedTuple):
-    """What a model's KV cache is made of, one entry per layer."""
+    """Shapes, dtype and device of a model's KV cache."""
 
     layers: tuple[LayerShape, ...]
     dtype: Any  # torch.dtype
@@ -37,7 +37,7 @@ class KVLayout(NamedTuple):
         return numbers * int(self.dtype.itemsize)
 
     def allocate(self, *size: int) -> list[tuple[Tensor, Tensor]]:
-        """Uninitialised (keys, values) per layer, each (*size[:-1], heads, size[-1], dim)."""
+        """Return empty (keys, values) per layer, each (*size[:-1], heads, size[-1], dim)."""
         options = {"dtype": self.dtype, "device": self.device}
         *outer, tokens = size
         return [
@@ -49,8 +49,8 @@ class KVLayout(NamedTuple):
         ]
 
 
-class SequenceKV:
-    """The private KV cache of one running sequence; slot i holds position i.
+class RequestKV:
+    """Private KV of one running request; slot i holds position i.
 
     Attributes:
         layers: per layer (keys, values), each (heads, capacity, dim); keys are post-RoPE.
@@ -63,7 +63,7 @@ class SequenceKV:
         self.layers = layout.allocate(capacity)
 
     def reserve(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` positions; what was written stays."""
+        """Make room for `num_tokens` positions, keeping what was written."""
         if num_tokens <= self.capacity:
             return
         capacity = max(num_tokens, self.capacity * 3 // 2)
@@ -74,7 +74,7 @@ class SequenceKV:
         self.layers, self.capacity = grown, capacity
 
     def write(self, layer: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put keys and values, (heads, len(positions), dim), at `positions`."""
+        """Write keys and values, (heads, len(positions), dim), at `positions`."""
         self.layers[layer][0].index_copy_(1, positions, keys)
         self.layers[layer][1].index_copy_(1, positions, values)
 
@@ -82,29 +82,28 @@ class SequenceKV:
 class KVPool:
     """Keys and values of cached blocks, one row ("slot") per block.
 
-    On a CPU the memory is reserved at once and committed by the operating system as rows are
-    written.
+    On a CPU the memory is reserved at once; the operating system commits it as rows are written.
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.layers = layout.allocate(num_blocks, block_size)  # (slots, heads, block_size, dim)
 
-    def load(self, slots: Sequence[int], kv: SequenceKV, *, start: int) -> None:
-        """Copy blocks into `kv`, one after the other from position `start` on."""
+    def load(self, slots: Sequence[int], kv: RequestKV, *, start: int) -> None:
+        """Copy blocks into `kv`, consecutively from position `start` on."""
         index = torch.tensor(slots, device=self.layers[0][0].device)
         end = start + len(slots) * self.block_size
         kv.reserve(end)
-        for pool, sequence in zip(self.layers, kv.layers, strict=True):
-            for source, target in zip(pool, sequence, strict=True):
+        for pool, own in zip(self.layers, kv.layers, strict=True):
+            for source, target in zip(pool, own, strict=True):
                 blocks = source.index_select(0, index).transpose(0, 1)  # (heads, n, block, dim)
                 target[:, start:end] = blocks.flatten(1, 2)
 
-    def store(self, slots: Sequence[int], kv: SequenceKV, *, start: int) -> None:
+    def store(self, slots: Sequence[int], kv: RequestKV, *, start: int) -> None:
         """Copy consecutive blocks of `kv`, from position `start` on, into `slots`."""
         index = torch.tensor(slots, device=self.layers[0][0].device)
         end = start + len(slots) * self.block_size
-        for pool, sequence in zip(self.layers, kv.layers, strict=True):
-            for target, source in zip(pool, sequence, strict=True):
+        for pool, own in zip(self.layers, kv.layers, strict=True):
+            for target, source in zip(pool, own, strict=True):
                 blocks = source[:, start:end].unflatten(1, (len(slots), self.block_size))
                 target.index_copy_(0, index, blocks.transpose(0, 1))

@@ -1,6 +1,6 @@
 """Run a Hugging Face causal LM over packed segments, through transformers' public API only.
 
-Knows the model, its KV layout and devices. Does not know requests, schedules or caches of blocks.
+Knows the model, its KV layout and devices. Does not know requests, schedules or cached blocks.
 """
 
 import logging
@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ragboost.engine.runtime import attention
 from ragboost.engine.runtime.attention import PackedCache, Segment
-from ragboost.engine.runtime.kv import KVLayout, LayerShape, SequenceKV
+from ragboost.engine.runtime.kv import KVLayout, LayerShape, RequestKV
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -27,13 +27,17 @@ _TOLERANCE_HALF = 5e-2
 class ModelRunner:
     """A model that computes any mix of prefill and decode rows in one forward.
 
+    Args:
+        model: a causal LM; its attention implementation is replaced.
+        max_length: longest prompt and answer together, in tokens; None: the model's.
+
     Attributes:
         layout: shapes of the model's KV cache.
-        max_length: longest sequence that the model takes, in tokens.
+        max_length: as above, resolved.
         vocab_size: width of the logits.
 
     Raises:
-        ConfigError: the model's attention cannot be driven over ragged segments.
+        ConfigError: the model's attention cannot be computed over packed segments.
     """
 
     def __init__(self, model: Any, *, max_length: int | None = None) -> None:
@@ -51,48 +55,42 @@ class ModelRunner:
 
     @property
     def device(self) -> Any:
-        """Where the model computes (a torch.device)."""
+        """The model's torch.device."""
         return self.model.device
 
-    def new_kv(self, capacity: int) -> SequenceKV:
-        """Allocate the KV cache of a sequence."""
-        return SequenceKV(self.layout, capacity)
+    def new_kv(self, capacity: int) -> RequestKV:
+        """Allocate the KV of a request."""
+        return RequestKV(self.layout, capacity)
 
     def segment(
         self,
         token_ids: Sequence[int],
-        kv: SequenceKV,
+        kv: RequestKV,
         *,
         start: int = 0,
         positions: Tensor | None = None,
         wants_logits: bool = True,
     ) -> Segment:
-        """Rows for tokens of a sequence whose other positions, up to the last one, are in `kv`.
+        """Return rows of a request whose other positions, up to the last row, are in `kv`.
 
         Args:
             token_ids: of the rows.
-            kv: of the sequence.
-            start: position of the first row, where they are consecutive.
-            positions: of the rows, (rows,), ascending; None: from `start` on.
-            wants_logits: of the last row.
+            kv: of the request; grows as needed.
+            start: position of the first row, if they are consecutive.
+            positions: of the rows, (rows,), ascending; None: consecutive from `start` on.
+            wants_logits: whether the last row's logits are needed.
         """
         if positions is None:
             positions = torch.arange(start, start + len(token_ids), device=self.device)
         end = int(positions[-1]) + 1
         kv.reserve(end)
-        return Segment(
-            token_ids=token_ids,
-            positions=positions,
-            num_keys=end,
-            kv=kv,
-            wants_logits=wants_logits,
-        )
+        return Segment(token_ids, positions, end, kv, wants_logits)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
-        """Compute all rows, write their KV, and return logits.
+        """Compute all rows and write their KV.
 
         Returns:
-            Logits of the last row of each segment that wants them, (segments, vocab) float32.
+            (segments, vocab) float32: logits of the last row of each segment that wants them.
         """
         packed = PackedCache(segments, len(self.layout.layers))
         rows, last = [], -1
@@ -107,7 +105,7 @@ class ModelRunner:
                 position_ids=torch.cat([segment.positions for segment in segments])[None],
                 past_key_values=packed,
                 use_cache=True,
-                # An empty index would ask for no rows; transformers reads the int 0 as all rows.
+                # NOTE: an empty tensor asks for no rows; the int 0 would ask for all.
                 logits_to_keep=torch.tensor(rows, dtype=torch.long, device=self.device),
                 ragged=packed,
             )
@@ -118,13 +116,13 @@ class ModelRunner:
             return self.model(input_ids=ids[None], use_cache=False).logits[0].float()
 
     def _probe_layout(self, ids: Tensor) -> KVLayout:
-        """Shapes that the model really writes; no config knows them for every architecture."""
+        """Read the shapes from a forward; no config has them for every architecture."""
         cache = DynamicCache()
         try:
             with torch.inference_mode():
                 self.model(input_ids=ids[None, :1], past_key_values=cache, use_cache=True)
         except (TypeError, ValueError, AttributeError) as error:
-            raise _unsupported(self.model, f"it takes no KV cache ({error})") from error
+            raise _unsupported(self.model, f"its forward accepts no KV cache ({error})") from error
         layers = []
         for layer in cache.layers:
             if not isinstance(layer, DynamicLayer) or layer.keys is None:
@@ -138,7 +136,7 @@ class ModelRunner:
         return KVLayout(tuple(layers), cache.layers[0].keys.dtype, cache.layers[0].keys.device)
 
     def _self_test(self, ids: Tensor, expected: Tensor) -> None:
-        """Two sequences in uneven steps must give the logits of the plain forward."""
+        """Compare two requests in uneven steps with the plain forward."""
         tokens = ids.tolist()
         first, second = self.new_kv(4), self.new_kv(4)
         try:
@@ -149,16 +147,18 @@ class ModelRunner:
             ]
             actual = self.forward(segments)
         except (TypeError, KeyError, IndexError, RuntimeError) as error:
-            raise _unsupported(self.model, f"ragged attention failed ({error})") from error
+            raise _unsupported(self.model, f"packed attention failed ({error})") from error
         difference = float((actual - expected[[len(tokens) - 1, 6]]).abs().max())
         limit = _TOLERANCE.get(self.layout.dtype, _TOLERANCE_HALF) * float(expected.abs().max())
         if not difference <= limit:
             raise _unsupported(
                 self.model, f"logits differ from the plain forward by {difference:.3g}"
             )
-        # The probe is shorter than any window: see that the layers ask for theirs at all.
+        # The probe is shorter than any window; check that the layers pass theirs at all.
         if has_window(self.model.config.get_text_config()) and not segments[0].windows - {None}:
-            raise _unsupported(self.model, "its layers do not pass on their sliding window")
+            raise _unsupported(
+                self.model, "its layers do not pass their sliding window to the attention function"
+            )
         logger.info("self-test passed: logits differ by %.2g at most", difference)
 
 
@@ -166,7 +166,7 @@ def _max_length(config: Any, wanted: int | None) -> int:
     limit = int(getattr(config, "max_position_embeddings", None) or 0)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
-        # Beyond this length these change the rotation of all keys, cached ones too.
+        # Beyond this length these RoPE types rotate all keys differently, cached ones too.
         limit = int(rope.get("original_max_position_embeddings") or limit)
     if wanted is not None and limit and wanted > limit:
         raise ConfigError(f"engine.max_model_len must be at most {limit} (the model), got {wanted}")
@@ -180,7 +180,7 @@ def _check_layer_types(model: Any, config: Any) -> None:
 
 
 def has_window(config: Any) -> bool:
-    """Whether layers see a window only."""
+    """Return whether any layer has sliding-window attention."""
     types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     return window is not None and (types is None or "sliding_attention" in types)

@@ -1,18 +1,18 @@
-"""Which blocks of tokens the KV pool holds: hash-chained blocks, leaf-only eviction, reference
-counts.
+"""Bookkeeping of the prefix cache: hash-chained blocks, leaf-only eviction, reference counts.
 
-Knows keys, tokens and slots. Does not know tensors, models or requests; which leaf goes first is up
-to a replacement policy.
+Knows keys, tokens and slots. Does not know tensors, models or requests. A replacement policy
+chooses which leaf to evict.
 """
 
 import hashlib
 import heapq
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ragboost.chunk_cache.eviction import Replacement, Use
+from ragboost.chunk_cache.eviction import EvictionPolicy, Use
 
 _ROOT = b"ragboost-prefix-cache"
 
@@ -21,9 +21,9 @@ def block_key(parent: bytes | None, tokens: Sequence[int], *, salt: str | None =
     """Hash a block, chained to its parent, so that equal keys mean equal token prefixes.
 
     Args:
-        parent: key of the block in front; None for the first block.
-        tokens: the ids of a full block.
-        salt: namespace (`cache_salt`); only read for the first block, inherited by the rest.
+        parent: key of the preceding block; None for the first block.
+        tokens: ids of a full block.
+        salt: namespace (`cache_salt`). Read for the first block only; the rest inherit it.
 
     Returns:
         32 bytes.
@@ -42,11 +42,11 @@ class CacheBlock:
 
     Attributes:
         key: chained hash, see `block_key`.
-        slot: row of the KV pool that holds its keys and values.
-        parent: the block in front; None at the root.
+        slot: row of the KV pool with its keys and values.
+        parent: the preceding block; None at the root.
         num_children: cached blocks that continue this one; only leaves are evicted.
         num_users: running requests that hold it; a held block is never evicted.
-        last_used: tick of the cache's clock; once a block is free, its parent's is not older.
+        last_used: tick of the cache's clock. A free block is never newer than its parent.
     """
 
     key: bytes
@@ -58,15 +58,21 @@ class CacheBlock:
 
 
 class Inserted(NamedTuple):
-    """A block after `insert`; its KV must be written to the pool where `is_new`."""
+    """Result of `insert`: blocks now held by the caller.
 
-    block: CacheBlock
-    is_new: bool
+    Attributes:
+        blocks: in the order of the keys.
+        num_found: leading blocks that were cached already. The KV of the others must be written
+            to the pool.
+    """
+
+    blocks: list[CacheBlock]
+    num_found: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks entered the cache, one after the other, below `parent`."""
+    """Consecutive blocks were stored after `parent`."""
 
     keys: tuple[bytes, ...]
     parent: bytes | None
@@ -84,34 +90,31 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """All blocks left the cache."""
+    """All blocks were dropped."""
 
 
 Event = Stored | Removed | Cleared
 
 
-class _Leaf(NamedTuple):
-    """An offer to evict a block. It goes stale when the block is used again, gets a child or
-    leaves, and is dropped when it is popped."""
-
-    priority: float
-    tie: int
-    block: CacheBlock
-    last_used: int
+_Leaf = tuple[float, int, CacheBlock, int]
+"""Heap entry of an evictable block: priority, tie-breaker, block, its `last_used` at that time. It
+is stale once the block is used, extended or dropped."""
 
 
 class BlockCache:
     """A forest of blocks of `block_size` tokens in `num_blocks` slots.
 
     Every operation costs O(blocks touched), eviction O(log num_blocks) per block; the first
-    eviction after a `look_ahead` O(num_blocks).
+    eviction after `look_ahead` costs O(num_blocks).
 
     Args:
-        policy: which free leaf goes first; None: the least recently used.
+        num_blocks: capacity.
+        block_size: tokens per block.
+        policy: chooses the free leaf to evict; None: the least recently used or released.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, policy: Replacement | None = None
+        self, num_blocks: int, block_size: int, *, policy: EvictionPolicy | None = None
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -128,10 +131,10 @@ class BlockCache:
         return len(self._blocks)
 
     def __repr__(self) -> str:
-        return f"PrefixCache({self.num_blocks}, {self.block_size}) with {len(self)} blocks"
+        return f"BlockCache({self.num_blocks}, {self.block_size}) with {len(self)} blocks"
 
     def match(self, keys: Sequence[bytes]) -> list[CacheBlock]:
-        """Return the blocks of the longest cached prefix of `keys`. Changes nothing."""
+        """Return the blocks of the longest cached prefix of `keys`, without side effects."""
         found = []
         for key in keys:
             block = self._blocks.get(key)
@@ -141,16 +144,14 @@ class BlockCache:
         return found
 
     def acquire(self, blocks: Sequence[CacheBlock]) -> None:
-        """Hold `blocks` for a running request until `release`; marks them as used now."""
+        """Hold `blocks` for a running request until `release`, and mark them as used."""
         self._clock += 1
         for block in blocks:
             assert self.holds(block), f"block {block.key.hex()[:8]} is not in the cache"
-            block.num_users += 1
             self._use(block, is_hit=True)
 
     def release(self, blocks: Sequence[CacheBlock]) -> None:
-        """Give up blocks that `acquire` or `insert` handed out, root first, and mark them as used
-        now. Blocks that `clear` has dropped meanwhile are skipped."""
+        """Release held blocks, root first, and mark them as used, except those `clear` dropped."""
         self._clock += 1
         for block in blocks:
             if not self.holds(block):
@@ -168,44 +169,58 @@ class BlockCache:
         parent: CacheBlock | None,
         salt: str | None = None,
         session_id: str | None = None,
-    ) -> list[Inserted]:
-        """Add consecutive blocks below `parent` and hold them for the caller.
+    ) -> Inserted:
+        """Add consecutive blocks after `parent` and hold them for the caller.
 
-        Evicts leaves as needed, the policy's first choice first, never a held block.
+        Evicts free leaves as needed, in the policy's order.
 
         Args:
-            keys: of the blocks, in order; blocks that are there already are only held.
-            tokens: the `len(keys) * block_size` ids in them.
-            parent: the block in front, held by the caller; None at the root.
-            salt: namespace, for the event.
-            session_id: for the event.
+            keys: of the blocks, in order; blocks that are cached already are only held.
+            tokens: their `len(keys) * block_size` ids.
+            parent: the preceding block, held by the caller; None at the root.
+            salt, session_id: for the event.
 
         Returns:
-            One entry per block; fewer than `keys` if all other slots are held or `parent` was
-            dropped by `clear`.
+            Fewer blocks than `keys` if all other slots are held; none if `clear` has dropped
+            `parent`.
         """
-        assert len(tokens) == len(keys) * self.block_size, (len(tokens), len(keys))
+        size = self.block_size
+        assert len(tokens) == len(keys) * size, (len(tokens), len(keys))
+        blocks: list[CacheBlock] = []
         if parent is not None and not self.holds(parent):
-            return []
+            return Inserted(blocks, 0)
         self._clock += 1
-        done: list[Inserted] = []
+        num_found, event_parent = 0, parent
         for key in keys:
             block = self._blocks.get(key)
-            is_new = block is None
+            is_hit = block is not None
             if block is None:
                 block = self._add(key, parent)
                 if block is None:
                     break
-            block.num_users += 1
-            self._use(block, is_hit=not is_new)
-            done.append(Inserted(block, is_new))
+            else:
+                assert num_found == len(blocks), "a cached block below a new one"
+                num_found, event_parent = num_found + 1, block
+            self._use(block, is_hit=is_hit)
+            blocks.append(block)
             parent = block
-        self._record_stored(done, tokens, salt=salt, session_id=session_id)
-        return done
+        if new := blocks[num_found:]:
+            self._events.append(
+                Stored(
+                    keys=tuple(block.key for block in new),
+                    parent=event_parent.key if event_parent is not None else None,
+                    tokens=tuple(tokens[num_found * size : len(blocks) * size]),
+                    salt=salt,
+                    session_id=session_id,
+                )
+            )
+        return Inserted(blocks, num_found)
 
     def evict(self, num_blocks: int) -> int:
-        """Drop up to `num_blocks` leaves, the policy's first choice first; return how many. 0 does
-        nothing."""
+        """Evict up to `num_blocks` free leaves in the policy's order; return the number evicted.
+
+        Evicting 0 does nothing.
+        """
         if self._is_reordered:
             self._is_reordered = False
             self._leaves = []
@@ -214,8 +229,8 @@ class BlockCache:
         evicted = 0
         while evicted < num_blocks and self._leaves:
             leaf = heapq.heappop(self._leaves)
-            if self._is_current(leaf):
-                self._drop(leaf.block)
+            if _is_current(leaf) and self.holds(leaf[2]):
+                self._drop(leaf[2])
                 evicted += 1
         return evicted
 
@@ -223,8 +238,8 @@ class BlockCache:
         """Tell the policy which blocks waiting requests will use.
 
         Args:
-            waiting: the keys of each prompt, the next one first. No more are read than fill the
-                cache: what comes later could not be kept for them.
+            waiting: the keys of each prompt, the next one first. Reading stops once they fill the
+                cache: later blocks could not be kept.
         """
         if self._policy is None or not self._policy.sees_queue:
             return
@@ -238,7 +253,7 @@ class BlockCache:
         self._is_reordered = True
 
     def clear(self) -> None:
-        """Drop everything, held blocks too: their holders keep private copies of the KV."""
+        """Drop all blocks, held ones too: their holders have private copies of the KV."""
         if self._policy is not None:
             for key in self._blocks:
                 self._policy.evicted(key)
@@ -248,59 +263,55 @@ class BlockCache:
         self._events.append(Cleared())
 
     def holds(self, block: CacheBlock) -> bool:
-        """Whether `block` is still in the cache."""
+        """Return whether `block` is still in the cache."""
         return self._blocks.get(block.key) is block
 
     def take_events(self) -> list[Event]:
-        """Return what happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def check_integrity(self) -> None:
-        """Check every invariant; O(num_blocks). Raises AssertionError with numbers."""
+        """Check every invariant, in O(num_blocks).
+
+        Raises:
+            AssertionError: an invariant does not hold; carries the numbers.
+        """
         blocks = list(self._blocks.values())
         assert len(blocks) <= self.num_blocks, f"{len(blocks)} blocks in {self.num_blocks} slots"
         slots = sorted([*self._free, *(block.slot for block in blocks)])
         assert slots == list(range(self.num_blocks)), f"slots lost or doubled: {slots}"
-        children: dict[bytes, int] = {}
+        children = Counter(block.parent.key for block in blocks if block.parent is not None)
+        offered = {(last_used, leaf.slot) for _, _, leaf, last_used in self._leaves}
         for block in blocks:
             if block.parent is not None:
                 assert self.holds(block.parent), f"slot {block.slot} outlived its parent"
-                key = block.parent.key
-                children[key] = children.get(key, 0) + 1
                 is_older = block.parent.last_used < block.last_used
                 assert block.num_users or not is_older, "parent is older than its free child"
                 assert block.parent.num_users >= block.num_users, "child held, parent free"
-        offered = {(leaf.last_used, leaf.block.slot) for leaf in self._leaves}
-        for block in blocks:
-            counted = children.get(block.key, 0)
+            counted = children[block.key]
             assert block.num_children == counted, (block.slot, block.num_children, counted)
             assert block.num_users >= 0, (block.slot, block.num_users)
-            if self._is_evictable(block) and not self._is_reordered:
-                assert (block.last_used, block.slot) in offered, f"slot {block.slot} is forgotten"
-
-    def _is_evictable(self, block: CacheBlock) -> bool:
-        return block.num_users == 0 and block.num_children == 0 and self.holds(block)
-
-    def _is_current(self, leaf: _Leaf) -> bool:
-        return leaf.last_used == leaf.block.last_used and self._is_evictable(leaf.block)
+            if _is_free_leaf(block) and not self._is_reordered:
+                assert (block.last_used, block.slot) in offered, f"slot {block.slot} not offered"
 
     def _use(self, block: CacheBlock, *, is_hit: bool) -> None:
+        block.num_users += 1
         block.last_used = self._clock
         if self._policy is not None:
             size = float(self.block_size)
             self._policy.used(block.key, Use(self._clock, size, size, is_hit))
 
     def _offer(self, block: CacheBlock) -> None:
-        if not self._is_evictable(block):
+        if not _is_free_leaf(block):
             return
         if len(self._leaves) > 4 * self.num_blocks + 64:  # mostly stale entries
-            self._leaves = [leaf for leaf in self._leaves if self._is_current(leaf)]
+            self._leaves = [e for e in self._leaves if _is_current(e) and self.holds(e[2])]
             heapq.heapify(self._leaves)
         self._num_pushes += 1
         used = block.last_used
         priority = used if self._policy is None else self._policy.priority(block.key)
-        heapq.heappush(self._leaves, _Leaf(priority, self._num_pushes, block, used))
+        heapq.heappush(self._leaves, (priority, self._num_pushes, block, used))
 
     def _add(self, key: bytes, parent: CacheBlock | None) -> CacheBlock | None:
         if not self._free and not self.evict(1):
@@ -321,27 +332,10 @@ class BlockCache:
             block.parent.num_children -= 1
             self._offer(block.parent)
 
-    def _record_stored(
-        self,
-        done: Sequence[Inserted],
-        tokens: Sequence[int],
-        *,
-        salt: str | None,
-        session_id: str | None,
-    ) -> None:
-        """One event per run of new blocks. A block that was there already has a cached parent, so
-        the new ones are always the tail."""
-        first = next((i for i, item in enumerate(done) if item.is_new), len(done))
-        if first == len(done):
-            return
-        assert all(item.is_new for item in done[first:]), "an old block below a new one"
-        parent = done[first].block.parent
-        self._events.append(
-            Stored(
-                keys=tuple(item.block.key for item in done[first:]),
-                parent=parent.key if parent is not None else None,
-                tokens=tuple(tokens[first * self.block_size : len(done) * self.block_size]),
-                salt=salt,
-                session_id=session_id,
-            )
-        )
+
+def _is_free_leaf(block: CacheBlock) -> bool:
+    return block.num_users == 0 and block.num_children == 0
+
+
+def _is_current(leaf: _Leaf) -> bool:
+    return leaf[3] == leaf[2].last_used and _is_free_leaf(leaf[2])

@@ -1,24 +1,26 @@
-"""The prefix cache with its tensors: hands cached KV to sequences and takes theirs.
+"""The prefix cache with its tensors: loads cached KV into requests and saves theirs.
 
-Joins `BlockCache` (which blocks) and `KVPool` (where they lie). Only exact KV passes through here.
+Joins `BlockCache` (which blocks are cached) and `KVPool` (their memory). Only exact KV enters.
 """
 
 from collections.abc import Iterable
 
-from ragboost.chunk_cache.eviction import Replacement
+from ragboost.chunk_cache.eviction import EvictionPolicy
 from ragboost.engine.runtime.kv import KVLayout, KVPool
-from ragboost.engine.runtime.prefix_cache import BlockCache, Event
+from ragboost.engine.runtime.prefix_cache import BlockCache
 from ragboost.engine.runtime.request import EngineRequest
 
 
 class PrefixStore:
-    """A prefix cache of `capacity_tokens` tokens over real KV.
+    """A prefix cache of `capacity_tokens` tokens with real KV.
 
     Args:
-        policy: which block goes first when it is full; None: the least recently used.
+        layout: of the model's KV cache.
+        capacity_tokens, block_size: size of the cache and of a block.
+        policy: chooses the block to evict when the cache is full; None: least recently used.
 
     Attributes:
-        cache: the book-keeping.
+        cache: the bookkeeping.
         queried_tokens, hit_tokens: prompt tokens looked up and found, since the start.
     """
 
@@ -28,7 +30,7 @@ class PrefixStore:
         *,
         capacity_tokens: int,
         block_size: int,
-        policy: Replacement | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
         num_blocks = capacity_tokens // block_size
         self.cache = BlockCache(num_blocks, block_size, policy=policy)
@@ -42,67 +44,61 @@ class PrefixStore:
         """Share of the slots that hold a block."""
         return len(self.cache) / self.cache.num_blocks
 
-    def load(self, sequence: EngineRequest) -> None:
-        """Extend what is computed of a prompt by what is cached, and hold the blocks.
+    def load(self, request: EngineRequest) -> None:
+        """Load the cached blocks that continue the computed part of a prompt, and hold them.
 
-        Does nothing unless all that is computed is held too, and exact. At least the last prompt
-        token stays to be computed: its logits are needed.
+        Does nothing unless all that is computed is exact and held. At least the last prompt token
+        remains to be computed, because its logits are needed.
         """
-        start = len(sequence.held)
-        if sequence.num_computed != start * self.block_size or sequence.exact_until is not None:
+        start = len(request.held)
+        if request.num_computed != start * self.block_size or request.exact_until is not None:
             return
-        most = (sequence.num_prompt_tokens - 1) // self.block_size
-        keys = sequence.block_keys(most, self.block_size)
+        most = (request.num_prompt_tokens - 1) // self.block_size
+        keys = request.block_keys(most, self.block_size)
         blocks = self.cache.match(keys[start:])
         if not blocks:
             return
-        if start and not self.cache.holds(sequence.held[-1]):  # cleared since, then stored again
+        if start and not self.cache.holds(request.held[-1]):  # cleared since, then stored again
             return
-        assert sequence.kv is not None, "load before the sequence has room"
+        assert request.kv is not None, "load before the request has KV"
         self.cache.acquire(blocks)
-        self._pool.load([b.slot for b in blocks], sequence.kv, start=sequence.num_computed)
-        sequence.held += blocks
+        self._pool.load([b.slot for b in blocks], request.kv, start=request.num_computed)
+        request.held += blocks
         tokens = len(blocks) * self.block_size
-        sequence.num_computed += tokens
-        sequence.cached_tokens += tokens
+        request.num_computed += tokens
+        request.cached_tokens += tokens
         self.hit_tokens += tokens
 
-    def save(self, sequence: EngineRequest) -> None:
-        """Put all full blocks computed since the last call into the cache, while there is room."""
-        start, end = len(sequence.held), sequence.num_computed
-        if sequence.exact_until is not None:
-            end = min(end, sequence.exact_until)
+    def save(self, request: EngineRequest) -> None:
+        """Store all full blocks computed since the last call, as far as there is room."""
+        start, end = len(request.held), request.num_computed
+        if request.exact_until is not None:
+            end = min(end, request.exact_until)
         full = end // self.block_size
-        if start >= full or sequence.rows is not None:
+        if start >= full or request.rows is not None:
             return
-        assert sequence.kv is not None, "save after the sequence has ended"
+        assert request.kv is not None, "save after the request has ended"
         inserted = self.cache.insert(
-            sequence.block_keys(full, self.block_size)[start:],
-            sequence.token_ids[start * self.block_size : full * self.block_size],
-            parent=sequence.held[-1] if sequence.held else None,
-            salt=sequence.salt,
-            session_id=sequence.session_id,
+            request.block_keys(full, self.block_size)[start:],
+            request.token_ids[start * self.block_size : full * self.block_size],
+            parent=request.held[-1] if request.held else None,
+            salt=request.salt,
+            session_id=request.session_id,
         )
-        # A block that another sequence stored meanwhile is held as it is; new ones are the tail.
-        new = [i for i, item in enumerate(inserted) if item.is_new]
-        if new:
-            slots = [inserted[i].block.slot for i in new]
-            self._pool.store(slots, sequence.kv, start=(start + new[0]) * self.block_size)
-        sequence.held += [item.block for item in inserted]
+        if new := inserted.blocks[inserted.num_found :]:
+            position = (start + inserted.num_found) * self.block_size
+            self._pool.store([block.slot for block in new], request.kv, start=position)
+        request.held += inserted.blocks
 
-    def release(self, sequence: EngineRequest) -> None:
-        """Let go of everything that `sequence` holds; its blocks stay cached, used just now."""
-        self.cache.release(sequence.held)
-        sequence.held = []
-        sequence.kv = None
+    def release(self, request: EngineRequest) -> None:
+        """Release the KV and blocks of a request; the blocks stay cached, as most recently used."""
+        self.cache.release(request.held)
+        request.held = []
+        request.kv = None
 
     def look_ahead(self, waiting: Iterable[EngineRequest]) -> None:
-        """Tell the policy of the sequences that wait, the next one first."""
+        """Tell the eviction policy the waiting requests, the next one first."""
         self.cache.look_ahead(
-            sequence.block_keys(sequence.num_prompt_tokens // self.block_size, self.block_size)
-            for sequence in waiting
+            request.block_keys(request.num_prompt_tokens // self.block_size, self.block_size)
+            for request in waiting
         )
-
-    def take_events(self) -> list[Event]:
-        """What was stored, removed and cleared since the last call."""
-        return self.cache.take_events()

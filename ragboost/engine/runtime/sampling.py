@@ -1,4 +1,4 @@
-"""Choose the next token from logits: greedy, or nucleus sampling with a seed per request."""
+"""Sample the next token from logits: greedy, or nucleus sampling with a seed per request."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request is sampled.
+    """Sampling parameters of one request.
 
     Attributes:
-        max_tokens: tokens to generate at most.
+        max_tokens: maximum number of generated tokens.
         temperature: 0 is greedy.
-        top_p: mass of the most likely tokens that are kept.
-        seed: makes sampling repeatable; None: not.
-        ignore_eos: go on after an end-of-sequence token (for benchmarks).
+        top_p: probability mass of the tokens to sample from.
+        seed: makes sampling repeatable; None: random.
+        ignore_eos: continue after an end-of-sequence token (for benchmarks).
     """
 
     max_tokens: int = 16
@@ -25,7 +25,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def generator(self) -> torch.Generator | None:
-        """The request's own source of randomness; None where nothing is random."""
+        """Return the request's own random generator; None for greedy sampling."""
         if self.temperature == 0:
             return None
         generator = torch.Generator()
@@ -37,7 +37,7 @@ class SamplingParams:
 
 
 def sample(logits: Tensor, params: SamplingParams, generator: torch.Generator | None) -> int:
-    """Choose a token id from `logits`, (vocab,) float32."""
+    """Return a token id drawn from `logits`, (vocab,) float32."""
     if generator is None:
         return int(logits.argmax())
     probs = (logits.cpu() / params.temperature).softmax(-1)

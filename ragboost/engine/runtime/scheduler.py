@@ -1,7 +1,7 @@
-"""Decide what each step computes: every decode row, then prefill in chunks up to a token budget.
+"""Plan and run each step: all decode rows, then prefill in chunks up to a token budget.
 
-Knows sequences, the prefix store and when chunks are reused. Does not know threads, text or the
-model's insides.
+Knows requests, the prefix store and when chunks are reused. Does not know threads, text or the
+model's internals.
 """
 
 from collections import deque
@@ -11,59 +11,55 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
-from ragboost.engine.runtime.graph import Graphs
+from ragboost.engine.runtime.graph import GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.request import EngineRequest
 
 STORING_SHARE = 8
-"""Chunks are stored with one part in so many of a step that computes something else, too."""
+"""A step that also computes requests spends one part in this many on storing chunks."""
+_MAX_EXPECTED_TOKENS = 256  # generated tokens that a new KV buffer has room for
 
 
-class Work(NamedTuple):
-    """Positions of a sequence, (rows,), ascending, to be computed in one step."""
+class ScheduledRows(NamedTuple):
+    """Positions of a request, (rows,), ascending, to compute in one step."""
 
-    sequence: EngineRequest
+    request: EngineRequest
     positions: Tensor
 
-    @property
-    def end(self) -> int:
-        """The position behind the last one."""
-        return int(self.positions[-1]) + 1
 
-
-class Step(NamedTuple):
-    """What one step does.
+class StepPlan(NamedTuple):
+    """Work of one step.
 
     Attributes:
-        works: rows of one forward.
-        choosing: a sequence that goes on choosing what to compute, or None.
-        budget: rows that are left for that, or for storing chunks.
+        rows: rows of one forward.
+        selecting: a request that selects the rows to compute (chunk reuse), or None.
+        budget: rows left for that.
     """
 
-    works: list[Work]
-    choosing: EngineRequest | None
+    rows: list[ScheduledRows]
+    selecting: EngineRequest | None
     budget: int
 
 
 class Scheduler:
     """Continuous batching: requests join and leave between steps.
 
-    First come, first served: the oldest prompt takes the whole prefill budget, so that it is in the
-    prefix cache before a later request with the same prefix is looked up. Nothing is preempted;
-    a sequence owns its KV buffer, and the prefix cache simply stores less when it is full of
-    blocks in use.
+    First come, first served: the oldest prompt takes the whole prefill budget, so that its blocks
+    are cached before a later request with the same prefix is looked up. Nothing is preempted: a
+    request owns its KV buffer, and the prefix cache stores less while all its blocks are in use.
 
-    Of a prompt with reused chunks first what to compute is chosen, in pieces that take the place of
-    prefill rows, then these rows are computed, wherever they stand, as rows of ordinary steps.
-    Chunks that were not stored are computed for themselves with an eighth of each step, and with
-    all of it when nothing else is to do. A prompt with a graph is computed at once, whatever its
-    length, but for its last token.
+    A prompt with reused chunks first selects the rows to compute, in pieces that use up prefill
+    budget; these rows, wherever they are in the prompt, are then computed in ordinary steps.
+    Missing chunks are computed and stored with an eighth of each step, or with whole steps while
+    there is nothing else to compute. A prompt with a graph is computed in one step, whatever its
+    length, except for its last token.
 
     Attributes:
-        waiting: submitted, not yet started.
-        running: started; at most `max_running`.
+        waiting: requests not yet started.
+        running: started requests, at most `max_running`.
     """
 
     def __init__(
@@ -73,145 +69,144 @@ class Scheduler:
         *,
         max_running: int,
         max_step_tokens: int,
-        reuser: ChunkScheduler | None = None,
-        graphs: Graphs | None = None,
+        chunk_scheduler: ChunkScheduler | None = None,
+        graph_runner: GraphRunner | None = None,
     ) -> None:
         self.waiting: deque[EngineRequest] = deque()
-        self._has_queue_changed = False
         self.running: list[EngineRequest] = []
+        self._has_queue_changed = False
         self._runner = runner
         self._store = store
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
-        self._reuser = reuser
-        self._graphs = graphs
-        if graphs is not None:
-            graphs.look_ahead(lambda: [(s.graph, s.salt) for s in self.waiting if s.graph])
+        self._chunks = chunk_scheduler
+        self._graphs = graph_runner
+        if graph_runner is not None:
+            graph_runner.look_ahead(self.waiting)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to compute."""
-        is_storing = self._reuser is not None and self._reuser.has_work
+        is_storing = self._chunks is not None and self._chunks.has_work
         return bool(self.waiting or self.running) or is_storing
 
-    def add(self, sequence: EngineRequest) -> None:
-        """Queue a sequence."""
-        self.waiting.append(sequence)
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
         self._has_queue_changed = True
-        if self._reuser is not None:
-            self._reuser.prefetch(sequence)
+        if self._chunks is not None:
+            self._chunks.prefetch(request)
 
     def close(self) -> None:
-        """Stop what goes on between steps."""
-        if self._reuser is not None:
-            self._reuser.close()
+        """Stop chunk reuse and close its store."""
+        if self._chunks is not None:
+            self._chunks.close()
 
-    def abort(self, sequence: EngineRequest) -> None:
-        """Forget a sequence at once, and free what it holds. Unknown ones are ignored."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-            if self._reuser is not None:
-                self._reuser.forget(sequence)
-            self._store.release(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+    def abort(self, request: EngineRequest) -> None:
+        """Remove a request and release what it holds. Unknown ones are ignored."""
+        if request in self.running:
+            self.running.remove(request)
+            if self._chunks is not None:
+                self._chunks.cancel(request)
+            self._store.release(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
             self._has_queue_changed = True
 
     def step(self) -> list[EngineRequest]:
-        """Compute one batch, emit its tokens, and return the sequences that have ended."""
+        """Compute one batch, emit its tokens, and return the requests that have ended."""
         with torch.inference_mode():
-            works, choosing, budget = self._plan()
+            plan = self._plan()
             if self._has_queue_changed:
                 self._has_queue_changed = False
                 self._store.look_ahead(self.waiting)
-            for (sequence, positions), logits in zip(works, self._compute(works), strict=True):
-                sequence.computed(positions)
-                self._store.save(sequence)
+            for (request, positions), logits in zip(
+                plan.rows, self._forward(plan.rows), strict=True
+            ):
+                request.mark_computed(positions)
+                self._store.save(request)
                 if logits is not None:
-                    sequence.append(logits)
-            self._reuse(choosing, works, budget)
-        ended = [sequence for sequence in self.running if sequence.is_finished]
-        for sequence in ended:
-            self.abort(sequence)
+                    request.append(logits)
+            self._run_chunk_tasks(plan)
+        ended = [request for request in self.running if request.finish_reason is not None]
+        for request in ended:
+            self.abort(request)
         return ended
 
-    def _reuse(self, choosing: EngineRequest | None, works: Sequence[Work], budget: int) -> None:
-        """Give what is left of a step to reuse."""
-        if self._reuser is None:
+    def _run_chunk_tasks(self, plan: StepPlan) -> None:
+        if self._chunks is None:
             return
-        if choosing is not None:
-            self._reuser.choose(choosing, rows=budget)
-        elif self._reuser.has_work:
-            share = STORING_SHARE if works else 1
-            self._reuser.store_missing(rows=max(1, self._max_step_tokens // share))
+        if plan.selecting is not None:
+            self._chunks.select(plan.selecting, rows=plan.budget)
+        elif self._chunks.has_work:
+            share = STORING_SHARE if plan.rows else 1
+            self._chunks.store_missing(rows=max(1, self._max_step_tokens // share))
 
-    def _compute(self, works: Sequence[Work]) -> list[Tensor | None]:
-        """Run the model; the logits of the works that end at the newest token."""
-        if not works:
+    def _forward(self, scheduled: Sequence[ScheduledRows]) -> list[Tensor | None]:
+        """Run the model; return logits for the rows that end at a request's newest token."""
+        if not scheduled:
             return []
-        segments = []
-        for work in works:
-            sequence = work.sequence
-            assert sequence.kv is not None, "planned without a KV cache"
-            segments.append(
-                self._runner.segment(
-                    [sequence.token_ids[position] for position in work.positions.tolist()],
-                    sequence.kv,
-                    positions=work.positions,
-                    wants_logits=work.end == len(sequence.token_ids),
-                )
-            )
+        segments = [self._segment(request, positions) for request, positions in scheduled]
         logits = iter(self._runner.forward(segments))
         return [next(logits) if segment.wants_logits else None for segment in segments]
 
-    def _plan(self) -> Step:
-        works = [
-            Work(sequence, self._range(sequence.num_computed, len(sequence.token_ids)))
-            for sequence in self.running
-            if not sequence.is_prefilling
+    def _segment(self, request: EngineRequest, positions: Tensor) -> Segment:
+        assert request.kv is not None, "scheduled without KV"
+        places = positions.tolist()
+        return self._runner.segment(
+            [request.token_ids[position] for position in places],
+            request.kv,
+            positions=positions,
+            wants_logits=places[-1] == len(request.token_ids) - 1,
+        )
+
+    def _plan(self) -> StepPlan:
+        rows = [
+            ScheduledRows(request, self._range(request.num_computed, len(request.token_ids)))
+            for request in self.running
+            if not request.is_prefilling
         ]
-        # Decode alone may fill the budget; prefill still advances, or it would starve.
-        budget = max(self._max_step_tokens - len(works), self._store.block_size)
-        prefilling = deque(s for s in self.running if s.is_prefilling)
-        choosing = self._reuser.choosing if self._reuser is not None else None
-        while budget > 0 and (sequence := self._next_prefill(prefilling)) is not None:
-            if sequence is choosing:  # over what it held when it began
-                return Step(works, sequence, budget)
-            if self._graphs is not None and sequence.graph is not None:
-                budget -= self._graphs.compute(sequence)
-            elif sequence.rows is None:
-                self._store.load(sequence)
-            if sequence.is_choosing:
-                return Step(works, sequence, budget)
-            positions = self._next_rows(sequence, budget)
+        # Decode alone may fill the budget; prefill must still advance, or it would starve.
+        budget = max(self._max_step_tokens - len(rows), self._store.block_size)
+        prefilling = deque(request for request in self.running if request.is_prefilling)
+        selecting = self._chunks.selecting if self._chunks is not None else None
+        while budget > 0 and (request := self._next_prefill(prefilling)) is not None:
+            if request is selecting:  # its KV must stay as it was when selection began
+                return StepPlan(rows, request, budget)
+            if self._graphs is not None and request.prompt.graph is not None:
+                budget -= self._graphs.compute(request)
+            elif request.rows is None:
+                self._store.load(request)
+            if request.is_selecting:
+                return StepPlan(rows, request, budget)
+            positions = self._next_rows(request, budget)
             if not len(positions):
                 break
-            works.append(Work(sequence, positions))
+            rows.append(ScheduledRows(request, positions))
             budget -= len(positions)
-        return Step(works, None, budget)
+        return StepPlan(rows, None, budget)
 
     def _next_prefill(self, prefilling: deque[EngineRequest]) -> EngineRequest | None:
         if prefilling:
             return prefilling.popleft()
         if not self.waiting or len(self.running) >= self._max_running:
             return None
-        sequence = self.waiting.popleft()
+        request = self.waiting.popleft()
         self._has_queue_changed = True
-        expected = sequence.num_prompt_tokens + min(sequence.params.max_tokens, 256)
-        sequence.kv = self._runner.new_kv(expected)
-        self._store.queried_tokens += sequence.num_prompt_tokens
-        self.running.append(sequence)
-        return sequence
+        expected = min(request.params.max_tokens, _MAX_EXPECTED_TOKENS)
+        request.kv = self._runner.new_kv(request.num_prompt_tokens + expected)
+        self._store.queried_tokens += request.num_prompt_tokens
+        self.running.append(request)
+        return request
 
-    def _next_rows(self, sequence: EngineRequest, budget: int) -> Tensor:
-        """Positions to compute next, at most `budget`."""
-        if sequence.rows is not None:
-            return sequence.rows[:budget]
-        end = sequence.num_computed + budget
-        if end >= len(sequence.token_ids):
-            return self._range(sequence.num_computed, len(sequence.token_ids))
-        # On a block border unless the prompt ends.
-        return self._range(sequence.num_computed, end - end % self._store.block_size)
+    def _next_rows(self, request: EngineRequest, budget: int) -> Tensor:
+        if request.rows is not None:
+            return request.rows[:budget]
+        end = request.num_computed + budget
+        if end >= len(request.token_ids):
+            return self._range(request.num_computed, len(request.token_ids))
+        # End at a block border unless the prompt ends.
+        return self._range(request.num_computed, end - end % self._store.block_size)
 
     def _range(self, start: int, end: int) -> Tensor:
         return torch.arange(start, max(start, end), device=self._runner.device)

@@ -1,4 +1,4 @@
-"""What the clustering works on and returns: numbered contexts, merges, the cluster tree.
+"""Inputs and results of the clustering: numbered contexts, merges, the cluster tree.
 
 Knows contexts as rows of document numbers. Does not know texts, requests or caches.
 """
@@ -17,7 +17,7 @@ class Merges(NamedTuple):
 
     Attributes:
         left, right: (merges,) nodes, each below its parent.
-        shared: (merges, width) the documents that everything below the node has, padded with -1.
+        shared: (merges, width) documents common to everything below the node, padded with -1.
     """
 
     left: Ints
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 
     Attributes:
         documents: (contexts, width) document numbers in relevance order, padded with -1. Numbers
-            are given by falling frequency, ties by first appearance.
+            are assigned by falling frequency, ties by first appearance.
         tokens: (documents,) length of each document.
         names: the documents by number.
     """
@@ -44,7 +44,7 @@ class ClusterTree(NamedTuple):
     """The clustered contexts, in depth-first order.
 
     Attributes:
-        leaves: (contexts,) positions of the contexts, in the order of a depth-first walk.
+        leaves: (contexts,) positions of the contexts in depth-first order.
         prefixes: for each context, by position, the documents that it shares with others, in the
             order in which the tree adds them from the root down.
         search_paths: for each context, by position, the child positions from the root.
@@ -59,7 +59,7 @@ class ClusterTree(NamedTuple):
 
 
 MAX_WIDTH = 256
-"""Documents of a context that take part in the clustering: its most frequent ones in the batch."""
+"""Documents of a context used for clustering: its most frequent ones in the batch."""
 
 
 def number(contexts: Sequence[Sequence[Hashable]], tokens: Mapping[Hashable, int]) -> Rows:

@@ -1,6 +1,6 @@
 """Cluster contexts by one of two linkages.
 
-Knows which linkage is which file. Does not know requests or caches.
+Maps linkages to their files. Does not know requests or caches.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -43,7 +43,7 @@ def cluster(
 
 
 def _sorted_rank(names: list[Hashable]) -> Ints:
-    """Rank of each document among the sorted names (the paper sorts by document id)."""
+    """Return the rank of each document among the sorted names (the paper sorts by document id)."""
     try:
         order = sorted(range(len(names)), key=names.__getitem__)  # type: ignore[arg-type]
     except TypeError:  # ids of several types

@@ -1,7 +1,7 @@
 """The paper's clustering: merge the closest pair by Eq. 1 (RAGBoost section 4.1).
 
-Kept to compare with, and to reproduce the paper's examples: time and memory grow with the square of
-the number of contexts that share documents. Knows arrays only.
+For comparison, and to reproduce the paper's examples: time and memory grow with the square of the
+number of contexts that share documents. Knows arrays only.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from ragboost.errors import RequestError
 from ragboost.index.clustering.base import Ints, Merges, Rows
 
 MAX_CONTEXTS = 8_000
-"""Contexts that the quadratic clustering accepts: its distance matrix takes about 1 GB then."""
+"""Contexts that the quadratic clustering accepts; the distance matrix takes up to 1 GB."""
 
 _BLOCK_CELLS = 1 << 20  # pairs of positions compared at a time
 
@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 def context_distance(
     a: NDArray[np.int32], b: NDArray[np.int32], *, alpha: float
 ) -> NDArray[np.float64]:
-    """Eq. 1 between rows: share of documents not in common, plus `alpha` times their mean shift.
+    """Compute Eq. 1 between rows: share of documents not in common, plus `alpha` times their shift.
 
     Args:
         a, b: (pairs, width) document numbers by position, padded with -1.
@@ -50,9 +50,9 @@ def _block_distance(
 
 
 def merge(rows: Rows, *, alpha: float, rank: Ints) -> Merges:
-    """Merge the closest pair again and again; a virtual node is the sorted intersection.
+    """Merge the closest pair repeatedly; a virtual node is the sorted intersection.
 
-    Ties go to the pair that was there first. Contexts that share nothing are never merged.
+    Ties go to the older pair. Contexts that share nothing are never merged.
 
     Raises:
         RequestError: more than `MAX_CONTEXTS` contexts.
@@ -104,7 +104,7 @@ def _holders(rows: Rows) -> list[Ints]:
 
 
 def _sharing(context: NDArray[np.int32], holders: list[Ints], before: int) -> Ints:
-    """Contexts before position `before` that share a document with `context`."""
+    """Return the contexts before position `before` that share a document with `context`."""
     lists = [holders[document] for document in context[context >= 0]]
     if not lists:
         return np.zeros(0, dtype=np.int64)
@@ -123,7 +123,7 @@ def _update(
     *,
     alpha: float,
 ) -> None:
-    """Refresh distances after slot `b` was merged into slot `a`."""
+    """Update the distances after slot `b` was merged into slot `a`."""
     others = np.flatnonzero(np.isfinite(distances[a]) | np.isfinite(distances[b]))
     others = others[(node_of[others] >= 0) & (others != a)]
     distances[b, :] = distances[:, b] = distances[a, :] = distances[:, a] = np.inf

@@ -1,8 +1,8 @@
 """Cluster a batch that is too large for the quadratic search, in parts.
 
-Contexts are parted by their most valuable common documents, each part is clustered, the best merges
-of all parts are kept, and the clusters that remain go into the next level. What is lost by never
-comparing contexts of different parts is measured in docs/benchmarks.md. Knows arrays only.
+Contexts are partitioned by their most valuable common documents, each part is clustered, the best
+merges of all parts are kept, and the remaining clusters enter the next level. Contexts of different
+parts are not compared; docs/lab/ordering.md measures the loss. Knows arrays only.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ from ragboost.index.clustering import savings
 from ragboost.index.clustering.base import Ints, Merges, Rows
 
 EXACT_CONTEXTS = 16_000
-"""Batches up to this size are searched whole; parts of larger ones are half as large."""
+"""Batches up to this size are clustered whole; the parts of larger ones are half as large."""
 
-_KEEP = 0.3  # share of clusters that go into the next level
+_KEEP = 0.3  # share of clusters that enter the next level
 _MAX_LEVELS = 12
 
 
@@ -36,8 +36,8 @@ def merge(rows: Rows, *, exact_contexts: int = EXACT_CONTEXTS) -> Merges:
 
 
 def _equal(shared: NDArray[np.int32]) -> Merges:
-    """Merge contexts of the same documents, each with all before it: nothing saves more, and the
-    search would need a round for every few of them."""
+    """Merge contexts with the same documents first: nothing saves more, and the search would need a
+    round for every few of them."""
     filled = np.flatnonzero((shared >= 0).any(axis=1))
     group = np.zeros(0, dtype=np.int64)
     if len(filled):
@@ -53,7 +53,7 @@ def _equal(shared: NDArray[np.int32]) -> Merges:
 
 
 class _Forest:
-    """Merges gathered part by part; `tops` are the clusters that no merge has taken in yet."""
+    """Merges collected part by part; `tops` are the clusters that are not merged yet."""
 
     def __init__(self, shared: NDArray[np.int32]) -> None:
         self.num_contexts = len(shared)
@@ -68,7 +68,7 @@ class _Forest:
         return rows
 
     def add(self, clusters: Ints, merges: Merges) -> None:
-        """Take over merges of `clusters`, whose children come before them."""
+        """Add merges of `clusters`; children come before their parents."""
         made = np.arange(self._count, self._count + len(merges.left))
         names = np.concatenate([clusters, made])
         at = made - self.num_contexts
@@ -88,14 +88,14 @@ class _Forest:
 
 
 def _merge_level(forest: _Forest, tokens: Ints, *, size: int) -> bool:
-    """Cluster the tops in parts and keep the best merges; False if there are none."""
+    """Cluster the tops in parts and keep the best merges; return False if there are none."""
     tops = forest.tops
     parts = [tops[part] for part in _parts(forest.shared(tops), tokens, size=size)]
     found = [savings.merge(forest.shared(part), tokens) for part in parts]
     saved = [np.append(tokens, 0)[merges.shared].sum(axis=1) for merges in found]
     ranked = np.sort(np.concatenate(saved))[::-1]
     wanted = len(tops) - max(size // 2, int(len(tops) * _KEEP))
-    # A merge shares no more than those below it, so what is at or above a limit is whole subtrees.
+    # A merge shares no more than those below it, so the merges above a limit are whole subtrees.
     limit = int(ranked[wanted]) if wanted < len(ranked) else 1
     if (ranked > limit).sum() > wanted // 2:
         limit += 1  # leave ties out, unless that would leave too few
@@ -105,17 +105,17 @@ def _merge_level(forest: _Forest, tokens: Ints, *, size: int) -> bool:
 
 
 def _only(merges: Merges, keep: NDArray[np.bool_], count: int) -> Merges:
-    """Drop merges and close the gaps in the numbering."""
+    """Keep some of the merges and renumber them without gaps."""
     number = np.concatenate([np.arange(count), count - 1 + np.cumsum(keep)])
     return Merges(number[merges.left[keep]], number[merges.right[keep]], merges.shared[keep])
 
 
 def _parts(shared: NDArray[np.int32], tokens: Ints, *, size: int) -> list[Ints]:
-    """Part clusters into groups of at most `size` that have much in common.
+    """Partition clusters into groups of at most `size` that have much in common.
 
-    Documents are ranked by what they would save, their tokens times the clusters that have them;
-    each cluster goes with its best one. Groups that are too large are parted again by their other
-    documents, small ones are put together.
+    Documents are ranked by the tokens they would save: their length times the clusters that hold
+    them. Each cluster is grouped by its best document. Groups that are too large are split by their
+    other documents, small ones are combined.
     """
     groups: list[Ints] = []
     stack: list[tuple[Ints, tuple[int, ...]]] = [(np.arange(len(shared)), ())]
@@ -139,7 +139,7 @@ def _parts(shared: NDArray[np.int32], tokens: Ints, *, size: int) -> list[Ints]:
 def _best_documents(
     shared: NDArray[np.int32], tokens: Ints, *, above: tuple[int, ...]
 ) -> NDArray[np.int32]:
-    """The document of each row that saves most among these rows; -1 where none is shared."""
+    """Return the document of each row that saves most among these rows; -1 if none is shared."""
     present = shared[(shared >= 0) & ~np.isin(shared, above)]
     documents, frequency = np.unique(present, return_counts=True)
     value = (frequency - 1) * tokens[documents]

@@ -1,9 +1,9 @@
-"""Clustering by saved tokens: merge the pair whose common documents are longest.
+"""Cluster by saved tokens: merge the pair whose common documents are longest.
 
-With an unbounded prefix cache the prefill saved is the sum over merges of the tokens that the two
-sides share, so this is greedy on the true objective. Overlap never grows by merging, so pairs that
-are each other's best partner can be merged in any order: rounds of vectorised nearest-partner
-searches give the tree of the sequential greedy algorithm. Knows arrays only.
+With an unbounded prefix cache, the prefill saved is the sum over merges of the tokens that both
+sides share, so this is greedy on the true objective. Merging never increases an overlap, so pairs
+that are each other's best partner can be merged in any order: rounds of vectorised nearest-partner
+searches produce the tree of the sequential greedy algorithm. Knows arrays only.
 """
 
 import numpy as np
@@ -14,13 +14,13 @@ from ragboost.index.clustering.base import Ints, Merges
 
 Floats = NDArray[np.float32]
 
-_LOSS_WEIGHT = 0.04  # of the tokens that the smaller side loses; measured in docs/benchmarks.md
+_LOSS_WEIGHT = 0.04  # of the tokens that the smaller side loses; measured in docs/lab/ordering.md
 _CANDIDATES = 4  # partners remembered per cluster
-_BLOCK_CELLS = 1 << 20  # cells of the overlap matrix looked at at a time
-_DENSE_SHARE = 1 / 14  # documents in more of the contexts than this go through the matrix product
+_BLOCK_CELLS = 1 << 20  # cells of the overlap matrix computed at a time
+_DENSE_SHARE = 1 / 14  # documents in more contexts than this are handled by the matrix product
 _DENSE_LIMIT = 96
-# Late rounds have few mutual pairs left. Where a round would merge fewer than this share of the
-# clusters, the best-scored twentieth of choices is merged as well: fewer than a thousandth is lost.
+# Late rounds have few mutual pairs. If a round would merge less than this share of the clusters,
+# the best-scored twentieth of the choices is merged as well: less than a thousandth is lost.
 _SLOW_ROUND = 0.01
 _SLOW_ROUND_SHARE = 0.05
 
@@ -34,20 +34,22 @@ def merge(documents: NDArray[np.int32], tokens: Ints) -> Merges:
         documents: (contexts, width) document numbers, padded with -1; low numbers are frequent.
         tokens: (documents,) length of each document.
     """
-    with threadpool_limits(limits=1, user_api="blas"):  # the products are small: threads only spin
+    with threadpool_limits(
+        limits=1, user_api="blas"
+    ):  # the products are small: threads would only spin
         return _Agglomeration(documents, tokens).run()
 
 
 class _Agglomeration:
-    """State of the clustering: clusters are numbered, contexts first, merged ones behind them."""
+    """State of the clustering. Clusters are numbered: contexts first, merged ones after them."""
 
     def __init__(self, documents: NDArray[np.int32], tokens: Ints) -> None:
         count, width = documents.shape
         self.num_contexts = self.num_clusters = count
         self.shared = np.full((2 * count, width), -1, dtype=np.int32)
         self.shared[:count] = documents
-        # Whole numbers below 2**24 are exact in float32 in any order of summation, so that overlap
-        # is symmetric to the last bit; longer contexts are scaled down.
+        # Integers below 2**24 are exact in float32 in any order of summation, which makes overlap
+        # exactly symmetric; longer contexts are scaled down.
         scale = max(1.0, float(tokens.max(initial=1)) * width / 2**22)
         self.tokens = np.append(np.maximum(1, np.round(tokens / scale)), 0).astype(np.float32)
         self.size = np.zeros(2 * count, dtype=np.float32)
@@ -58,7 +60,7 @@ class _Agglomeration:
         )
         self.dense = np.zeros((2 * count, self.num_dense), dtype=np.float32)
         self._fill_dense(np.arange(count))
-        self.heir = np.full(2 * count, -1)  # what a dead cluster became part of
+        self.heir = np.full(2 * count, -1)  # the cluster into which a dead one was merged
         self.left = np.full(2 * count, -1)
         self.right = np.full(2 * count, -1)
         self.is_alive = np.zeros(2 * count, dtype=bool)
@@ -71,7 +73,7 @@ class _Agglomeration:
         self.jitter = np.random.default_rng(0).random(2 * count, dtype=np.float32)
 
     def run(self) -> Merges:
-        """Merge in rounds: every round settles all pairs that the sequential order would."""
+        """Merge in rounds; each round merges all pairs that the sequential order would."""
         alive = np.arange(self.num_contexts)
         stale = alive
         while len(alive) > 1:
@@ -92,17 +94,17 @@ class _Agglomeration:
         return Merges(self.left[made], self.right[made], self.shared[made])
 
     def _merge_round(self, alive: Ints, best: Ints) -> Ints:
-        """Merge what can be merged independently; returns the clusters made.
+        """Merge all pairs that can be merged independently; return the new clusters.
 
-        A partner that lies wholly inside a cluster loses nothing by merging, so it takes in all
-        clusters that chose it at once. Of the others, those that chose each other merge.
+        A partner that is a subset of a cluster loses nothing by merging, so it absorbs all clusters
+        that chose it at once. Of the others, those that chose each other merge.
         """
         choice = np.full(self.num_clusters, -1)
         choice[alive] = self.partners[alive, best]
         overlap = self.overlaps[alive, best]
         is_taken = np.zeros(self.num_clusters, dtype=bool)
         is_taken[alive] = overlap == self.size[choice[alive]]
-        chain = is_taken[choice[alive]]  # the partner is taken in as well: only among equal sets
+        chain = is_taken[choice[alive]]  # the partner is absorbed as well: only for equal sets
         mutual = choice[choice[alive]] == alive
         is_taken[alive] &= ~chain | (mutual & (alive > choice[alive]))
         taken = alive[is_taken[alive] & ~is_taken[choice[alive]]]
@@ -139,7 +141,7 @@ class _Agglomeration:
         return merged
 
     def _absorb(self, hubs: Ints, taken: Ints) -> Ints:
-        """Merge each of `taken` into its hub, one below the other; returns the topmost clusters."""
+        """Merge each of `taken` into its hub, one below the other; return the topmost clusters."""
         order = np.argsort(hubs, kind="stable")
         hubs, taken = hubs[order], taken[order]
         merged = self._make(len(hubs))
@@ -161,8 +163,8 @@ class _Agglomeration:
         self.num_clusters += count
         return made
 
-    def _settle(self, gone: Ints, merged: Ints) -> None:
-        self.is_alive[gone] = False
+    def _settle(self, parts: Ints, merged: Ints) -> None:
+        self.is_alive[parts] = False
         self.is_alive[merged] = True
         self._fill_dense(merged)
 
@@ -172,14 +174,17 @@ class _Agglomeration:
         self.dense[clusters[row], documents[row, column]] = 1.0
 
     def _score(self, a: Ints, b: Ints, overlap: Floats) -> Floats:
-        """Saved tokens less a share of what the smaller side loses; ties by nearness in a fixed
-        random order, so that equal clusters pair up instead of all choosing the same one."""
+        """Score pairs by saved tokens less a share of the smaller side's loss.
+
+        Ties go to the nearest in a fixed random order, so that equal clusters pair up instead of
+        all choosing the same one.
+        """
         loss = np.minimum(self.size[a], self.size[b]) - overlap
         score = overlap - _LOSS_WEIGHT * loss - 0.01 * np.abs(self.jitter[a] - self.jitter[b])
         return np.where(overlap > 0, score, -np.inf).astype(np.float32)
 
     def _replace_dead_partners(self, alive: Ints) -> None:
-        """A partner that was merged is replaced by the merged cluster, with its overlap."""
+        """Replace partners that were merged by the merged cluster, with its overlap."""
         partners = self.partners[alive]
         row, column = np.nonzero((partners >= 0) & ~self.is_alive[partners])
         if not len(row):
@@ -192,7 +197,7 @@ class _Agglomeration:
         self.scores[cluster, column] = self._score(cluster, heir, overlap)
 
     def _find_partners(self, stale: Ints, alive: Ints) -> None:
-        """Look up the best partners of `stale` clusters among all `alive` ones."""
+        """Find the best partners of `stale` clusters among all `alive` ones."""
         if not len(stale):
             return
         postings = _Postings(self.shared[alive], self.num_dense, len(self.tokens))
@@ -224,7 +229,7 @@ class _Agglomeration:
 
 
 class _Postings:
-    """Which clusters hold each of the rarer documents."""
+    """An inverted index: the clusters that hold each of the rarer documents."""
 
     def __init__(self, shared: NDArray[np.int32], num_dense: int, num_documents: int) -> None:
         self.num_dense = num_dense
@@ -250,10 +255,10 @@ class _Postings:
 
 
 def _intersect(a: NDArray[np.int32], b: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Documents of each row of `a` that are in the same row of `b`; the others become -1."""
+    """Replace the documents of each row of `a` that the row of `b` lacks by -1."""
     if a.shape[1] <= 32:
         common = (a[:, :, None] == b[:, None, :]).any(axis=2) & (a >= 0)
-    else:  # by sorting, as all pairs would be too many
+    else:  # by sorting: all pairs would be too many
         row = np.arange(len(a), dtype=np.int64)[:, None] << 32
         common = np.isin(row + a, (row + b)[b >= 0]) & (a >= 0)
     return np.where(common, a, np.int32(-1))

@@ -1,7 +1,7 @@
 """Walk a cluster forest depth-first and give each context its prefix and search path.
 
-A merge that shares as much as its parent adds nothing and disappears: its children move up, so a
-node of the walk may have many children. No recursion: chains may be as long as the batch.
+A merge that shares no more than its parent is replaced by its children, so a node of the walk may
+have many. Not recursive: chains may be as long as the batch.
 """
 
 import numpy as np
@@ -11,12 +11,12 @@ from ragboost.index.clustering.base import ClusterTree, Ints, Merges, Rows
 
 
 def walk(rows: Rows, merges: Merges, *, rank: Ints) -> ClusterTree:
-    """Order the contexts so that those with a common prefix stand together.
+    """Order the contexts so that those with a common prefix are adjacent.
 
     Args:
         rows: the contexts.
         merges: the forest over them.
-        rank: (documents,) order of documents inside one node of the tree.
+        rank: (documents,) order of documents within one node of the tree.
     """
     count = len(rows.documents)
     left, right = merges.left.tolist(), merges.right.tolist()
@@ -60,7 +60,7 @@ def _members(row: NDArray[np.int32], rank: Ints) -> list[int]:
 def _children(
     node: int, left: list[int], right: list[int], shared: list[list[int]], count: int
 ) -> list[int]:
-    """Children of a node, with merges that share just as much replaced by their own children."""
+    """Return a node's children, replacing merges that share no more than it by their own."""
     size = len(shared[node - count])
     children: list[int] = []
     stack = [node]

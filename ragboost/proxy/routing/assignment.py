@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ragboost.booster.planning import Planned
+from ragboost.booster import Planned
 from ragboost.proxy.routing.affinity import MessagePrefix
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.rewriting.message_chain import Link

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ragboost.chunk_cache.craft.focus import FocusTracker, largest_gap, literal_cut
-from ragboost.chunk_cache.craft.watch import FocusWatch
+from ragboost.chunk_cache.craft.focus import FocusObserver, FocusTracker, largest_gap, literal_cut
 from ragboost.chunk_cache.model.attention.base import AttentionInputs
 
 Cut = Callable[[list[float]], frozenset[int] | None]
@@ -80,7 +79,7 @@ def inputs_looking_at(slot: int) -> AttentionInputs:
 
 
 def test_the_rows_of_reused_chunks_out_of_focus_are_dropped_once() -> None:
-    watch = FocusWatch(
+    watch = FocusObserver(
         [(0, 3), (3, 5), (5, 7), (7, 9)], reused=[0, 1, 2], num_question=1, num_layers=8
     )
     looking = inputs_looking_at(3)
@@ -97,7 +96,7 @@ def test_the_rows_of_reused_chunks_out_of_focus_are_dropped_once() -> None:
 
 
 def test_nothing_is_dropped_where_every_reused_row_is_in_focus() -> None:
-    watch = FocusWatch([(0, 5), (5, 7), (7, 9)], reused=[0], num_question=1, num_layers=8)
+    watch = FocusObserver([(0, 5), (5, 7), (7, 9)], reused=[0], num_question=1, num_layers=8)
     assert [watch(layer, inputs_looking_at(3)) for layer in range(8)] == [None] * 8
     assert watch.focused == {0}
     assert (watch.layer, watch.num_saved) == (None, 0)

@@ -6,10 +6,9 @@ from typing import Literal
 import pytest
 import torch
 
-from ragboost.chunk_cache.craft.formulas import num_to_fix
-from ragboost.chunk_cache.craft.influence import chunk_name
 from ragboost.chunk_cache.craft.reuse import CraftPrefill, CraftReuse
 from ragboost.chunk_cache.craft.variants import Variants
+from ragboost.chunk_cache.kv.influence import chunk_name, fix_overhead, num_to_fix
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
@@ -33,7 +32,7 @@ def craft(adapter: ModelAdapter) -> CraftReuse:
 
 def kinds(result: CraftPrefill) -> str:
     return "".join(
-        "m" if chunk.pick is None else "e" if chunk.is_exact else "h"
+        "m" if chunk.choice is None else "e" if chunk.is_exact else "h"
         for chunk in result.plan.chunks
     )
 
@@ -77,7 +76,8 @@ def test_another_context_recomputes_as_many_tokens_as_the_formula_says(craft: Cr
     (b,), (c,) = (craft.variants.of(chunk_name(chunk)) for chunk in (B, C))
     for number, variant, prefix in ((0, b, []), (2, c, [B, D])):
         planned = result.plan.chunks[number]
-        overhead = variant.influence.overhead([chunk_name(chunk) for chunk in prefix])
+        overlap = variant.influence.overlap([chunk_name(chunk) for chunk in prefix])
+        overhead = fix_overhead(variant.influence.impact(), overlap)
         assert planned.num_computed == num_to_fix(overhead, 20)
         start = planned.start
         chosen = {p - start for p in result.prefill.selected if start <= p < planned.stop}
@@ -127,7 +127,7 @@ def test_a_plan_can_be_read(craft: CraftReuse) -> None:
     assert lines[2].split()[:3] == [chunk_name(C), "20", "hit"]
     assert lines[3].split() == [chunk_name(D), "20", "miss", "-", "-", "-", "20"]
     again = plan.num_recomputed
-    assert lines[4] == (f"2 hits, 1 misses; {again} tokens computed again, 27 for the first time")
+    assert lines[4] == (f"2 hits, 1 misses; {again} tokens recomputed, 27 computed")
     assert plan.recompute_ratio == again / 40
 
 
@@ -142,7 +142,7 @@ def test_a_version_whose_kv_left_the_store_is_a_miss(craft: CraftReuse) -> None:
 def test_dropped_versions_take_their_kv_with_them(adapter: ModelAdapter) -> None:
     store = ChunkStore()
     reuse = ChunkReuse(adapter, store)
-    variants = Variants(capacity=2, on_drop=store.discard)
+    variants = Variants(capacity=2, on_evict=store.discard)
     craft = CraftReuse(reuse, variants=variants, early_stop=False)
     for order in ([A, B], [C, D], [B, A]):
         craft.prefill(SYSTEM, order, QUESTION)
@@ -175,7 +175,7 @@ def test_stopping_early_saves_rows_and_never_publishes_what_was_left_as_it_was()
         out = [
             chunk
             for n, chunk in enumerate(some.plan.chunks)
-            if n not in some.focused and chunk.pick is not None
+            if n not in some.focused and chunk.choice is not None
         ]
         assert some.num_saved == sum(c.num_computed for c in out) * (8 - some.stopped_after)
         assert some.prefill.num_publishable <= out[0].start
@@ -209,7 +209,7 @@ def test_the_policy_by_ratio_is_a_plan_with_the_alpha_that_fits(
         craft.prefill(SYSTEM, before, QUESTION)
     for alpha in (0.3, 1.0, 2.0, 4.0):
         craft.alpha = alpha
-        plan, stored = craft.take(SYSTEM, [A, C, B, D], QUESTION)
+        plan, stored = craft.plan_with_kv(SYSTEM, [A, C, B, D], QUESTION)
         fixed = [position for chunk in plan.chunks for position in chunk.fixed]
         result = craft.reuse.prefill(
             SYSTEM,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.chunk_cache.craft.influence import Influence
 from ragboost.chunk_cache.craft.variants import Variant, Variants
+from ragboost.chunk_cache.kv.influence import Influence
 from ragboost.errors import ChunkCacheError
 
 
@@ -24,24 +24,24 @@ def test_the_variant_that_is_cheapest_to_fix_is_picked() -> None:
         assert variants.add(variant("X", context, a=a))
 
     # Costs after A C: .5 * (1 - .5), .5 * (1 - .5), .2 * 1. After A B: 0.
-    cheap, exact = variants.pick("X", "AC"), variants.pick("X", "AB")
+    cheap, exact = variants.choose("X", "AC"), variants.choose("X", "AB")
 
     assert cheap is not None
     assert cheap.variant.influence.context == ("E", "F")
     assert (cheap.overlap, cheap.overhead) == (0.0, pytest.approx(0.2))
     assert exact is not None
     assert (exact.variant.key, exact.overhead) == ("X|AB|1.0", 0.0)
-    assert variants.pick("Y", "AB") is None
+    assert variants.choose("Y", "AB") is None
 
 
 def test_alpha_scales_the_overhead_and_does_not_change_the_pick() -> None:
     variants = Variants()
     variants.add(variant("X", "AB"))
     variants.add(variant("X", "EF", a=3.0))
-    pick = variants.pick("X", "", alpha=3.0)
-    assert pick is not None
-    assert pick.variant.key == "X|AB|1.0"
-    assert pick.overhead == 1.0  # 3 * .5, clipped
+    choice = variants.choose("X", "", alpha=3.0)
+    assert choice is not None
+    assert choice.variant.key == "X|AB|1.0"
+    assert choice.overhead == 1.0  # 3 * .5, clipped
 
 
 @pytest.mark.parametrize(("context", "weight"), [("AB", 20.0), ("AC", 4.0), ("CD", 2.0)])
@@ -50,9 +50,9 @@ def test_a_use_counts_by_one_over_its_overhead(context: str, weight: float) -> N
     variants = Variants()
     variants.add(variant("X", "AB"))
     for _ in range(2):
-        pick = variants.pick("X", context)
-        assert pick is not None
-        variants.use(pick)
+        choice = variants.choose("X", context)
+        assert choice is not None
+        variants.use(choice)
     assert variants.of("X")[0].reuse_frequency == pytest.approx(2 * weight)
 
 
@@ -68,13 +68,13 @@ def test_a_context_is_kept_once() -> None:
 
 def test_a_full_budget_loses_what_was_least_useful() -> None:
     dropped: list[str] = []
-    variants = Variants(capacity=3, on_drop=dropped.append)
+    variants = Variants(capacity=3, on_evict=dropped.append)
     for context in ("A", "B", "C"):
         variants.add(variant("X", context))
     for context in ("A", "C"):
-        pick = variants.pick("X", context)
-        assert pick is not None
-        variants.use(pick)
+        choice = variants.choose("X", context)
+        assert choice is not None
+        variants.use(choice)
 
     variants.add(variant("Y", "A"))
     variants.add(variant("Z", "A"))
@@ -95,17 +95,6 @@ def test_the_budget_is_global_and_a_tenth_goes_at_a_time() -> None:
     assert [v.influence.context[0] for v in variants.of("X")][:2] == ["C", "D"]
 
 
-def test_decay_lets_old_fame_fade() -> None:
-    variants = Variants(capacity=2, decay=0.5)
-    variants.add(variant("X", "A"))
-    pick = variants.pick("X", "A")
-    assert pick is not None
-    variants.use(pick)
-    for number in range(3):
-        variants.add(variant("Y", str(number)))
-    assert variants.of("X")[0].reuse_frequency == pytest.approx(20 / 4)
-
-
 def test_forgetting_is_harmless() -> None:
     variants = Variants()
     variants.add(variant("X", "A"))
@@ -118,19 +107,17 @@ def test_forgetting_is_harmless() -> None:
 def test_senseless_budgets_are_refused() -> None:
     with pytest.raises(ChunkCacheError, match="capacity must be at least 1 variant, got 0"):
         Variants(capacity=0)
-    with pytest.raises(ChunkCacheError, match=r"decay must be in \(0, 1\], got 0"):
-        Variants(decay=0.0)
 
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("XYZ"), st.text("ABCD", max_size=3)), max_size=40))
 def test_the_books_add_up_after_any_history(history: list[tuple[str, str]]) -> None:
     dropped: list[str] = []
-    variants = Variants(capacity=7, on_drop=dropped.append)
+    variants = Variants(capacity=7, on_evict=dropped.append)
     for chunk, context in history:
-        pick = variants.pick(chunk, context)
-        if pick is not None:
-            variants.use(pick)
+        choice = variants.choose(chunk, context)
+        if choice is not None:
+            variants.use(choice)
         variants.add(variant(chunk, context))
         variants.check_integrity()
         assert any(v.influence.context == tuple(context) for v in variants.of(chunk))
@@ -142,9 +129,9 @@ def test_threads_may_share_it() -> None:
     def work(number: int) -> None:
         for step in range(50):
             variants.add(variant("XYZ"[number % 3], chr(65 + (step * number) % 20)))
-            pick = variants.pick("XYZ"[step % 3], "AB")
-            if pick is not None:
-                variants.use(pick)
+            choice = variants.choose("XYZ"[step % 3], "AB")
+            if choice is not None:
+                variants.use(choice)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(8)))
@@ -162,9 +149,9 @@ def test_what_differs_between_versions_adds_up_and_orders_tokens() -> None:
     assert variants.by_change("chunk") == (0, 2, 1)
     variants.learn("chunk", [0.0, 0.2, 0.0])
     assert variants.by_change("chunk") == (1, 0, 2)
-    pick = variants.pick("chunk", [], order="change")
-    assert pick is not None
-    assert pick.order == (1, 0, 2)
+    choice = variants.choose("chunk", [], order="change")
+    assert choice is not None
+    assert choice.order == (1, 0, 2)
     for version in versions:
         variants.forget(version.key)
     assert variants.by_change("chunk") == ()

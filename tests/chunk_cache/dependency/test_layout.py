@@ -101,8 +101,8 @@ def test_parts_see_what_they_depend_on_and_nothing_else() -> None:
         ((), "last node"),
         ((LinearNode("task", ()),), "last node"),
         ((TreeNode("task", ((1,),)),), "last node"),
-        ((LinearNode("a", (1,)), LinearNode("a", (1,))), "taken"),
-        ((LinearNode("a", (1,), ("b",)), LinearNode("b", (1,))), "no earlier node"),
+        ((LinearNode("a", (1,)), LinearNode("a", (1,))), "not unique"),
+        ((LinearNode("a", (1,), ("b",)), LinearNode("b", (1,))), "not an earlier node"),
     ],
 )
 def test_a_prompt_that_is_none_is_refused(nodes: tuple[LinearNode, ...], says: str) -> None:

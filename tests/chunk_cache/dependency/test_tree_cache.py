@@ -7,7 +7,7 @@ import pytest
 from ragboost.chunk_cache.dependency.layout import lay_out
 from ragboost.chunk_cache.dependency.prompt import DepPrompt
 from ragboost.chunk_cache.dependency.tree_cache import TreeCache, TreeMatch, TreeRequest
-from ragboost.chunk_cache.eviction import make_replacement
+from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.errors import ChunkCacheError
 
 
@@ -23,7 +23,7 @@ def store(tree: TreeCache, one: TreeRequest) -> TreeMatch:
 
 
 def test_what_was_stored_is_found_whatever_its_branches_now_are() -> None:
-    tree = TreeCache(100, make_replacement("lru"))
+    tree = TreeCache(100, make_eviction_policy("lru"))
     store(tree, request((5, 6, 7, 8), (5, 6, 9)))
 
     found = tree.match(request((5, 6, 7, 4), (5, 9)))
@@ -33,7 +33,7 @@ def test_what_was_stored_is_found_whatever_its_branches_now_are() -> None:
 
 
 def test_a_branch_inside_a_stored_run_splits_it() -> None:
-    tree = TreeCache(100, make_replacement("lru"))
+    tree = TreeCache(100, make_eviction_policy("lru"))
     store(tree, request((5, 6, 7, 8)))
     before = tree.match(request((5, 6, 7, 8)))
 
@@ -46,7 +46,7 @@ def test_a_branch_inside_a_stored_run_splits_it() -> None:
 
 
 def test_only_leaves_go_and_never_those_in_use() -> None:
-    tree = TreeCache(8, make_replacement("lru"))
+    tree = TreeCache(8, make_eviction_policy("lru"))
     store(tree, request((5, 6), (7, 8)))
     store(tree, request((5, 6)))
 
@@ -59,7 +59,7 @@ def test_only_leaves_go_and_never_those_in_use() -> None:
 
 
 def test_what_does_not_fit_is_not_stored() -> None:
-    tree = TreeCache(5, make_replacement("lru"))
+    tree = TreeCache(5, make_eviction_policy("lru"))
 
     store(tree, request((5, 6, 7), (8, 9, 10)))
 
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_not_stored() -> None:
 
 
 def test_waiting_requests_keep_what_they_will_use() -> None:
-    tree = TreeCache(8, make_replacement("lacr"))
+    tree = TreeCache(8, make_eviction_policy("lacr"))
     early, late = request((5, 6)), request((7, 8))
     for one in (early, early, late):
         store(tree, one)
@@ -81,10 +81,10 @@ def test_waiting_requests_keep_what_they_will_use() -> None:
     assert len(tree.match(early).slots) == 2
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "pgdsf", "lacr"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "heat", "lacr"])
 def test_random_requests_leave_the_books_right(policy: str) -> None:
     rng = random.Random(policy)
-    tree = TreeCache(60, make_replacement(policy))
+    tree = TreeCache(60, make_eviction_policy(policy))
     for _ in range(150):
         graph = [
             tuple(rng.randrange(5, 9) for _ in range(rng.randrange(1, 7)))
@@ -102,4 +102,4 @@ def test_random_requests_leave_the_books_right(policy: str) -> None:
 
 def test_a_cache_of_nothing_is_refused() -> None:
     with pytest.raises(ChunkCacheError, match="at least 1 token"):
-        TreeCache(0, make_replacement("lru"))
+        TreeCache(0, make_eviction_policy("lru"))

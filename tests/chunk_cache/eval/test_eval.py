@@ -9,12 +9,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from ragboost.chunk_cache.commands.loading import check_paths, load
 from ragboost.chunk_cache.eval import report
-from ragboost.chunk_cache.eval.cases import from_prompt, read_cases
-from ragboost.chunk_cache.eval.loading import check_paths, load
+from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.eval.metrics import estimate, f1, kl_divergence, normalised
 from ragboost.chunk_cache.eval.runner import evaluate, greedy
-from ragboost.chunk_cache.eval.tasks import (
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.cli import app
+from ragboost.errors import ChunkCacheError, ConfigError, RequestError
+from research.tasks import (
     SYSTEM,
     TASKS,
     VOCAB_SIZE,
@@ -23,10 +27,6 @@ from ragboost.chunk_cache.eval.tasks import (
     first_id,
     make_prompts,
 )
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.cli import app
-from ragboost.errors import ChunkCacheError, ConfigError, RequestError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 
 
@@ -125,7 +125,7 @@ def test_evaluation_has_both_ends_and_every_policy_and_a_plot_shows_them(tmp_pat
         system, chunks, question = make_prompt(seed=int(rng.integers(1000)))
         chunk_tuples = tuple(map(tuple, chunks))
         prompt = TaskPrompt(tuple(system), chunk_tuples, tuple(question), 5, "<toy>", (30,))
-        cases.append(from_prompt(prompt))
+        cases.append(prompt.case())
 
     rows = evaluate(reuse, cases, policies=["epic", "oracle"], ratios=[0.1, 0.5])
 

@@ -1,17 +1,18 @@
 """Every formula worked out by hand, and what all policies have in common."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 
-from ragboost.chunk_cache.eviction import REPLACEMENTS, Replacement, Use, make_replacement
-from ragboost.chunk_cache.eviction.belady import Belady
-from ragboost.chunk_cache.eviction.gdsf import GDSF, PGDSF
+from ragboost.chunk_cache.eviction import (
+    EVICTION_POLICIES,
+    EvictionPolicy,
+    Use,
+    make_eviction_policy,
+)
 from ragboost.chunk_cache.eviction.heat import Heat, cooled, warmed
 from ragboost.chunk_cache.eviction.lacr import LACR, future_sums
 from ragboost.chunk_cache.eviction.next_use import NextUse
-from ragboost.chunk_cache.eviction.reuse_frequency import ReuseFrequency
 from ragboost.errors import ChunkCacheError
 
 
@@ -26,14 +27,14 @@ def use(
     return Use(now, size, cost, is_hit, cfo)
 
 
-def order(policy: Replacement, keys: str) -> str:
+def order(policy: EvictionPolicy, keys: str) -> str:
     """Keys from the first to go to the last."""
     return "".join(sorted(keys, key=policy.priority))
 
 
-@pytest.mark.parametrize("name", REPLACEMENTS)
+@pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_a_policy_forgets_what_was_evicted(name: str) -> None:
-    policy = make_replacement(name)
+    policy = make_eviction_policy(name)
     for now in range(5):
         policy.used("often", use(now, is_hit=now > 0))
     policy.used("once", use(5, is_hit=False))
@@ -46,9 +47,9 @@ def test_a_policy_forgets_what_was_evicted(name: str) -> None:
     assert policy.priority("often") <= policy.priority("once")
 
 
-@pytest.mark.parametrize("name", REPLACEMENTS)
+@pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_an_entry_that_was_used_again_outranks_one_that_was_not(name: str) -> None:
-    policy = make_replacement(name)
+    policy = make_eviction_policy(name)
     policy.used("a", use(0, is_hit=False))
     policy.used("b", use(1, is_hit=False))
     policy.used("a", use(2))
@@ -58,63 +59,17 @@ def test_an_entry_that_was_used_again_outranks_one_that_was_not(name: str) -> No
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ChunkCacheError, match=r"must be one of lru, lfu, .* got 'mru'"):
-        make_replacement("mru")
+        make_eviction_policy("mru")
 
 
 def test_lru_goes_by_the_last_use_and_lfu_by_the_number_of_uses() -> None:
-    lru, lfu = make_replacement("lru"), make_replacement("lfu")
+    lru, lfu = make_eviction_policy("lru"), make_eviction_policy("lfu")
     for policy in (lru, lfu):
         for now, key in enumerate("aabccb"):
             policy.used(key, use(now))
         policy.used("b", use(6))
     assert order(lru, "abc") == "acb"
     assert [lfu.priority(key) for key in "abc"] == [2, 3, 2]
-
-
-def test_gdsf_is_clock_plus_frequency_times_cost_over_size() -> None:
-    policy = GDSF()
-    policy.used("a", use(size=4, cost=2))  # 0 + 1 * 2/4
-    policy.used("b", use(size=1, cost=3))  # 0 + 1 * 3/1
-    policy.used("a", use(size=4, cost=6))  # 0 + 2 * 6/4: the newest cost
-    assert (policy.priority("a"), policy.priority("b")) == (3.0, 3.0)
-
-    policy.evicted("a")
-    policy.used("c", use(size=2, cost=1))  # the clock is at 3 now: 3 + 1/2
-
-    assert policy.clock == 3.0
-    assert policy.priority("c") == 3.5
-    assert policy.priority("b") == 3.0, "what is not used again stays where it was"
-
-
-def test_pgdsf_averages_the_cost_over_the_uses_that_computed_the_entry() -> None:
-    policy = PGDSF()
-    policy.used("a", use(size=2, cost=2, is_hit=False))  # mean 1
-    assert policy.priority("a") == 1.0
-    policy.used("a", use(size=2, cost=100))  # a hit costs nothing: 2 * 1
-    assert policy.priority("a") == 2.0
-    policy.used("a", use(size=2, cost=6, is_hit=False))  # mean (1 + 3) / 2, frequency 3
-    assert policy.priority("a") == 6.0
-
-
-def test_reuse_frequency_adds_the_inverse_cfo_of_each_hit() -> None:
-    policy = ReuseFrequency()
-    policy.used("a", use(cfo=0.5, is_hit=False))
-    assert policy.priority("a") == 0.0, "storing is no reuse"
-    policy.used("a", use(cfo=0.5))
-    policy.used("a", use(cfo=0.25))
-    assert policy.priority("a") == 2 + 4
-    policy.used("b", use(cfo=0.0))
-    assert policy.priority("b") == pytest.approx(20), "an exact hit counts as CFO 0.05"
-
-
-def test_reuse_frequency_halves_in_a_half_life() -> None:
-    policy = ReuseFrequency(half_life_s=10)
-    policy.used("old", use(0, cfo=0.1))  # 10 at 0 s, 5 at 10 s
-    policy.used("new", use(10, cfo=0.25))  # 4 at 10 s
-    policy.used("never", use(10, is_hit=False))
-    assert order(policy, ("never", "new", "old")) == "nevernewold"  # type: ignore[arg-type]
-    policy.used("new", use(10, cfo=0.5))  # 6
-    assert policy.priority("old") < policy.priority("new")
 
 
 @pytest.mark.parametrize(
@@ -178,10 +133,9 @@ def test_lacr_refuses_an_alpha_out_of_range(alpha: float) -> None:
         LACR(alpha=alpha)
 
 
-@pytest.mark.parametrize("make", [lambda: Heat(tau_s=0), lambda: ReuseFrequency(half_life_s=0)])
-def test_a_half_life_of_zero_is_refused(make: Callable[[], Replacement]) -> None:
+def test_a_half_life_of_zero_is_refused() -> None:
     with pytest.raises(ChunkCacheError, match="must be above 0, got 0"):
-        make()
+        Heat(tau_s=0)
 
 
 def test_next_use_ranks_the_queue_above_all_history() -> None:
@@ -202,12 +156,3 @@ def test_next_use_that_counts_is_lfu_with_ageing_behind_the_queue() -> None:
     policy.evicted("a")  # the clock is at 3
     policy.used("c", use())
     assert order(policy, "bc") == "bc", "new entries start above what was evicted"
-
-
-def test_belady_evicts_what_is_needed_last() -> None:
-    policy = Belady(["ab", "c", "b", "a"])
-    for key in "ab":
-        policy.used(key, use(1))
-    assert order(policy, "ab") == "ab"
-    policy.used("c", use(2))
-    assert order(policy, "abc") == "cab", "never again"

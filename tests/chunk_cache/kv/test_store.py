@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.chunk_cache.kv.store import ChunkKV, ChunkStore, Identity, chunk_key
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.keys import Identity, chunk_key
+from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.errors import ChunkCacheError
 
 IDENTITY = Identity(model="m", tokenizer="t", dtype="float32")

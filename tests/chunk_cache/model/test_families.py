@@ -6,7 +6,7 @@ from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.hook import ForwardPlan
+from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.recompute import rows_to_compute
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection.baseline import Random

@@ -71,5 +71,5 @@ def test_a_line_that_a_crash_cut_off_is_ignored(tmp_path: Path) -> None:
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"document": "b", "pla\n{"document": "c"}\n')
-    with pytest.raises(ChunkCacheError, match=r"catalog.jsonl:1 is no entry"):
+    with pytest.raises(ChunkCacheError, match=r"catalog.jsonl:1 is not a catalog entry"):
         ChunkCatalog(tmp_path)

@@ -232,7 +232,7 @@ def test_neighbours_that_do_not_fit_are_left_out_the_least_close_first(
 
 
 def test_no_room_is_said(adapter: ModelAdapter, tmp_path: Path) -> None:
-    with pytest.raises(ChunkCacheError, match="bytes of document d0; give the directory"):
+    with pytest.raises(ChunkCacheError, match="bytes of document d0; increase the capacity"):
         precompute(
             ChunkReuse(adapter, ChunkStore()),
             DiskTier(tmp_path / "kv", capacity_bytes=1000),

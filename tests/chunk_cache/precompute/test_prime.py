@@ -5,7 +5,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.assemble import TokenSource
-from ragboost.chunk_cache.craft.influence import chunk_name
+from ragboost.chunk_cache.kv.influence import chunk_name
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure, prime

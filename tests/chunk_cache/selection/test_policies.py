@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.assemble import Assembly
-from ragboost.chunk_cache.eval.tasks import make_prompts
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
@@ -21,6 +20,7 @@ from ragboost.chunk_cache.selection.base import budget, choose
 from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.errors import ChunkCacheError
+from research.tasks import make_prompts
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 
 REFERENCE = Path(__file__).parents[3] / "benchmarks" / "reference_model"
@@ -215,7 +215,7 @@ def small_reuse(*, num_layers: int) -> ChunkReuse:
 
 
 def test_a_model_of_one_layer_has_no_layer_to_check() -> None:
-    with pytest.raises(ChunkCacheError, match="has 1 layers; this policy looks at layer 1"):
+    with pytest.raises(ChunkCacheError, match="has 1 layers; this policy needs layer 1"):
         small_reuse(num_layers=1).prefill(SYSTEM, CHUNKS, QUESTION, policy="a3")
 
 

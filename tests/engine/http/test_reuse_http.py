@@ -25,16 +25,16 @@ TEXTS = [f"Document {i}: " + f"fact {i * 7} holds for part {i}. " * 8 for i in r
 @pytest.fixture
 def empty(fresh: Served) -> Served:
     """The shared server with nothing cached at all."""
-    assert fresh.engine.reuser is not None
-    fresh.engine.reuser.reuse.store.clear()
+    assert fresh.engine.chunk_scheduler is not None
+    fresh.engine.chunk_scheduler.reuse.store.clear()
     return fresh
 
 
 def wait_until_stored(served: Served) -> None:
-    reuser = served.engine.reuser
-    assert reuser is not None
+    chunk_scheduler = served.engine.chunk_scheduler
+    assert chunk_scheduler is not None
     for _ in range(1000):
-        if not reuser.has_work:
+        if not chunk_scheduler.has_work:
             return
         time.sleep(0.01)
     raise AssertionError("chunks are still being stored")
@@ -95,7 +95,7 @@ def test_a_request_that_does_not_ask_is_exact_and_says_nothing(empty: Served) ->
 
 
 def test_a_stream_carries_the_same_usage(empty: Served) -> None:
-    assert empty.engine.reuser is not None
+    assert empty.engine.chunk_scheduler is not None
     ask(empty, [0, 1, 2], ragboost=APPROX)
     wait_until_stored(empty)
     prompt = "S. " + TEXTS[2] + TEXTS[0]
@@ -169,7 +169,7 @@ def test_a_later_turn_finds_chunks_that_the_first_turns_system_prompt_precedes(
         ({"chunks": [[0, 0, 2], [0, 1, 3]]}, "ragboost.chunks"),
         ({"chunks": [[0, 0, 99]]}, "ragboost.chunks"),
         ({"chunks": [[5, 0, 2]]}, "ragboost.chunks"),
-        ({"chunks": [[0, -1, 2]]}, "ragboost.chunks[0]"),
+        ({"chunks": [[0, -1, 2]]}, "ragboost.chunks[0][1]"),
     ],
 )
 def test_a_bad_object_is_refused_and_the_field_named(
@@ -271,6 +271,6 @@ def test_a_failed_self_test_turns_reuse_off(
 def test_settings_of_reuse() -> None:
     off = load_model(SETTINGS.model_copy(update={"reuse": "off"}))
     assert off.reuse_refusal == "engine.reuse is off"
-    assert make_engine(off, SETTINGS).reuser is None
+    assert make_engine(off, SETTINGS).chunk_scheduler is None
     with pytest.raises(ConfigError, match=r"engine\.reuse_policy must be one of full, reuse"):
         make_engine(off, SETTINGS.model_copy(update={"reuse_policy": "best"}))

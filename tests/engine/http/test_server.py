@@ -188,7 +188,7 @@ def test_errors_have_the_right_class(served: Served) -> None:
         ({"top_p": 0}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
-        ({"stop": [1]}, "stop"),
+        ({"stop": [1]}, "stop[0]"),
         ({"seed": True}, "seed"),
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0]"),
@@ -242,7 +242,7 @@ def test_unknown_routes_and_large_bodies_have_the_same_error_shape(served: Serve
 def test_full_engine_answers_503_at_once(
     served: Served, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
-    monkeypatch.setattr(served.engine, "_max_pending", 0)
+    monkeypatch.setattr(served.engine, "max_pending", 0)
     with pytest.raises(openai.InternalServerError, match="the engine is full") as caught:
         ask(served, "anyone?", stream=is_stream)
     assert caught.value.status_code == 503

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ragboost.chunk_cache.model.attention.base import exact_mask
 from ragboost.engine.runtime.attention import TILE, Segment
-from ragboost.engine.runtime.kv import KVLayout, LayerShape, SequenceKV
+from ragboost.engine.runtime.kv import KVLayout, LayerShape, RequestKV
 
 LAYOUT = KVLayout((LayerShape(1, 4, 1, 4),), torch.float32, torch.device("cpu"))
 
@@ -19,7 +19,7 @@ LAYOUT = KVLayout((LayerShape(1, 4, 1, 4),), torch.float32, torch.device("cpu"))
 def test_tiles_show_each_row_the_keys_of_the_exact_mask(rows: set[int], window: int | None) -> None:
     positions = torch.tensor(sorted(rows))
     num_keys = int(positions[-1]) + 1
-    segment = Segment([0] * len(rows), positions, num_keys, SequenceKV(LAYOUT, num_keys))
+    segment = Segment([0] * len(rows), positions, num_keys, RequestKV(LAYOUT, num_keys))
 
     seen = torch.zeros(len(rows), num_keys, dtype=torch.bool)
     for tile in segment.tiles(window):

@@ -13,8 +13,9 @@ from ragboost.chunk_cache.dependency.depkv import DepCache
 from ragboost.chunk_cache.dependency.prompt import LinearNode
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine import builtin, create_engine_app
-from ragboost.engine.http.graph_request import PromptWriter, parse_graph, with_facts
-from ragboost.engine.tokenizer import ChatTokenizer
+from ragboost.engine.http.extension import parse_graph
+from ragboost.engine.text.graph_prompts import PromptWriter, with_facts
+from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import RequestError
 from ragboost.graph import path_text
 from ragboost.serving import serve_in_thread
@@ -206,7 +207,7 @@ def test_written_out_subgraphs_are_the_text_of_ordinary_attention() -> None:
     request = parse_graph({"paths": [PATHS[0], PATHS[3], PATHS[1]]})
     writer = PromptWriter(tokenizer)
 
-    nodes = writer.subgraphs(request.paths, messages).nodes
+    nodes = writer.prompt(request.paths, messages, is_tree=False).nodes
 
     tokens = [token for node in nodes if isinstance(node, LinearNode) for token in node.tokens]
     ordered = [request.paths[0], request.paths[2], request.paths[1]]
@@ -226,7 +227,7 @@ def test_written_out_subgraphs_are_the_text_of_ordinary_attention() -> None:
         ({"paths": [["a"], ["a", "", "c"]]}, "ragboost.graph.paths[1]"),
         ({"triplets": [["a", "b"]]}, "ragboost.graph.triplets[0]"),
         ({"triplets": [["a", "b", "c"]], "entities": ["x"]}, "ragboost.graph"),
-        ({"triplets": [["a", "b", "c"]], "entities": [1]}, "ragboost.graph.entities"),
+        ({"triplets": [["a", "b", "c"]], "entities": [1]}, "ragboost.graph.entities[0]"),
         ({"paths": PATHS, "hops": 0}, "ragboost.graph.hops"),
         ({"paths": PATHS, "attention": "full"}, "ragboost.graph.attention"),
         ({"paths": PATHS, "recompute_ratio": 2}, "ragboost.graph.recompute_ratio"),

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from ragboost.chunk_cache.eviction import make_replacement
+from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.engine.runtime.prefix_cache import (
     BlockCache,
     CacheBlock,
@@ -28,7 +28,7 @@ def keys_of(tokens: list[int], *, salt: str | None = None) -> list[bytes]:
 def put(cache: BlockCache, tokens: list[int], *, salt: str | None = None) -> list[CacheBlock]:
     """Insert and keep hold of the blocks of `tokens`, as a running request does."""
     keys = keys_of(tokens, salt=salt)
-    return [item.block for item in cache.insert(keys, tokens, parent=None, salt=salt)]
+    return cache.insert(keys, tokens, parent=None, salt=salt).blocks
 
 
 def test_match_returns_the_longest_cached_prefix_of_full_blocks() -> None:
@@ -88,7 +88,7 @@ def test_blocks_dropped_by_clear_may_still_be_released_and_are_no_parents() -> N
     held = put(cache, [1, 2])
     cache.clear()
     keys = keys_of([1, 2, 3, 4])
-    assert cache.insert(keys[1:], [3, 4], parent=held[0]) == []
+    assert cache.insert(keys[1:], [3, 4], parent=held[0]).blocks == []
     cache.release(held)
     assert len(put(cache, [1, 2, 3, 4])) == 2
     assert isinstance(cache.take_events()[1], Cleared)
@@ -96,7 +96,7 @@ def test_blocks_dropped_by_clear_may_still_be_released_and_are_no_parents() -> N
 
 
 def test_blocks_that_waiting_requests_will_use_stay() -> None:
-    cache = BlockCache(4, BLOCK_SIZE, policy=make_replacement("next-use"))
+    cache = BlockCache(4, BLOCK_SIZE, policy=make_eviction_policy("next-use"))
     for tokens in ([1, 1, 2, 2], [3, 3], [4, 4]):
         cache.release(put(cache, tokens))
     cache.look_ahead([keys_of([1, 1, 2, 2]), keys_of([9, 9, 3, 3])])
@@ -112,7 +112,7 @@ def test_blocks_that_waiting_requests_will_use_stay() -> None:
 
 
 def test_the_least_used_leaf_goes_first_where_uses_count() -> None:
-    cache = BlockCache(2, BLOCK_SIZE, policy=make_replacement("lfu"))
+    cache = BlockCache(2, BLOCK_SIZE, policy=make_eviction_policy("lfu"))
     for tokens in ([1, 2], [1, 2], [3, 4]):
         cache.release(put(cache, tokens))
     put(cache, [5, 6])
@@ -133,7 +133,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @initialize(name=st.sampled_from(["default", "lfu", "lacr", "next-use", "next-use-lfu"]))
     def choose_policy(self, name: str) -> None:
         if name != "default":
-            self.cache = BlockCache(6, BLOCK_SIZE, policy=make_replacement(name))
+            self.cache = BlockCache(6, BLOCK_SIZE, policy=make_eviction_policy(name))
 
     @rule(prompts=st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=3))
     def look_ahead(self, prompts: list[list[int]]) -> None:
@@ -156,7 +156,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             parent=held[-1] if held else None,
             salt=salt,
         )
-        held = [*held, *(item.block for item in inserted)]
+        held = [*held, *inserted.blocks]
         self.running.append(held)
         return held
 

@@ -10,13 +10,13 @@ from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import POLICIES
 from ragboost.config import EngineSettings
-from ragboost.engine.http.extension import Approx
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
-from ragboost.engine.parts import Parts, PromptPart, TextSpan, cut_tokens
 from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
-from ragboost.engine.runtime.core import Engine
+from ragboost.engine.runtime.engine import Engine
+from ragboost.engine.runtime.prompt import CutPrompt, PromptPart, PromptTokens, ReuseOptions
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.sampling import SamplingParams
+from ragboost.engine.text.cutting import TextSpan, cut_tokens
 from tests.engine.submitting import Request
 
 STEP = 64
@@ -46,7 +46,7 @@ def engine(loaded: LoadedModel) -> Iterator[Engine]:
     assert not engine.scheduler.has_work
     assert all(block.num_users == 0 for block in blocks(engine))
     names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name in ("ragboost-choosing", "ragboost-storing")]
+    assert not [name for name in names if name in ("ragboost-selecting", "ragboost-storing")]
 
 
 def blocks(engine: Engine) -> list:  # type: ignore[type-arg]
@@ -57,29 +57,34 @@ def chunk(number: int, length: int = 40) -> tuple[int, ...]:
     return tuple(40 + (number * 131 + i * i * 7) % 4000 for i in range(length))
 
 
-def parts_of(numbers: list[int], *, question: int = 1, system: list[int] = SYSTEM) -> Parts:
-    pieces = tuple(PromptPart(chunk(number), True) for number in numbers)
-    return Parts(tuple(system), pieces, tuple(range(100 + question, 112 + question)))
+def parts_of(numbers: list[int], *, question: int = 1, system: list[int] = SYSTEM) -> CutPrompt:
+    parts = tuple(PromptPart(chunk(number), True) for number in numbers)
+    return CutPrompt(tuple(system), parts, tuple(range(100 + question, 112 + question)))
 
 
 def wait_for_chunks(engine: Engine, count: int) -> None:
-    assert engine.reuser is not None
+    assert engine.chunk_scheduler is not None
     done = threading.Event()
     for _ in range(2000):
-        if engine.reuser.totals.chunks_stored >= count and not engine.reuser.has_work:
+        if (
+            engine.chunk_scheduler.totals.chunks_stored >= count
+            and not engine.chunk_scheduler.has_work
+        ):
             return
         done.wait(0.01)
-    raise AssertionError(f"{engine.reuser.totals.chunks_stored} of {count} chunks were stored")
+    raise AssertionError(
+        f"{engine.chunk_scheduler.totals.chunks_stored} of {count} chunks were stored"
+    )
 
 
-def approx(policy: str = "gradual", ratio: float = 0.25) -> Approx:
-    return Approx(policy, ratio)
+def approx(policy: str = "gradual", ratio: float = 0.25) -> ReuseOptions:
+    return ReuseOptions(policy, ratio)
 
 
 def test_missing_chunks_are_computed_stored_and_reused_in_another_place(engine: Engine) -> None:
-    cold = Request(engine, parts_of([1, 2, 3]), approx=approx()).sources()
+    cold = Request(engine, parts_of([1, 2, 3]), reuse=approx()).sources()
     wait_for_chunks(engine, 3)
-    warm = Request(engine, parts_of([3, 1, 2], question=2), approx=approx()).sources()
+    warm = Request(engine, parts_of([3, 1, 2], question=2), reuse=approx()).sources()
 
     assert cold == (0, 0, 0, 20 + 120 + 12)
     # 16 of the system prompt are in the prefix cache, all of it and chunk 3 behind it in the store.
@@ -87,47 +92,47 @@ def test_missing_chunks_are_computed_stored_and_reused_in_another_place(engine: 
 
 
 def test_the_exact_prefix_comes_before_stored_chunks(engine: Engine) -> None:
-    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(engine, 3)
-    again = Request(engine, parts_of([1, 2, 4, 3], question=2), approx=approx()).sources()
+    again = Request(engine, parts_of([1, 2, 4, 3], question=2), reuse=approx()).sources()
 
     # 6 blocks of the first 100 tokens are exact. The end of chunk 2 and chunk 3 are stored.
     assert again == (96, 33, 11, 40 + 12)
 
 
 def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> None:
-    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(engine, 3)
-    assert engine.reuser is not None
-    reuse = engine.reuser.reuse
+    assert engine.chunk_scheduler is not None
+    reuse = engine.chunk_scheduler.reuse
     for policy in ("gradual", "mean-layers", "epic", "two-stage", "cacheblend"):
         engine.reset_prefix_cache().result(10)
         parts = parts_of([2, 3, 1])
-        got = Request(engine, parts, approx=approx(policy, 0.3)).tokens()[0]
+        got = Request(engine, parts, reuse=approx(policy, 0.3)).tokens()[0]
         alone = reuse.prefill(parts.system, parts.chunks, parts.question, policy=policy, ratio=0.3)
         assert got == int(alone.logits.argmax()), policy
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_runs_in_the_engine_and_its_tokens_add_up(engine: Engine, policy: str) -> None:
-    assert engine.reuser is not None
-    engine.reuser.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
-    request = Request(engine, parts_of([3, 2, 4, 1]), approx=approx(policy, 0.25))
+    assert engine.chunk_scheduler is not None
+    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
+    request = Request(engine, parts_of([3, 2, 4, 1]), reuse=approx(policy, 0.25))
     recomputed = {"full": 80, "reuse": 0}.get(policy, 20)
     assert request.sources() == (60, 80 - recomputed, recomputed, 40 + 12)
 
 
 def test_recomputing_everything_is_exact_and_may_be_shared(engine: Engine) -> None:
-    want = Request(engine, parts_of([3, 1, 2]), approx=None).tokens()
+    want = Request(engine, parts_of([3, 1, 2]), reuse=None).tokens()
     engine.reset_prefix_cache().result(10)
-    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(engine, 3)
     engine.reset_prefix_cache().result(10)
 
-    whole = Request(engine, parts_of([3, 1, 2]), approx=approx(ratio=1.0))
+    whole = Request(engine, parts_of([3, 1, 2]), reuse=approx(ratio=1.0))
     assert whole.tokens() == want
-    assert whole.sequence.exact_until is None
-    again = Request(engine, parts_of([3, 1, 2]), approx=None).finish()
+    assert whole.submitted.exact_until is None
+    again = Request(engine, parts_of([3, 1, 2]), reuse=None).finish()
     assert [output.token_id for output in again] == want
     assert again[-1].cached_tokens == 144
 
@@ -135,29 +140,29 @@ def test_recomputing_everything_is_exact_and_may_be_shared(engine: Engine) -> No
 @pytest.mark.parametrize("ratio", [0.0, 0.25])
 def test_approximate_kv_is_invisible_to_exact_requests(engine: Engine, ratio: float) -> None:
     """Neither its prompt nor what was generated over it enters the prefix cache."""
-    exact = Request(engine, parts_of([3, 1, 2]), approx=None, max_tokens=40).tokens()
-    assert engine.reuser is not None
-    engine.reuser.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
+    exact = Request(engine, parts_of([3, 1, 2]), reuse=None, max_tokens=40).tokens()
+    assert engine.chunk_scheduler is not None
+    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
     engine.reset_prefix_cache().result(10)
 
-    request = Request(engine, parts_of([3, 1, 2]), approx=approx(ratio=ratio), max_tokens=40)
+    request = Request(engine, parts_of([3, 1, 2]), reuse=approx(ratio=ratio), max_tokens=40)
     request.finish()
-    after = Request(engine, parts_of([3, 1, 2]), approx=None, max_tokens=40).finish()
+    after = Request(engine, parts_of([3, 1, 2]), reuse=None, max_tokens=40).finish()
 
-    assert request.sequence.exact_until == 60
+    assert request.submitted.exact_until == 60
     assert after[0].cached_tokens == 48, "system prompt and first chunk, in whole blocks"
     assert [output.token_id for output in after] == exact
 
 
 def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(engine: Engine) -> None:
-    assert engine.reuser is not None
-    engine.reuser.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 5)])
+    assert engine.chunk_scheduler is not None
+    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 5)])
     orders = [[1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3], [3, 3, 1], [2, 5, 1, 4], [4, 1]]
     policies = ["gradual", "two-stage", "epic", "a3", "hybrid", "mean-layers"]
 
     def start(number: int) -> Request:
         how = approx(policies[number], 0.3) if number != 3 else None
-        return Request(engine, parts_of(orders[number]), approx=how, max_tokens=12)
+        return Request(engine, parts_of(orders[number]), reuse=how, max_tokens=12)
 
     alone = []
     for number in range(len(orders)):
@@ -170,16 +175,16 @@ def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(engine:
 
 def test_decoding_goes_on_while_another_request_chooses_and_computes(engine: Engine) -> None:
     """A step has at most the budget in rows, whatever it does; so have pieces between steps."""
-    assert engine.reuser is not None
+    assert engine.chunk_scheduler is not None
     numbers = list(range(1, 21))
-    engine.reuser.reuse.precompute(SYSTEM, [chunk(number) for number in numbers])
+    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(number) for number in numbers])
     steps, pieces = watch(engine)
-    decoding = Request(engine, parts_of([30]), approx=None, max_tokens=1500)
+    decoding = Request(engine, parts_of([30]), reuse=None, max_tokens=1500)
     decoding.next()
-    assert Request(engine, parts_of(numbers[::-1]), approx=approx()).sources()[1] > 500
-    engine.abort(decoding.sequence)
+    assert Request(engine, parts_of(numbers[::-1]), reuse=approx()).sources()[1] > 500
+    engine.abort(decoding.submitted)
 
-    layers = engine.reuser.reuse.adapter.num_layers
+    layers = engine.chunk_scheduler.reuse.adapter.num_layers
     mixed = [rows for rows in steps if len(rows) == 2 and rows[0] == 1]
     assert len(mixed) >= 200 // STEP, "selected rows came in steps, each beside a decode row"
     assert max(sum(rows) for rows in steps) <= STEP
@@ -205,8 +210,8 @@ def watch(engine: Engine) -> tuple[list[list[int]], list[int]]:
             steps.append([len(segment.token_ids) for segment in segments])
             return forward(segments)
 
-    assert engine.reuser is not None
-    adapter = engine.reuser.reuse.adapter
+    assert engine.chunk_scheduler is not None
+    adapter = engine.chunk_scheduler.reuse.adapter
 
     class Watched(ModelAdapter):
         """The real adapter."""
@@ -219,17 +224,17 @@ def watch(engine: Engine) -> tuple[list[list[int]], list[int]]:
             return adapter.forward(tokens, *args, **kwargs)
 
     engine.scheduler._runner = Spy()  # type: ignore[assignment]
-    engine.reuser.reuse.adapter = Watched()
+    engine.chunk_scheduler.reuse.adapter = Watched()
     return steps, pieces
 
 
 def test_storing_chunks_takes_an_eighth_of_a_busy_step(engine: Engine) -> None:
-    decoding = Request(engine, parts_of([30]), approx=None, max_tokens=1500)
+    decoding = Request(engine, parts_of([30]), reuse=None, max_tokens=1500)
     decoding.next()
-    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(engine, 3)
-    assert decoding.sequence.finish_reason is None, "it was not held up"
-    engine.abort(decoding.sequence)
+    assert decoding.submitted.finish_reason is None, "it was not held up"
+    engine.abort(decoding.submitted)
 
 
 @pytest.mark.parametrize("is_cold", [True, False])
@@ -237,27 +242,25 @@ def test_abort_frees_everything_at_any_stage(loaded: LoadedModel, is_cold: bool)
     """Stepped by hand: abort after each possible number of steps."""
     for num_steps in range(12):
         engine = make_engine(loaded, SETTINGS)
-        scheduler, reuser = engine.scheduler, engine.reuser
-        assert reuser is not None
+        scheduler, chunk_scheduler = engine.scheduler, engine.chunk_scheduler
+        assert chunk_scheduler is not None
         if not is_cold:
-            reuser.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 9)])
+            chunk_scheduler.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 9)])
         parts = parts_of(list(range(1, 9)))
-        sequence = EngineRequest(
-            parts.token_ids,
+        request = EngineRequest(
+            PromptTokens(parts.token_ids, parts, approx()),
             SamplingParams(max_tokens=2, temperature=0),
             emit=lambda _output: None,
-            parts=parts,
-            approx=approx(),
         )
-        scheduler.add(sequence)
+        scheduler.add(request)
         for _ in range(num_steps):
             scheduler.step()
-        scheduler.abort(sequence)
-        assert sequence.kv is None
+        scheduler.abort(request)
+        assert request.kv is None
         assert not scheduler.running
         assert all(block.num_users == 0 for block in blocks(engine))
         names = [thread.name for thread in threading.enumerate()]
-        assert "ragboost-choosing" not in names
+        assert "ragboost-selecting" not in names
         scheduler.close()
         assert not scheduler.has_work
         assert "ragboost-storing" not in [thread.name for thread in threading.enumerate()]
@@ -268,14 +271,14 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
     settings = SETTINGS.model_copy(update={"reuse_capacity_bytes": 110 * bytes_per_token})
     engine = make_engine(loaded, settings)
     engine.start()
-    Request(engine, parts_of([1, 2, 3]), approx=approx()).finish()
+    Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(engine, 3)
-    assert engine.reuser is not None
-    store = engine.reuser.reuse.store
+    assert engine.chunk_scheduler is not None
+    store = engine.chunk_scheduler.reuse.store
     assert isinstance(store, ChunkStore)
     store.check_integrity()
     assert store.size_bytes <= 110 * bytes_per_token
-    sources = Request(engine, parts_of([3, 2, 1], question=3), approx=approx()).sources()
+    sources = Request(engine, parts_of([3, 2, 1], question=3), reuse=approx()).sources()
     assert sum(sources) == 152
     assert sources[3] >= 40 + 12
     engine.stop()
@@ -284,18 +287,18 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
 def test_where_few_tokens_are_stored_everything_is_computed_and_exact(engine: Engine) -> None:
     """40 reused tokens do not pay for looking at 92 missing ones; for a policy that looks at the
     question alone they do."""
-    assert engine.reuser is not None
-    engine.reuser.reuse.precompute(SYSTEM, [chunk(1)])
+    assert engine.chunk_scheduler is not None
+    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1)])
     for policy, recomputed, others in (("gradual", 40, (7, 8)), ("mean-layers", 10, (9, 10))):
         parts = parts_of([others[0], 1, others[1]], question=3)
-        request = Request(engine, parts, approx=approx(policy))
+        request = Request(engine, parts, reuse=approx(policy))
         assert request.sources()[1:] == (40 - recomputed, recomputed, 80 + 12)
-        assert (request.sequence.exact_until is None) == (policy == "gradual")
+        assert (request.submitted.exact_until is None) == (policy == "gradual")
 
 
 def test_salts_do_not_share_chunks(engine: Engine) -> None:
     def sources(order: list[int], salt: str | None) -> tuple[int, int, int, int]:
-        return Request(engine, parts_of(order), approx=approx(), salt=salt).sources()
+        return Request(engine, parts_of(order), reuse=approx(), salt=salt).sources()
 
     for number, salt in enumerate((None, "a", "b"), 1):
         assert sources([1, 2], salt) == (0, 0, 0, 112)
@@ -304,8 +307,8 @@ def test_salts_do_not_share_chunks(engine: Engine) -> None:
 
 
 def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
-    assert engine.reuser is not None
-    reuse = engine.reuser.reuse
+    assert engine.chunk_scheduler is not None
+    reuse = engine.chunk_scheduler.reuse
     chunks = [chunk(number) for number in (1, 2, 3)]
     reuse.precompute(SYSTEM, chunks)
     stored = [reuse.chunks.find(SYSTEM, each) for each in chunks] + [reuse.chunks.find((), SYSTEM)]
@@ -313,7 +316,7 @@ def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
     before = [tensor.clone() for tensor in tensors]
     for policy in ("gradual", "two-stage", "reuse", "full"):
         engine.reset_prefix_cache().result(10)
-        Request(engine, parts_of([3, 1, 2]), approx=approx(policy), max_tokens=20).finish()
+        Request(engine, parts_of([3, 1, 2]), reuse=approx(policy), max_tokens=20).finish()
     assert len(tensors) == 4 * 2 * 2
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
 
@@ -321,29 +324,29 @@ def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
 def test_a_policy_that_the_model_is_too_small_for_computes_everything(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert engine.reuser is not None
-    engine.reuser.reuse.precompute(SYSTEM, [chunk(1), chunk(2)])
-    engine.reuser.reuse.adapter.num_layers = 1
+    assert engine.chunk_scheduler is not None
+    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2)])
+    engine.chunk_scheduler.reuse.adapter.num_layers = 1
     try:
-        request = Request(engine, parts_of([2, 1]), approx=approx("a3"))
+        request = Request(engine, parts_of([2, 1]), reuse=approx("a3"))
         exact, approximate, recomputed, computed = request.sources()
     finally:
-        engine.reuser.reuse.adapter.num_layers = 2
+        engine.chunk_scheduler.reuse.adapter.num_layers = 2
     assert (exact, approximate, recomputed, computed) == (0, 0, 0, 112)
-    assert "this policy looks at layer 1" in caplog.text
+    assert "this policy needs layer 1" in caplog.text
 
 
 def test_token_prompts_with_text_between_chunks_add_up(engine: Engine) -> None:
     tokens = [*SYSTEM, *chunk(1), 5, 6, *chunk(2), 5, 8, *range(100, 112)]
     spans = [TextSpan(20, 60), TextSpan(62, 102)]
-    Request(engine, cut_tokens(tokens, spans), approx=approx()).finish()
+    Request(engine, cut_tokens(tokens, spans), reuse=approx()).finish()
     wait_for_chunks(engine, 2)
     moved = [*SYSTEM, *chunk(2), 5, 6, *chunk(1), 5, 9, *range(100, 112)]
-    request = Request(engine, cut_tokens(moved, spans), approx=approx(ratio=0.5))
+    request = Request(engine, cut_tokens(moved, spans), reuse=approx(ratio=0.5))
     assert request.sources() == (20 + 40, 20, 20, 2 + 14)
 
 
-def test_a_reuser_without_work_stores_nothing(engine: Engine) -> None:
-    assert isinstance(engine.reuser, ChunkScheduler)
-    assert not engine.reuser.has_work
-    engine.reuser.close()
+def test_a_chunk_scheduler_without_work_stores_nothing(engine: Engine) -> None:
+    assert isinstance(engine.chunk_scheduler, ChunkScheduler)
+    assert not engine.chunk_scheduler.has_work
+    engine.chunk_scheduler.close()

@@ -1,1 +1,1 @@
-"""Chunk KV on an accelerator, in host memory and on disk, behind the interface of `ChunkStore`."""
+"""Chunk KV on an accelerator, in host memory and on disk, behind the interface `KVStore`."""

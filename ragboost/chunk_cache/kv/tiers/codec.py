@@ -1,8 +1,5 @@
-"""Turn a layer's keys and values into the tensors that are stored, and back: as they are, or in 8
-bits with a scale per token and head.
-
-Knows tensors. Does not know files.
-"""
+"""Encode a layer's keys and values for storage: unchanged, or in 8 bits with a scale per token and
+head."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,14 +13,14 @@ KV = tuple[torch.Tensor, torch.Tensor]
 CODECS: Mapping[str, torch.dtype | None] = MappingProxyType(
     {"plain": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 )
-"""Stored dtype of each codec; None: that of the KV."""
+"""Stored dtype of each codec; None: the dtype of the KV."""
 
 
 def check_codec(name: str) -> str:
-    """Return the name of a codec that exists.
+    """Return the name of a known codec.
 
     Raises:
-        ChunkCacheError: there is none.
+        ChunkCacheError: it is unknown.
     """
     if name not in CODECS:
         raise ChunkCacheError(f"codec must be one of {', '.join(CODECS)}, got {name!r}")
@@ -31,7 +28,7 @@ def check_codec(name: str) -> str:
 
 
 def pack(kv: KV, codec: str) -> dict[str, torch.Tensor]:
-    """Return the tensors to store, by name, on the CPU and contiguous."""
+    """Return the tensors to store by name, on the CPU and contiguous."""
     dtype = CODECS[codec]
     packed = {}
     for name, tensor in zip("kv", kv, strict=True):
@@ -39,14 +36,14 @@ def pack(kv: KV, codec: str) -> dict[str, torch.Tensor]:
         if dtype is not None:
             values, packed[f"{name}_scale"] = _quantise(values, dtype)
         values = values.contiguous()
-        # safetensors takes no tensors that share memory, as views of one buffer do.
+        # safetensors refuses tensors that share memory, as views of one buffer do.
         is_view = values.untyped_storage().nbytes() != values.nbytes
         packed[name] = values.clone() if is_view else values
     return packed
 
 
 def unpack(packed: Mapping[str, torch.Tensor], *, dtype: torch.dtype) -> KV:
-    """Return keys and values from what `pack` made."""
+    """Return the keys and values that were encoded by `pack`."""
     keys, values = (_restore(packed, name, dtype) for name in "kv")
     return keys, values
 

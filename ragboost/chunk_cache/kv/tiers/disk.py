@@ -1,8 +1,8 @@
 """A directory of chunk files, bounded in bytes, shared by any number of processes.
 
-A file appears whole, by renaming, and never changes. A file's modification time is its rank: the
-time at which its heat times recompute cost per byte will have faded to 1, so that the order needs
-neither a clock nor an index, and survives restarts. Knows files. Does not know memory or models.
+Files are immutable and appear atomically, by renaming. The modification time of a file is its rank
+for eviction: the time at which its heat times its recompute cost per byte will have decayed to 1 ns
+per byte. This order needs neither a clock nor an index, and survives restarts.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ragboost.chunk_cache.eviction.heat import TAU_S
-from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.tiers.codec import check_codec
 from ragboost.chunk_cache.kv.tiers.files import ChunkFile, encode
 from ragboost.errors import ChunkCacheError
@@ -26,31 +26,30 @@ logger = logging.getLogger(__name__)
 
 _SUFFIX = ".safetensors"
 _UNFINISHED = ".unfinished"
-_KEPT_SHARE = 0.95  # after an eviction, so that not every file that comes reads the directory
+_KEPT_SHARE = 0.95  # after an eviction, so that not every write scans the directory
 
 
-class _Found(NamedTuple):
+class _Entry(NamedTuple):
     rank: float
     size_bytes: int
     path: Path
 
 
 class DiskTier:
-    """See the module. Safe to use from several threads and processes.
+    """A bounded map from chunk keys to files. Safe to use from several threads and processes.
 
     Args:
-        directory: made where it does not exist; nothing else may be kept in it.
-        capacity_bytes: of all files together, those of other processes too.
-        codec: how KV is stored, see `CODECS`; files of other codecs are read all the same.
-        tau_s: seconds in which heat halves.
-        clock: seconds since the epoch.
+        directory: created if absent; must not be used for anything else.
+        capacity_bytes: maximum bytes of all files, including those of other processes.
+        codec: encoding of new files, see `CODECS`; files of any codec are readable.
+        clock: returns seconds since the epoch.
 
     Attributes:
-        num_refused: files that were found broken or foreign, and removed.
-        num_failed: writes that the system refused, such as on a full disk.
+        num_refused: corrupt or foreign files that were removed.
+        num_failed: writes that failed, such as on a full disk.
 
     Raises:
-        ChunkCacheError: an unknown codec, a bad capacity, a directory that cannot be used.
+        ChunkCacheError: an unknown codec, an invalid capacity, or an unusable directory.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class DiskTier:
         *,
         capacity_bytes: int,
         codec: str = "plain",
-        tau_s: float = TAU_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if capacity_bytes < 1:
@@ -69,11 +67,11 @@ class DiskTier:
         self.num_refused = 0
         self.num_failed = 0
         self._codec = check_codec(codec)
-        self._tau_s, self._clock = tau_s, clock
+        self._clock = clock
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            with self._locked() as books:
-                books.total = sum(found.size_bytes for found in self._scan())
+            with self._locked() as reserved:
+                reserved.total = sum(entry.size_bytes for entry in self._scan())
         except OSError as error:
             raise ChunkCacheError(f"{directory} cannot hold chunk files: {error}") from error
 
@@ -85,13 +83,13 @@ class DiskTier:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files, unfinished ones too."""
+        """Bytes of all files, including unfinished ones."""
         with self._locked():
-            return sum(found.size_bytes for found in self._scan())
+            return sum(entry.size_bytes for entry in self._scan())
 
     def open(self, key: str) -> ChunkFile | None:
-        """Return the file of a chunk, and mark it as used; None: there is none that can be used.
-        One that is broken or foreign is removed."""
+        """Open the file of a chunk and mark it as used; None if there is no valid one. A corrupt or
+        foreign file is removed."""
         try:
             file = ChunkFile(self._path(key), key)
         except FileNotFoundError:
@@ -103,7 +101,7 @@ class DiskTier:
         return file
 
     def load(self, key: str) -> ChunkKV | None:
-        """Read a chunk; None: there is none that can be used."""
+        """Read a chunk; None if there is no valid file."""
         file = self.open(key)
         if file is None:
             return None
@@ -115,54 +113,51 @@ class DiskTier:
                 return None
 
     def refuse(self, key: str, reason: Exception) -> None:
-        """Remove a file that cannot be used, and say why."""
-        logger.warning("chunk file removed, its KV is computed again: %s", reason)
+        """Remove an invalid file and log the reason."""
+        logger.warning("removed a chunk file, its KV will be recomputed: %s", reason)
         self.num_refused += 1
         self.remove(key)
 
     def remove(self, key: str) -> None:
-        """Drop a chunk. One that is being read stays readable. Absent ones are ignored."""
+        """Remove a chunk. A file that is open stays readable. An absent key does nothing."""
         try:
             self._path(key).unlink(missing_ok=True)
-        except OSError as error:  # a directory that is read-only now: the file is refused again
-            logger.warning("chunk file %s cannot be removed: %s", key, error)
+        except OSError as error:  # such as a read-only directory
+            logger.warning("cannot remove chunk file %s: %s", key, error)
 
     def save(self, key: str, chunk: ChunkKV) -> bool:
-        """Store a chunk in the place of what is there under its key, evicting what is worth least.
+        """Write a chunk, replacing that of the same key and evicting the lowest-ranked files.
 
         Returns:
-            False: it is larger than the tier, or the system refused to write it (a full disk, a
-            quota); nothing has changed then.
+            False if it exceeds the capacity by itself or the write failed (full disk, quota);
+            nothing has changed then.
         """
         data = encode(key, chunk, codec=self._codec)
         if len(data) > self.capacity_bytes:
             return False
+        cost = _cost_per_byte(chunk.compute_s, len(chunk.tokens), len(data))
         try:
-            self._write(
-                key,
-                data,
-                rank=self._rank(1.0, _worth(chunk.compute_s, len(chunk.tokens), len(data))),
-            )
+            self._write(key, data, rank=self._rank(1.0, cost))
         except OSError as error:
             self.num_failed += 1
-            logger.warning("chunk %s is not kept on disk: %s", key, error)
+            logger.warning("cannot write chunk %s to disk: %s", key, error)
             return False
         return True
 
     def clear(self) -> None:
-        """Drop everything."""
-        with self._locked() as books:
-            for found in self._scan():
-                found.path.unlink(missing_ok=True)
-            books.total = 0
+        """Remove all chunks."""
+        with self._locked() as reserved:
+            for entry in self._scan():
+                entry.path.unlink(missing_ok=True)
+            reserved.total = 0
 
     def _write(self, key: str, data: bytes, *, rank: float) -> None:
         path = self.directory / f"{uuid.uuid4().hex}{_UNFINISHED}"
-        with self._locked() as books:
-            self._make_room(books, len(data))
+        with self._locked() as reserved:
+            self._make_room(reserved, len(data))
             file = path.open("xb", buffering=0)
-            # Held until the file is renamed or its writer dies: see _is_abandoned. It has its full
-            # size from the beginning, so that others count it, and a full disk shows at once.
+            # Locked until the file is renamed or its writer dies, see _is_abandoned. It has its
+            # full size from the start: other processes count it, and a full disk fails early.
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 os.posix_fallocate(file.fileno(), 0, len(data))
@@ -177,100 +172,100 @@ class DiskTier:
                 while view:
                     view = view[file.write(view) or 0 :]
                 os.utime(file.fileno(), (self._clock(), rank))
-                os.fdatasync(file.fileno())  # before the name: a file is whole once it has one
-                with self._locked():  # so that nobody who counts meets the file twice
+                os.fdatasync(file.fileno())  # before the rename: a named file is complete
+                with self._locked():  # so that no scan counts the file twice
                     path.rename(self._path(key))
             on_failure.pop_all()
 
-    def _make_room(self, books: "_Books", size: int) -> None:
-        total = books.total
-        if total is None:  # unreadable: count again
+    def _make_room(self, reserved: "_ReservedBytes", size: int) -> None:
+        total = reserved.total
+        if total is None:  # unreadable: scan
             total = self.capacity_bytes
         if total + size > self.capacity_bytes:
-            kept = sorted(self._scan())
-            total = sum(found.size_bytes for found in kept)
+            entries = sorted(self._scan())
+            total = sum(entry.size_bytes for entry in entries)
             goal = max(0, int(_KEPT_SHARE * self.capacity_bytes) - size)
-            for found in kept:
-                if total <= goal or found.rank == math.inf:
-                    break
-                found.path.unlink(missing_ok=True)
-                total -= found.size_bytes
-            if total + size > self.capacity_bytes:
-                raise OSError("other processes are writing as much as fits")
-        # Reserved now: until the next scan the books never say less than there is.
-        books.total = total + size
-
-    def _scan(self) -> Iterator[_Found]:
-        """All files; those that are being written rank last. Abandoned ones are removed. Call it
-        with the lock held."""
-        with os.scandir(self.directory) as entries:
             for entry in entries:
-                path = Path(entry.path)
+                if total <= goal or entry.rank == math.inf:
+                    break
+                entry.path.unlink(missing_ok=True)
+                total -= entry.size_bytes
+            if total + size > self.capacity_bytes:
+                raise OSError("unfinished files of other processes fill the directory")
+        # Until the next scan the recorded total is never below the actual one.
+        reserved.total = total + size
+
+    def _scan(self) -> Iterator[_Entry]:
+        """Yield all files, unfinished ones with infinite rank, and remove abandoned ones. Requires
+        the lock."""
+        with os.scandir(self.directory) as files:
+            for file in files:
+                path = Path(file.path)
                 try:
-                    if entry.name.endswith(_SUFFIX):
-                        status = entry.stat()
-                        yield _Found(status.st_mtime, status.st_size, path)
-                    elif entry.name.endswith(_UNFINISHED):
+                    if file.name.endswith(_SUFFIX):
+                        status = file.stat()
+                        yield _Entry(status.st_mtime, status.st_size, path)
+                    elif file.name.endswith(_UNFINISHED):
                         if _is_abandoned(path):
                             path.unlink(missing_ok=True)
                         else:
-                            yield _Found(math.inf, entry.stat().st_size, path)
+                            yield _Entry(math.inf, file.stat().st_size, path)
                 except FileNotFoundError:
                     continue
 
     def _touch(self, file: ChunkFile) -> None:
-        worth = _worth(file.compute_s, file.num_tokens, file.size_bytes)
+        cost = _cost_per_byte(file.compute_s, file.num_tokens, file.size_bytes)
         now = self._clock()
         old = os.fstat(file.fileno()).st_mtime
-        heat = math.exp2(min(64.0, (old - self._rank(1.0, worth)) / self._tau_s))
+        heat = math.exp2(min(64.0, (old - self._rank(1.0, cost)) / TAU_S))
         try:
-            os.utime(file.fileno(), (now, self._rank(heat + 1, worth)))
-        except OSError as error:  # a file of another user: it may be read, and ranks as it did
-            logger.debug("the rank of a chunk file stays: %s", error)
+            os.utime(file.fileno(), (now, self._rank(heat + 1, cost)))
+        except OSError as error:  # such as a readable file of another user
+            logger.debug("cannot update the rank of a chunk file: %s", error)
 
-    def _rank(self, heat: float, worth: float) -> float:
-        """The time at which heat * worth has faded to 1 ns of computing per byte."""
-        return self._clock() + self._tau_s * math.log2(heat * max(worth * 1e9, 1e-6))
+    def _rank(self, heat: float, cost_per_byte: float) -> float:
+        """Return the time at which heat * cost will have decayed to 1 ns per byte."""
+        return self._clock() + TAU_S * math.log2(heat * max(cost_per_byte * 1e9, 1e-6))
 
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}{_SUFFIX}"
 
     @contextmanager
-    def _locked(self) -> Iterator["_Books"]:
-        """One process and thread at a time; the system lets go of the lock when a process dies."""
+    def _locked(self) -> Iterator["_ReservedBytes"]:
+        """Exclude other processes and threads; the system releases the lock when a process dies."""
         descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield _Books(descriptor)
+            yield _ReservedBytes(descriptor)
         finally:
             os.close(descriptor)
 
 
-class _Books:
-    """The bytes that all processes have reserved, kept in the lock file."""
+class _ReservedBytes:
+    """The total bytes that all processes have reserved, stored in the lock file."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @property
     def total(self) -> int | None:
-        """Bytes; None where the file says something else."""
+        """Reserved bytes; None if the file does not hold a number."""
         text = os.pread(self._descriptor, 32, 0)
         return int(text) if text.isdigit() else None
 
     @total.setter
     def total(self, value: int) -> None:
-        # One write of fixed length, so that a crash leaves the old number or the new one.
+        # A single write of fixed length: a crash leaves the old number or the new one.
         os.pwrite(self._descriptor, f"{value:020d}".encode(), 0)
 
 
-def _worth(compute_s: float | None, num_tokens: int, size_bytes: int) -> float:
-    """Seconds of computing per byte; where they were not measured, 1 ms a token is assumed."""
+def _cost_per_byte(compute_s: float | None, num_tokens: int, size_bytes: int) -> float:
+    """Return the seconds of computing per byte, assuming 1 ms per token if unmeasured."""
     return (num_tokens * 1e-3 if compute_s is None else compute_s) / size_bytes
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether the writer of an unfinished file has died: it holds a lock while it lives."""
+    """Return True if the writer of an unfinished file has died and so released its lock."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,8 @@
-"""One chunk's KV as a safetensors file that is either whole and right, or refused.
+"""The file format of one chunk's KV: safetensors with checksums.
 
-The header says what the file is (format, version, key) and has a checksum of itself; every layer
-has its own, so that layers can be used one by one. A layer is read into memory of its own and
-checked there: a memory map could change or fault after the check. Knows files and tensors. Does not
-know directories, budgets or threads.
+The header identifies the file (format, version, key) and carries its own checksum; every layer has
+a checksum too, so that layers can be used one by one. A layer is read into memory before it is
+checked, since a memory map could change or fault after the check.
 """
 
 import json
@@ -19,8 +18,9 @@ from typing import Any, BinaryIO
 import torch
 from safetensors.torch import save
 
-from ragboost.chunk_cache.craft.influence import Influence
-from ragboost.chunk_cache.kv.store import LAYOUT_VERSION, ChunkKV
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.influence import Influence
+from ragboost.chunk_cache.kv.keys import LAYOUT_VERSION
 from ragboost.chunk_cache.kv.tiers.codec import CODECS, KV, pack, unpack
 from ragboost.errors import ChunkCacheError
 
@@ -30,12 +30,12 @@ _MAX_HEADER_BYTES = 64 << 20
 
 
 def encode(key: str, chunk: ChunkKV, *, codec: str) -> bytes:
-    """Return the bytes of a file.
+    """Return the content of a chunk file.
 
     Args:
-        key: what the chunk is stored under; a file that is found under another one is refused.
-        chunk: its KV.
-        codec: name in `CODECS`.
+        key: key of the chunk; reading the file under another key fails.
+        chunk: the KV.
+        codec: a name in `CODECS`.
     """
     tensors: dict[str, torch.Tensor] = {}
     checksums = []
@@ -75,17 +75,17 @@ def encode(key: str, chunk: ChunkKV, *, codec: str) -> bytes:
 
 
 class ChunkFile:
-    """An open file of a chunk, its header checked.
+    """An open chunk file with a valid header.
 
     Attributes:
-        num_layers: in it.
-        size_bytes: of the file.
-        num_tokens: of the chunk.
-        compute_s: seconds that computing it took; None: not measured.
+        num_layers: layers of the chunk.
+        size_bytes: bytes of the file.
+        num_tokens: tokens of the chunk.
+        compute_s: seconds it took to compute; None if unmeasured.
 
     Raises:
-        ChunkCacheError: the file is not what `encode` makes for this key; the message says why.
-        OSError: it cannot be read, or is not there.
+        ChunkCacheError: the file is not a valid file of this key; the message names the reason.
+        OSError: it cannot be read.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -103,11 +103,11 @@ class ChunkFile:
         self.close()
 
     def close(self) -> None:
-        """Close it; reading further layers is an error."""
+        """Close the file; no layer can be read afterwards."""
         self._file.close()
 
     def fileno(self) -> int:
-        """The file's descriptor."""
+        """Return the file descriptor."""
         return self._file.fileno()
 
     def chunk(self, layers: Sequence[KV]) -> ChunkKV:
@@ -127,11 +127,11 @@ class ChunkFile:
         )
 
     def read_layer(self, number: int) -> KV:
-        """Read one layer's keys and values.
+        """Read the keys and values of one layer.
 
         Raises:
-            ChunkCacheError: they are not what was written.
-            OSError: they cannot be read.
+            ChunkCacheError: the layer is corrupt.
+            OSError: the file cannot be read.
         """
         packed = {}
         checksum = 0
@@ -140,17 +140,17 @@ class ChunkFile:
             start, stop = self._ranges[name]
             buffer = bytearray(stop - start)
             if os.preadv(self._file.fileno(), [buffer], start) != len(buffer):
-                raise self._refusal("it is shorter than it says")
+                raise self._refusal("it is truncated")
             checksum = zlib.crc32(buffer, checksum)
             shape, dtype = self._fields["tensors"][name]
             values = torch.frombuffer(buffer, dtype=_dtype(dtype)).reshape(shape)
             packed[name.partition(".")[2]] = values
         if checksum != self._fields["layers"][number]:
-            raise self._refusal(f"layer {number} has another checksum than when it was written")
+            raise self._refusal(f"layer {number} has a wrong checksum")
         return unpack(packed, dtype=_dtype(self._fields["dtype"]))
 
     def read(self) -> ChunkKV:
-        """Read the whole chunk; raises as `read_layer`."""
+        """Read the whole chunk. Raises like `read_layer`."""
         return self.chunk(tuple(self.read_layer(number) for number in range(self.num_layers)))
 
     def _read_header(self, key: str) -> None:
@@ -161,7 +161,7 @@ class ChunkFile:
             if (metadata["format"], metadata["version"]) != (FORMAT, version):
                 raise self._refusal(f"it has format {metadata['format']} {metadata['version']}")
             if zlib.crc32(metadata["fields"].encode()) != int(metadata["checksum"]):
-                raise self._refusal("its header has another checksum than when it was written")
+                raise self._refusal("its header has a wrong checksum")
             self._fields: dict[str, Any] = json.loads(metadata["fields"])
             self._ranges = {
                 name: (start + begin, start + end)
@@ -180,13 +180,13 @@ class ChunkFile:
     def _parse(self) -> tuple[dict[str, Any], int]:
         (length,) = struct.unpack("<Q", os.pread(self._file.fileno(), 8, 0))
         if not 0 < length <= min(_MAX_HEADER_BYTES, self.size_bytes - 8):
-            raise self._refusal(f"its header would have {length} bytes")
+            raise self._refusal(f"its header has an invalid size of {length} bytes")
         header = json.loads(os.pread(self._file.fileno(), length, 8))
         return header, 8 + length
 
     def _check_ranges(self) -> None:
-        """The offsets stand outside of the checked fields: they must fit the checked shapes. Where
-        they are swapped, the layers' checksums tell."""
+        """Check the offsets, which the header's checksum does not cover, against the shapes, which
+        it does. Swapped offsets are detected by the layers' checksums."""
         tensors, codec = self._fields["tensors"], self._fields["codec"]
         if codec not in CODECS or set(tensors) != set(self._ranges):
             raise self._refusal("its header does not describe its tensors")
@@ -195,20 +195,20 @@ class ChunkFile:
             start, stop = self._ranges[name]
             size = torch.Size(shape).numel() * _dtype(dtype).itemsize
             if stop - start != size or start < 8:
-                raise self._refusal(f"tensor {name} has {stop - start} bytes and not {size}")
+                raise self._refusal(f"tensor {name} has {stop - start} bytes instead of {size}")
             end = max(end, stop)
         if end != self.size_bytes:
-            raise self._refusal(f"it has {self.size_bytes} bytes and not {end}")
+            raise self._refusal(f"it has {self.size_bytes} bytes instead of {end}")
 
     def _refusal(self, reason: str) -> ChunkCacheError:
         return ChunkCacheError(f"{self._path.name} cannot be used: {reason}")
 
 
 def _dtype(name: str) -> torch.dtype:
-    """The dtype that `str(dtype)` gives, with or without its prefix."""
+    """Return the dtype of a name, with or without the prefix "torch."."""
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise ChunkCacheError(f"{name} is no dtype of this torch")
+        raise ChunkCacheError(f"unknown dtype {name}")
     return dtype
 
 

@@ -1,8 +1,7 @@
-"""Read chunk files in the background: the chunks of one request together, layer by layer.
+"""Read chunk files in the background, the chunks of one request together and layer by layer.
 
-All first layers come before all second ones, so that a request can be computed while its later
-layers load: one moving frontier, where Cache-Craft's algorithm 2 loads layers again at each step.
-Knows files and threads. Does not know memory tiers.
+All first layers are read before all second ones, so that a request can be computed while its later
+layers load: one pass over the layers, where Cache-Craft's algorithm 2 reloads layers at each step.
 """
 
 import threading
@@ -12,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.chunk_cache.kv.tiers.speeds import Speeds
 from ragboost.chunk_cache.kv.tiers.stream import LayerStream
@@ -20,14 +19,14 @@ from ragboost.errors import ChunkCacheError
 
 
 class ChunkLoad:
-    """A chunk that is being loaded, or will be.
+    """The load of one chunk, queued or running.
 
     Attributes:
-        key: of the chunk.
-        group: number of the request that it was announced for; later ones have higher numbers.
-        is_awaited: a request waits for it already, so that it must not take longer than computing;
-            False: it was announced, and loads while the request waits for something else.
-        is_cancelled: nobody wants it any more; what was read is dropped.
+        key: key of the chunk.
+        group: ascending number of the request that the chunk is loaded for.
+        is_awaited: a request is blocked on the load, which therefore must not take longer than
+            computing; False for a prefetch.
+        is_cancelled: the result is not needed any more and is dropped.
     """
 
     def __init__(self, key: str, group: int, *, is_awaited: bool) -> None:
@@ -38,7 +37,7 @@ class ChunkLoad:
 
     @property
     def unread_bytes(self) -> int:
-        """What is still to come, as far as known: a file that is not open yet counts nothing."""
+        """Bytes still to read; 0 until the file is open."""
         stream = self._stream
         if stream is None or stream.is_done:
             return 0
@@ -46,35 +45,34 @@ class ChunkLoad:
 
     @property
     def num_unread_tokens(self) -> int:
-        """Tokens that would have to be computed in its place; 0 once it is there."""
+        """Tokens to compute if the load were abandoned; 0 once it is complete."""
         stream = self._stream
         return 0 if stream is None or stream.is_done else len(stream.chunk.tokens)
 
     def opened(self, stream: LayerStream | None) -> None:
-        """Called by the loader with the open file; None: there is none, or it is not worth it."""
+        """Set the open file; None if there is none, or if loading it is not worthwhile."""
         self._stream = stream
         self._opened.set()
 
     def stream(self) -> LayerStream | None:
-        """Wait until the file is open; None: it will not come."""
+        """Wait until the file is open and return its stream, see `opened`."""
         self._opened.wait()
         return self._stream
 
     def chunk(self) -> ChunkKV | None:
-        """Wait for the whole chunk; None: it cannot be had."""
+        """Wait for the whole chunk and return it; None if it cannot be loaded."""
         stream = self.stream()
         return stream.whole() if stream is not None and stream.wait(len(stream)) else None
 
 
 class Loader:
-    """Two threads: one long load does not hold up a request that waits for a short one.
+    """Two loading threads, so that a long load does not block a request that waits for a short one.
 
     Args:
-        disk: where the files are.
-        device: where tensors go.
-        speeds: told of every load; asked whether one is worth it.
-        done: called in a loader's thread with every load that has ended and its chunk, None where
-            it failed.
+        disk: the directory of the files.
+        device: device of the loaded tensors.
+        speeds: records every load, and decides whether one is worthwhile.
+        done: called in a loader thread for every finished load with its chunk, None if it failed.
     """
 
     def __init__(
@@ -89,11 +87,11 @@ class Loader:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="ragboost-load")
 
     def start(self, loads: Sequence[ChunkLoad]) -> None:
-        """ChunkLoad the chunks of one request. Returns at once."""
+        """Start loading the chunks of one request, without waiting."""
         self._threads.submit(self._run, loads)
 
     def close(self) -> None:
-        """Wait for what was started, and end the threads."""
+        """Wait for running loads and stop the threads."""
         self._threads.shutdown()
 
     def _run(self, loads: Sequence[ChunkLoad]) -> None:
@@ -107,7 +105,7 @@ class Loader:
                     streams[load] = stream
                 load.opened(stream)
             self._read(dict(streams))
-        finally:  # whatever happens, nobody waits for ever
+        finally:  # whatever happens, no request may wait forever
             for load in loads:
                 load.opened(streams.get(load))
             for stream in streams.values():
@@ -115,7 +113,7 @@ class Loader:
                     stream.fail(ChunkCacheError("the loader has stopped"))
 
     def _read(self, streams: dict[ChunkLoad, LayerStream]) -> None:
-        # Chunks are read in turns, so the time of one of them says nothing: all count together.
+        # The chunks are read alternately, so only the time of all of them together is meaningful.
         begin, num_bytes = time.perf_counter(), 0
         while streams:
             for load, stream in list(streams.items()):
@@ -128,8 +126,8 @@ class Loader:
             self._speeds.loaded(num_bytes, time.perf_counter() - begin)
 
     def _read_layer(self, load: ChunkLoad, stream: LayerStream) -> None:
-        """Read one layer. What is broken is removed before anybody hears of it: whoever starts
-        again must not find it again."""
+        """Read one layer. A corrupt file is removed before waiting requests learn of the error, so
+        that a retry does not find it again."""
         if load.is_cancelled:
             self._done(load, None)
             stream.fail(ChunkCacheError("the load was cancelled"))

@@ -1,26 +1,25 @@
-"""Chunk KV in one kind of memory, bounded in bytes; the policy's first choice goes when it is full.
+"""Chunk KV in the memory of one device, bounded in bytes, with an eviction policy.
 
-Knows sizes, keys and a policy. Does not know where KV comes from or where it goes, and is not safe
-to use from several threads by itself.
+Knows sizes, keys and a policy. Does not know where KV comes from or where it goes when evicted. Not
+thread-safe.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from ragboost.chunk_cache.eviction import Replacement, Use
-from ragboost.chunk_cache.kv.store import ChunkKV, check_books
+from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
+from ragboost.chunk_cache.kv.chunk import ChunkKV, check_sizes
 from ragboost.errors import ChunkCacheError
 
 PIN_S = 60.0
-"""Seconds for which KV that was loaded for a waiting request is kept for it."""
+"""Seconds for which KV that was loaded for a waiting request stays pinned."""
 _ASSUMED_S_PER_TOKEN = 1e-3
 
 
-class Dropped(NamedTuple):
-    """KV that had to go."""
+class Evicted(NamedTuple):
+    """KV that was evicted."""
 
     key: str
     chunk: ChunkKV
@@ -30,10 +29,10 @@ class MemoryTier:
     """A bounded map from keys to KV on one device.
 
     Args:
-        capacity_bytes: KV kept at most.
-        device: where its tensors are.
-        policy: what goes first.
-        clock: seconds.
+        capacity_bytes: maximum bytes of stored KV.
+        device: device of its tensors.
+        policy: ranks the entries for eviction.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class MemoryTier:
         *,
         capacity_bytes: int,
         device: torch.device,
-        policy: Replacement,
+        policy: EvictionPolicy,
         clock: Callable[[], float],
     ) -> None:
         if capacity_bytes < 1:
@@ -51,7 +50,7 @@ class MemoryTier:
         self.size_bytes = 0
         self._policy, self._clock = policy, clock
         self._chunks: dict[str, ChunkKV] = {}
-        self._pinned: dict[str, float] = {}  # until when
+        self._pinned_until: dict[str, float] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self._chunks
@@ -59,79 +58,74 @@ class MemoryTier:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def items(self) -> list[Dropped]:
-        """Everything in it."""
-        return [Dropped(key, chunk) for key, chunk in self._chunks.items()]
+    def items(self) -> list[tuple[str, ChunkKV]]:
+        """Return all keys and their KV."""
+        return list(self._chunks.items())
 
     def get(self, key: str) -> ChunkKV | None:
-        """Return KV, mark it as used, and let go of its pin."""
+        """Return KV, mark it as used, and unpin it."""
         chunk = self._chunks.get(key)
         if chunk is not None:
-            self._pinned.pop(key, None)
+            self._pinned_until.pop(key, None)
             self._policy.used(key, self._use(chunk, is_hit=True))
         return chunk
 
-    def put(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> list[Dropped] | None:
-        """Store KV in the place of what is there, on this tier's device.
+    def put(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> list[Evicted] | None:
+        """Store KV on this tier's device, replacing that of the same key.
 
         Returns:
-            What had to go for it, its own older KV not among them; None: it does not fit beside
-            what is pinned, and nothing has changed.
+            The KV evicted for it; None if it does not fit beside pinned KV and was not stored.
         """
-        going = self._choose(chunk.size_bytes - self._size_of(key), keep=key)
-        if going is None:
+        old_size = self._chunks[key].size_bytes if key in self._chunks else 0
+        victims = self._victims(chunk.size_bytes - old_size, keep=key)
+        if victims is None:
             return None
-        dropped = [Dropped(other, self._chunks[other]) for other in going]
-        for other in going:
+        evicted = [Evicted(other, self._chunks[other]) for other in victims]
+        for other in victims:
             self.discard(other)
-        if key in self._chunks:
-            self.size_bytes -= self._chunks[key].size_bytes
-        else:
+        if key not in self._chunks:
             self._policy.used(key, self._use(chunk, is_hit=False))
-        self._chunks[key] = moved(chunk, self.device)
-        self.size_bytes += chunk.size_bytes
+        self._chunks[key] = chunk.to(self.device)
+        self.size_bytes += chunk.size_bytes - old_size
         if is_pinned:
-            self._pinned[key] = self._clock() + PIN_S
-        return dropped
+            self._pinned_until[key] = self._clock() + PIN_S
+        return evicted
 
     def discard(self, key: str) -> None:
-        """Drop KV; an absent key does nothing."""
+        """Remove KV. Removing an absent key does nothing."""
         chunk = self._chunks.pop(key, None)
         if chunk is not None:
             self.size_bytes -= chunk.size_bytes
-            self._pinned.pop(key, None)
+            self._pinned_until.pop(key, None)
             self._policy.evicted(key)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Remove all KV."""
         for key in list(self._chunks):
             self.discard(key)
 
     def check_integrity(self) -> None:
-        """Raise where the books do not add up.
+        """Check the recorded size.
 
         Raises:
-            ChunkCacheError: with the numbers.
+            ChunkCacheError: it is wrong; the message has the numbers.
         """
-        check_books(self._chunks.values(), self.size_bytes, capacity_bytes=self.capacity_bytes)
+        check_sizes(self._chunks.values(), self.size_bytes, capacity_bytes=self.capacity_bytes)
 
-    def _size_of(self, key: str) -> int:
-        return self._chunks[key].size_bytes if key in self._chunks else 0
-
-    def _choose(self, size: int, *, keep: str) -> list[str] | None:
-        """Keys to drop so that so many bytes fit; None where too much is pinned."""
+    def _victims(self, size: int, *, keep: str) -> list[str] | None:
+        """Return the keys to evict to make room for `size` bytes; None if pinned KV prevents it."""
         missing = self.size_bytes + size - self.capacity_bytes
         if missing <= 0:
             return []
         now = self._clock()
-        self._pinned = {key: until for key, until in self._pinned.items() if until > now}
-        going = []
-        free = [key for key in self._chunks if key not in self._pinned and key != keep]
+        self._pinned_until = {k: until for k, until in self._pinned_until.items() if until > now}
+        victims = []
+        free = [key for key in self._chunks if key not in self._pinned_until and key != keep]
         for key in sorted(free, key=self._policy.priority):
-            going.append(key)
+            victims.append(key)
             missing -= self._chunks[key].size_bytes
             if missing <= 0:
-                return going
+                return victims
         return None
 
     def _use(self, chunk: ChunkKV, *, is_hit: bool) -> Use:
@@ -139,11 +133,3 @@ class MemoryTier:
         if seconds is None:
             seconds = len(chunk.tokens) * _ASSUMED_S_PER_TOKEN
         return Use(self._clock(), chunk.size_bytes, seconds, is_hit)
-
-
-def moved(chunk: ChunkKV, device: torch.device) -> ChunkKV:
-    """Return a chunk whose tensors are on a device; the same one where they are."""
-    if all(keys.device == device for keys, _ in chunk.layers):
-        return chunk
-    layers = tuple((keys.to(device), values.to(device)) for keys, values in chunk.layers)
-    return replace(chunk, layers=layers)

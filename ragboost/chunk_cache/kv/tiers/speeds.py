@@ -1,7 +1,4 @@
-"""How fast KV loads and how fast it is computed, as measured; and how many layers to load ahead.
-
-Knows bytes, tokens and seconds. Does not know where bytes come from.
-"""
+"""Measured speeds of loading and computing KV, and the number of layers to preload."""
 
 import math
 import threading
@@ -11,13 +8,13 @@ _RETRY_EVERY = 32
 
 
 def preload_depth(num_layers: int, *, prefill_s: float, load_s: float) -> int:
-    """Return how many layers must be loaded before the first one is computed, so that no layer is
-    waited for (Cache-Craft eq. 16): the others load while the layers before the last are computed.
+    """Return the number of layers to load before computing the first, so that the forward pass
+    waits for none: the others load meanwhile (Cache-Craft eq. 16).
 
     Args:
-        num_layers: of the model, at least 1.
-        prefill_s: computing all layers.
-        load_s: loading all layers.
+        num_layers: layers of the model, at least 1.
+        prefill_s: seconds to compute all layers.
+        load_s: seconds to load all layers.
     """
     if load_s <= prefill_s:
         return 1
@@ -26,8 +23,8 @@ def preload_depth(num_layers: int, *, prefill_s: float, load_s: float) -> int:
 
 
 class Speeds:
-    """Moving averages (EWMA, weight 0.2) of loading and computing. Safe to use from several
-    threads."""
+    """Moving averages (EWMA, weight 0.2) of the speeds of loading and computing. Safe to use from
+    several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,28 +33,27 @@ class Speeds:
         self._num_refused = 0
 
     def loaded(self, num_bytes: int, seconds: float) -> None:
-        """Take note of a load."""
+        """Record a load."""
         with self._lock:
             self._s_per_byte = _mix(self._s_per_byte, seconds / max(1, num_bytes))
 
     def computed(self, num_tokens: int, seconds: float) -> None:
-        """Take note of a prefill."""
+        """Record a prefill."""
         with self._lock:
             self._s_per_token = _mix(self._s_per_token, seconds / max(1, num_tokens))
 
     def load_s(self, num_bytes: int) -> float | None:
-        """Return what loading will take; None: nothing was loaded yet."""
+        """Return the expected seconds to load; None before the first load."""
         return None if self._s_per_byte is None else num_bytes * self._s_per_byte
 
     def compute_s(self, num_tokens: int) -> float | None:
-        """Return what computing will take; None: nothing was computed yet."""
+        """Return the expected seconds to compute; None before the first prefill."""
         return None if self._s_per_token is None else num_tokens * self._s_per_token
 
     def is_worth_loading(self, num_bytes: int, num_tokens: int) -> bool:
-        """Whether loading is not slower than computing, as far as known.
+        """Return False if loading is expected to be slower than computing.
 
-        Every 32nd time it says yes all the same: a medium that was slow for a while is tried
-        again.
+        Every 32nd such call returns True, to retry a medium that was slow for a while.
         """
         load_s, compute_s = self.load_s(num_bytes), self.compute_s(num_tokens)
         if load_s is None or compute_s is None or load_s <= compute_s:

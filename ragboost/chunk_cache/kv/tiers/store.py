@@ -1,8 +1,7 @@
-"""Chunk KV on an accelerator, in host memory and on disk, behind the interface of `ChunkStore`.
+"""Chunk KV on an accelerator, in host memory and on disk, behind the interface `KVStore`.
 
-What is used often, and costs much to compute for its bytes, stays in fast memory; the rest moves
-down, and comes back when a request wants it, in the background where it was announced. Knows tiers.
-Does not know models or requests.
+KV that is used often, or is expensive to compute for its size, stays in fast memory; other KV moves
+down to the next tier, and back up when a request needs it.
 """
 
 import logging
@@ -13,42 +12,42 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from ragboost.chunk_cache.eviction import Replacement
+from ragboost.chunk_cache.eviction.base import EvictionPolicy
 from ragboost.chunk_cache.eviction.heat import Heat
-from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.chunk_cache.kv.tiers.loader import ChunkLoad, Loader
-from ragboost.chunk_cache.kv.tiers.memory import Dropped, MemoryTier, moved
+from ragboost.chunk_cache.kv.tiers.memory import Evicted, MemoryTier
 from ragboost.chunk_cache.kv.tiers.speeds import Speeds, preload_depth
 
 logger = logging.getLogger(__name__)
 
 WRITE_BEHIND_BYTES = 1 << 28
-"""KV that may wait to be written; what is beyond it is written when it leaves memory, or by
-`flush`."""
+"""Maximum bytes of KV queued for writing; KV beyond it is written when it is evicted from memory,
+or by `flush`."""
 
 
 class TieredStore:
-    """A `KVStore` of up to three tiers. Safe to use from several threads; the disk tier may be
-    shared with other processes.
+    """A `KVStore` of up to three tiers. Safe to use from several threads; several processes may
+    share the disk tier.
 
     Args:
-        host_bytes: KV kept in host memory.
-        disk: where KV goes that leaves memory, and where all of it is written behind; None: it is
+        host_bytes: capacity in host memory.
+        disk: tier that all KV is written to in the background; None: KV evicted from memory is
             dropped.
-        accelerator_bytes: KV kept on `device`; 0: only host memory is used.
-        device: where `get` returns KV.
-        is_layerwise: whether `get` returns KV whose later layers are still loading, as soon as
-            enough of them are there by Cache-Craft eq. 16. Reading a layer then waits for it, and
-            raises `ChunkLostError` where it cannot be read. Only for callers that start again then,
-            as `ChunkReuse.prefill` does.
-        speeds: of loading and computing, to begin with.
-        make_policy: makes the policy of each memory tier.
-        clock: seconds.
+        accelerator_bytes: capacity on `device`; 0: use host memory only.
+        device: device of the KV returned by `get`.
+        is_layerwise: let `get` return KV whose later layers are still loading, as soon as the
+            layers of Cache-Craft eq. 16 are there. Access to a layer then waits for it, and raises
+            `ChunkLostError` if it cannot be read. Only for callers that retry, as
+            `ChunkReuse.prefill` does.
+        speeds: initial estimates of the speeds of loading and computing.
+        make_policy: returns the eviction policy of a memory tier.
+        clock: returns seconds.
 
     Attributes:
-        num_hits, num_misses: of `get`.
-        num_late: of the misses, those that were computed because loading would have been slower.
+        num_hits, num_misses: outcomes of `get`.
+        num_late: misses where computing was expected to be faster than loading.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class TieredStore:
         device: torch.device | str = "cpu",
         is_layerwise: bool = False,
         speeds: Speeds | None = None,
-        make_policy: Callable[[], Replacement] = Heat,
+        make_policy: Callable[[], EvictionPolicy] = Heat,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_hits = self.num_misses = self.num_late = 0
@@ -85,13 +84,12 @@ class TieredStore:
 
     def __contains__(self, key: str) -> bool:
         with self._lock:
-            if any(key in tier for tier in self.memory) or key in self._unwritten:
+            if self._is_in_memory(key):
                 return True
         return self.disk is not None and key in self.disk
 
     def get(self, key: str) -> ChunkKV | None:
-        """See `KVStore.get`. What is on disk alone is loaded if that is not slower than computing
-        it, as far as speeds are known."""
+        """Return KV, loading it from disk unless computing it is expected to be faster."""
         with self._lock:
             chunk = self._from_memory(key)
             if chunk is None and self.disk is not None:
@@ -103,10 +101,10 @@ class TieredStore:
                 self.num_misses += 1
                 return None
             self.num_hits += 1
-        return moved(chunk, self._device) if isinstance(chunk.layers, tuple) else chunk
+        return chunk.to(self._device) if isinstance(chunk.layers, tuple) else chunk
 
     def put(self, key: str, chunk: ChunkKV) -> bool:
-        """See `KVStore.put`. Also tells the speed of computing, where the chunk says it."""
+        """Store KV and record the speed of computing it."""
         if chunk.compute_s is not None:
             self.speeds.computed(len(chunk.tokens), chunk.compute_s)
         if key in self:
@@ -114,12 +112,11 @@ class TieredStore:
                 self._from_memory(key)
             return True
         with self._lock:
-            kept = self._place(key, chunk)
+            is_kept = self._place(key, chunk)
             self._write_behind(key, chunk)
-            return kept or key in self._unwritten
+            return is_kept or key in self._unwritten
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
-        """See `KVStore.replace`."""
         if key not in self:
             return
         with self._lock:
@@ -129,7 +126,6 @@ class TieredStore:
             self._write_behind(key, chunk, is_new=True)
 
     def discard(self, key: str) -> None:
-        """See `KVStore.discard`."""
         with self._lock:
             for tier in self.memory:
                 tier.discard(key)
@@ -140,23 +136,21 @@ class TieredStore:
             self.disk.remove(key)
 
     def prefetch(self, keys: Sequence[str]) -> None:
-        """See `KVStore.prefetch`: what is on disk alone begins to load, all chunks of the request
-        together, and stays in memory until it is used, for a minute at most."""
+        """Start loading KV that is only on disk, all chunks of the request together. It stays in
+        memory until it is used, for `PIN_S` seconds at most."""
         if self.disk is None:
             return
         with self._lock:
             missing = [
                 key
                 for key in dict.fromkeys(keys)
-                if key not in self._loads
-                and key not in self._unwritten
-                and not any(key in tier for tier in self.memory)
+                if key not in self._loads and not self._is_in_memory(key)
             ]
             if missing:
                 self._start(missing, is_awaited=False)
 
     def clear(self) -> None:
-        """Drop everything, on disk too."""
+        """Remove all KV, on disk too."""
         with self._lock:
             for tier in self.memory:
                 tier.clear()
@@ -168,52 +162,59 @@ class TieredStore:
             self.disk.clear()
 
     def flush(self) -> None:
-        """Wait until all that is in memory is on disk, as far as it fits there."""
+        """Wait until all KV in memory is on disk, as far as it fits there."""
         if self.disk is None:
             return
         with self._lock:
-            everything = {dropped.key: dropped for tier in self.memory for dropped in tier.items()}
-        for key, chunk in everything.values():
+            everything = {key: chunk for tier in self.memory for key, chunk in tier.items()}
+        for key, chunk in everything.items():
             with self._lock:
-                waits = key in self._unwritten
-            if not waits and key not in self.disk:
+                is_queued = key in self._unwritten
+            if not is_queued and key not in self.disk:
                 self.disk.save(key, chunk)
         self._writer.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Write what is not on disk, and end the threads."""
+        """Flush to disk and stop the threads."""
         self.flush()
         self._writer.shutdown()
         if self._loader is not None:
             self._loader.close()
 
     def check_integrity(self) -> None:
-        """Raise where the books of the memory tiers do not add up."""
+        """Check the recorded sizes of the memory tiers.
+
+        Raises:
+            ChunkCacheError: one is wrong; the message has the numbers.
+        """
         with self._lock:
             for tier in self.memory:
                 tier.check_integrity()
+
+    def _is_in_memory(self, key: str) -> bool:
+        return key in self._unwritten or any(key in tier for tier in self.memory)
 
     def _from_memory(self, key: str) -> ChunkKV | None:
         for number, tier in enumerate(self.memory):
             chunk = tier.get(key)
             if chunk is not None:
-                if number > 0:  # used again: it moves up, and what it displaces moves down
+                if number > 0:  # promote it, demoting the KV that it displaces
                     self._demote(0, self.memory[0].put(key, chunk) or [])
                 return chunk
         return self._unwritten.get(key)
 
     def _place(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> bool:
-        """Put KV into the fastest tier that takes it."""
+        """Put KV into the fastest tier that has room."""
         for number, tier in enumerate(self.memory):
-            dropped = tier.put(key, chunk, is_pinned=is_pinned)
-            if dropped is not None:
-                self._demote(number, dropped)
+            evicted = tier.put(key, chunk, is_pinned=is_pinned)
+            if evicted is not None:
+                self._demote(number, evicted)
                 return True
         return False
 
-    def _demote(self, number: int, dropped: Sequence[Dropped]) -> None:
-        """Move what had to leave a tier to the next one, and from the last one to disk."""
-        for key, chunk in dropped:
+    def _demote(self, number: int, evicted: Sequence[Evicted]) -> None:
+        """Move KV evicted from a tier to the next one, and from the last one to disk."""
+        for key, chunk in evicted:
             below = self.memory[number + 1 :]
             if any(key in tier for tier in below):
                 continue
@@ -225,16 +226,16 @@ class TieredStore:
     def _write_behind(self, key: str, chunk: ChunkKV, *, is_new: bool = False) -> None:
         if self.disk is None or (not is_new and (key in self._unwritten or key in self.disk)):
             return
-        waiting = sum(other.size_bytes for other in self._unwritten.values())
-        if waiting and waiting + chunk.size_bytes > WRITE_BEHIND_BYTES:
+        queued_bytes = sum(other.size_bytes for other in self._unwritten.values())
+        if queued_bytes and queued_bytes + chunk.size_bytes > WRITE_BEHIND_BYTES:
             return
         self._unwritten[key] = chunk
-        self._writer.submit(self._write, key, chunk).add_done_callback(_report)
+        self._writer.submit(self._write, key, chunk).add_done_callback(_log_failure)
 
     def _write(self, key: str, chunk: ChunkKV) -> None:
         assert self.disk is not None, "a writer without a disk"
         with self._lock:
-            if self._unwritten.get(key) is not chunk:  # replaced or dropped meanwhile
+            if self._unwritten.get(key) is not chunk:  # replaced or removed since
                 return
         self.disk.save(key, chunk)
         with self._lock:
@@ -253,7 +254,7 @@ class TieredStore:
         return loads
 
     def _loaded(self, load: ChunkLoad, chunk: ChunkKV | None) -> None:
-        """A load has ended, in a loader's thread."""
+        """Store a loaded chunk. Called in a loader thread at the end of every load."""
         with self._lock:
             if self._loads.get(load.key) is load:
                 del self._loads[load.key]
@@ -261,7 +262,7 @@ class TieredStore:
                     self._place(load.key, chunk, is_pinned=True)
 
     def _await(self, load: ChunkLoad) -> ChunkKV | None:
-        """Return what a load brings; None where there is nothing, or computing is faster."""
+        """Wait for a load and return its chunk; None if it failed or computing is faster."""
         stream = load.stream()
         if stream is None:
             return None
@@ -287,7 +288,7 @@ class TieredStore:
         return stream.chunk if stream.wait(depth) else None
 
 
-def _report(written: "Future[None]") -> None:
+def _log_failure(written: "Future[None]") -> None:
     error = written.exception()
     if error is not None:
-        logger.error("the writer of chunk files failed", exc_info=error)
+        logger.error("writing a chunk file failed", exc_info=error)

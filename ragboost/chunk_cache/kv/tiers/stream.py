@@ -1,7 +1,4 @@
-"""A chunk whose layers arrive one after the other, from a thread that reads them.
-
-Knows a file and threads. Does not know tiers. A reader that wants a layer waits until it is there.
-"""
+"""A chunk whose layers arrive one after the other from a reading thread."""
 
 import threading
 from collections.abc import Sequence
@@ -9,23 +6,23 @@ from typing import overload
 
 import torch
 
-from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.tiers.codec import KV
 from ragboost.chunk_cache.kv.tiers.files import ChunkFile
 from ragboost.errors import ChunkLostError
 
 
 class LayerStream(Sequence[KV]):
-    """Layers of one file, in order; reading ahead of `read_next` waits.
+    """The layers of one file; access to a layer waits until it is loaded.
 
     Args:
-        file: to read; closed with the last layer, or with the first that cannot be read.
-        device: where the tensors go.
+        file: the file; closed after the last layer or the first error.
+        device: device of the tensors.
 
     Attributes:
-        chunk: the chunk with this object as its layers.
-        error: why it could not be read; None: it could, so far.
-        size_bytes: of the file.
+        chunk: the chunk with this stream as its layers.
+        error: the error that ended the load; None if there was none.
+        size_bytes: bytes of the file.
     """
 
     def __init__(self, file: ChunkFile, device: torch.device) -> None:
@@ -46,42 +43,40 @@ class LayerStream(Sequence[KV]):
     @overload
     def __getitem__(self, number: slice) -> Sequence[KV]: ...
     def __getitem__(self, number: int | slice) -> KV | Sequence[KV]:
-        """Return a layer, waiting for it.
+        """Wait for a layer and return it.
 
         Raises:
-            ChunkLostError: it could not be read, and will not come.
+            ChunkLostError: it could not be read.
         """
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(self._num_layers))]
         wanted = range(self._num_layers)[number]
         if not self.wait(wanted + 1):
-            raise ChunkLostError(f"layer {wanted} of a stored chunk is lost: {self.error}")
+            raise ChunkLostError(f"layer {wanted} of a stored chunk cannot be read: {self.error}")
         return self._layers[wanted]
 
     @property
     def num_read(self) -> int:
-        """Layers that are there."""
+        """Number of loaded layers."""
         return len(self._layers)
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more will come."""
+        """True once all layers are loaded or the load failed."""
         return self.error is not None or self.num_read == self._num_layers
 
-    def wait(self, num_layers: int, *, timeout_s: float | None = None) -> bool:
-        """Wait for the first layers; False: they did not come in time, or will not."""
+    def wait(self, num_layers: int) -> bool:
+        """Wait for the first `num_layers` layers. Returns False if the load failed before."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.is_done or len(self._layers) >= num_layers, timeout=timeout_s
-            )
+            self._changed.wait_for(lambda: self.is_done or len(self._layers) >= num_layers)
             return len(self._layers) >= num_layers
 
     def read_next(self) -> None:
-        """Read one more layer, in the loader's thread.
+        """Read one more layer. Called by the loader.
 
         Raises:
-            ChunkCacheError: it is not what was written.
-            OSError: it cannot be read.
+            ChunkCacheError: the layer is corrupt.
+            OSError: the layer cannot be read.
         """
         keys, values = self._file.read_layer(self.num_read)
         layer = keys.to(self._device), values.to(self._device)
@@ -92,7 +87,7 @@ class LayerStream(Sequence[KV]):
             self._file.close()
 
     def fail(self, error: Exception) -> None:
-        """Give up: whoever waits for a layer gets an error."""
+        """End the load; everyone who waits for a layer gets an error."""
         self._file.close()
         with self._changed:
             self.error = error

@@ -1,7 +1,7 @@
-"""Attention of scattered query rows: back ends by name, loaded when asked for.
+"""Attention of scattered query rows: backends by name, imported on demand.
 
-Every back end is exact: a row at position p sees keys at positions <= p, whatever its place among
-the rows. Compacting the rows and applying a causal mask to what is left would show them the future.
+Every backend is exact: a row at position p sees keys at positions <= p, whatever its index among
+the rows. Compacting the rows under a plain causal mask would show them the future.
 """
 
 from importlib import import_module
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ragboost.chunk_cache.model.attention.base import AttentionBackend
 
 BACKENDS = {
-    "loop": "LoopAttention",
     "dense": "DenseAttention",
     "tiled": "TiledAttention",
     "flex": "FlexAttention",
@@ -22,14 +21,14 @@ BACKENDS = {
 
 
 def make_backend(name: str) -> "AttentionBackend":
-    """Return the back end of this name.
+    """Create the backend of this name.
 
     Raises:
-        ChunkCacheError: the name is not one of `BACKENDS`.
+        ChunkCacheError: the name is not in `BACKENDS`.
     """
     if name not in BACKENDS:
         raise ChunkCacheError(
-            f"unknown attention back end {name!r}; known are {', '.join(BACKENDS)}"
+            f"unknown attention backend {name!r}; known are {', '.join(BACKENDS)}"
         )
     module = import_module(f"ragboost.chunk_cache.model.attention.{name}")
     backend: AttentionBackend = getattr(module, BACKENDS[name])()

@@ -1,7 +1,4 @@
-"""The interface of the attention back ends, and the mask they all implement.
-
-Knows queries, keys and positions. Does not know models, chunks or caches.
-"""
+"""The interface of the attention backends, and the mask they all implement."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -12,19 +9,19 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """What one layer hands to a back end. The key in slot j stands at position j.
+    """The attention inputs of one layer. The key in slot j has position j.
 
     Attributes:
         query: (1, heads, rows, head_dim).
         key, value: (1, kv heads, keys, head_dim); heads is a multiple of kv heads.
-        positions: of the rows, (rows,), ascending, each below the number of keys.
-        scaling: factor on the scores.
+        positions: positions of the rows, (rows,), ascending, each below the number of keys.
+        scaling: factor of the scores.
         window: a row at p sees keys above p - window; None: no window.
         softcap: scores become softcap * tanh(score / softcap); None: no cap.
-        sinks: a score per head that takes part in the softmax and has no value, (heads,), or None.
-        visible: keys that may be seen at all, (keys,) bool; None: every key.
-        memo: where a back end keeps what later layers of the same forward can use again, such as
-            masks; all inputs that share it have the same positions, keys and visibility.
+        sinks: a score per head that joins the softmax without a value, (heads,); None: none.
+        visible: mask of the keys that any row may see, (keys,) bool; None: all keys.
+        memo: cache for later layers of the same pass, such as of masks; all inputs that share it
+            have the same positions, number of keys and visibility.
     """
 
     query: torch.Tensor
@@ -40,6 +37,7 @@ class AttentionInputs:
 
     @property
     def num_keys(self) -> int:
+        """Number of keys."""
         return int(self.key.shape[2])
 
 
@@ -47,11 +45,12 @@ class AttentionBackend(Protocol):
     """Exact attention of rows at scattered positions."""
 
     def attend(self, inputs: AttentionInputs) -> torch.Tensor:
-        """Return (1, heads, rows, head_dim), the same numbers for every back end up to rounding."""
+        """Return (1, heads, rows, head_dim), equal for all backends up to rounding."""
         ...
 
     def supports(self, inputs: AttentionInputs) -> bool:
-        """Whether `attend` can take these inputs: a kernel may lack windows, caps or sinks."""
+        """Return True if `attend` accepts these inputs: a kernel may lack windows, caps or
+        sinks."""
         ...
 
 
@@ -63,11 +62,11 @@ def exact_mask(
     visible: torch.Tensor | None = None,
     first_key: int = 0,
 ) -> torch.Tensor:
-    """Return which keys each row sees, (rows, num_keys) bool, causal by absolute position.
+    """Return the mask of the keys each row sees, (rows, num_keys) bool, causal by position.
 
     Args:
-        positions: of the rows, (rows,).
-        num_keys: keys from `first_key` on.
+        positions: positions of the rows, (rows,).
+        num_keys: number of keys from `first_key` on.
         window: as in `AttentionInputs`.
         visible: as in `AttentionInputs`, over all keys.
         first_key: position of the first key of the mask.

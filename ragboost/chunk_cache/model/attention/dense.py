@@ -1,4 +1,4 @@
-"""One attention call over all rows and all keys with a dense mask; takes everything, saves
+"""One attention call over all rows and keys with a dense mask: accepts all inputs, saves
 nothing."""
 
 import torch
@@ -8,7 +8,7 @@ from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mas
 
 
 class DenseAttention:
-    """SDPA with a boolean mask, or plain matrix products where SDPA lacks a cap or sinks."""
+    """SDPA with a boolean mask, or matrix products for softcaps and sinks, which SDPA lacks."""
 
     def supports(self, inputs: AttentionInputs) -> bool:
         return True
@@ -27,8 +27,8 @@ def masked_attention(
     value: torch.Tensor,
     mask: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention of some rows over some keys under a (rows, keys) mask; scaling, cap and sinks come
-    from `inputs`."""
+    """Return the attention of some rows over some keys under a (rows, keys) mask, with scaling,
+    softcap and sinks of `inputs`."""
     if inputs.softcap is None and inputs.sinks is None:
         return F.scaled_dot_product_attention(
             query, key, value, mask, scale=inputs.scaling, enable_gqa=query.shape[1] != key.shape[1]
@@ -39,7 +39,7 @@ def masked_attention(
 def attention_weights(
     inputs: AttentionInputs, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Return softmax weights in float32, (1, heads, rows, keys); with sinks they add to less than
+    """Return softmax weights in float32, (1, heads, rows, keys); with sinks they sum to less than
     1."""
     # Heads that share a KV head become rows of it, so that no key is copied.
     heads, rows, dim = query.shape[1:]

@@ -1,7 +1,7 @@
-"""FlexAttention with a block mask worked out from the rows' positions.
+"""FlexAttention with a block mask derived from the rows' positions.
 
-Building the mask element by element would cost seconds and gigabytes at 32K keys; from the first
-and last position of each tile of rows it takes milliseconds and gives the same blocks.
+Building the mask element by element takes seconds and gigabytes at 32K keys; deriving it from the
+first and last position of each tile of rows takes milliseconds and gives the same blocks.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def _listed(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class FlexAttention:
-    """Compiled on an accelerator. Elsewhere not: exact, and slower than the tiled back end."""
+    """FlexAttention, compiled on an accelerator. On a CPU it is slower than the tiled backend."""
 
     def __init__(self) -> None:
         self._compiled: Callable[..., Any] | None = None

@@ -1,8 +1,8 @@
-"""SDPA over tiles of sorted rows, each cut to the keys its last row can see.
+"""SDPA over tiles of sorted rows, each cut to the keys that its last row sees.
 
 The best choice on a CPU: the work is within a few per cent of the causal area. Only the keys from a
-tile's first row on need a mask. Where torch tells how much weight the keys of a call have, those
-before are computed without one, and the two results are weighed.
+tile's first row on need a mask. Where torch returns the log-sum-exp, the keys before are attended
+to without a mask, and the two results are merged.
 """
 
 from collections.abc import Callable
@@ -14,28 +14,28 @@ from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mas
 from ragboost.chunk_cache.model.attention.dense import masked_attention
 
 TILE = 32
-"""Rows per tile: as many as SDPA takes at a time on a CPU, from 32 to 191. Smaller tiles call it
-more often, larger ones mask more keys for nothing."""
+"""Rows per tile on a CPU, where SDPA processes 32 to 191 rows at a time. Smaller tiles need more
+calls, larger ones mask more keys."""
 LAUNCHED_TILE = 128
-"""Rows per tile on an accelerator, where each call is a launch."""
+"""Rows per tile on an accelerator, where each call is a kernel launch."""
 SPLIT_TILE = 64
-"""Rows per tile where its first keys are computed without a mask: more, since masking is cheaper
-then, and heads that share keys are taken together."""
+"""Rows per tile whose first keys need no mask: more than `TILE`, since less is masked, and heads
+that share keys are processed together."""
 
 Flash = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""Attention and the logarithm of what its softmax divides by, (1, heads, rows)."""
+"""Attention that also returns the log-sum-exp of the scores, (1, heads, rows)."""
 
 
 class RowTile(NamedTuple):
     """Some rows and the keys they see.
 
     Attributes:
-        rows: which.
-        keys: up to the last row's.
-        first: keys before this one are seen by all rows, and computed apart; the first of `keys`
-            where nothing is.
-        mask: over the keys from `first` on: (rows, keys) bool, or (rows of a KV head, keys) to be
-            added to the scores where keys are computed apart.
+        rows: the rows of the tile.
+        keys: keys up to that of the last row.
+        first: keys before this one are visible to all rows and attended to separately; equal to
+            `keys.start` if there are none.
+        mask: over the keys from `first` on: (rows, keys) bool, or (rows of a KV head, keys) added
+            to the scores if the tile is split.
     """
 
     rows: slice
@@ -45,7 +45,7 @@ class RowTile(NamedTuple):
 
 
 class TiledAttention:
-    """Exact for every input the dense back end takes."""
+    """Tiled SDPA, for all inputs of the dense backend."""
 
     def supports(self, inputs: AttentionInputs) -> bool:
         return True
@@ -59,7 +59,7 @@ class TiledAttention:
         flash = find_flash(inputs)
         for tile in _tiles(inputs, is_split=flash is not None):
             if flash is not None and tile.first > tile.keys.start:
-                out[:, :, tile.rows] = _attend_apart(inputs, tile, flash)
+                out[:, :, tile.rows] = _attend_split(inputs, tile, flash)
             else:
                 out[:, :, tile.rows] = masked_attention(
                     inputs,
@@ -72,8 +72,8 @@ class TiledAttention:
 
 
 def find_flash(inputs: AttentionInputs) -> Flash | None:
-    """Return torch's own attention of a CPU, the one that SDPA calls there; None where it is not to
-    be had, or does not take these inputs."""
+    """Return the kernel that SDPA calls on a CPU; None if torch lacks it or it does not accept
+    these inputs."""
     if inputs.query.device.type != "cpu" or inputs.query.shape[-1] != inputs.value.shape[-1]:
         return None
     if inputs.window is not None or inputs.softcap is not None:
@@ -83,7 +83,7 @@ def find_flash(inputs: AttentionInputs) -> Flash | None:
     return getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
-def _attend_apart(inputs: AttentionInputs, tile: RowTile, flash: Flash) -> torch.Tensor:
+def _attend_split(inputs: AttentionInputs, tile: RowTile, flash: Flash) -> torch.Tensor:
     query = inputs.query[:, :, tile.rows]
     # Heads that share a KV head become rows of it, so that its keys are read once.
     rows = query.reshape(1, inputs.key.shape[1], -1, query.shape[-1])
@@ -100,7 +100,7 @@ def _attend_apart(inputs: AttentionInputs, tile: RowTile, flash: Flash) -> torch
 
 
 def _tiles(inputs: AttentionInputs, *, is_split: bool) -> list[RowTile]:
-    """Return the tiles, made once for all layers with the same window."""
+    """Return the tiles, cached for all layers with the same window."""
     memo = ("tiled", inputs.window, is_split)
     if memo in inputs.memo:
         known: list[RowTile] = inputs.memo[memo]
@@ -112,9 +112,9 @@ def _tiles(inputs: AttentionInputs, *, is_split: bool) -> list[RowTile]:
         end = min(begin + size, len(bounds))
         start = 0 if inputs.window is None else max(0, bounds[begin] - inputs.window + 1)
         stop = bounds[end - 1] + 1
-        # Every row sees a key from the first row's own on, so that none has only masked ones.
-        is_apart = is_split and bounds[begin] > stop - bounds[begin]
-        first = bounds[begin] if is_apart else start
+        # Every row sees a key from the first row's own on, so that no row is masked entirely.
+        is_tile_split = is_split and bounds[begin] > stop - bounds[begin]
+        first = bounds[begin] if is_tile_split else start
         mask = exact_mask(
             inputs.positions[begin:end],
             stop - first,
@@ -122,7 +122,7 @@ def _tiles(inputs: AttentionInputs, *, is_split: bool) -> list[RowTile]:
             visible=inputs.visible,
             first_key=first,
         )
-        if is_apart:
+        if is_tile_split:
             added = torch.zeros(mask.shape, dtype=inputs.query.dtype)
             added.masked_fill_(~mask, float("-inf"))
             mask = added.repeat(inputs.query.shape[1] // inputs.key.shape[1], 1)

@@ -1,8 +1,7 @@
-"""FlashAttention over runs: every run of adjacent rows is a request of its own that shares the
-keys.
+"""FlashAttention over runs: every run of adjacent rows becomes a sequence that shares the keys.
 
-A run [a, b) is the last b - a tokens of a request with b keys, so an ordinary bottom-right causal
-mask is exact for it. Pays off for runs of 16 tokens and more: select in blocks. On a CPU the same
+A run [a, b) is the last b - a tokens of a sequence with b keys, so a bottom-right causal mask is
+exact for it. Worthwhile for runs of 16 tokens and more: select in blocks. On a CPU the same
 decomposition runs through SDPA.
 """
 
@@ -14,23 +13,23 @@ import torch.nn.functional as F  # noqa: N812
 from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mask
 
 PAGE = 256
-"""Keys per page; FlashAttention asks for a multiple of 256."""
+"""Keys per page; FlashAttention requires a multiple of 256."""
 
 
 class Runs(NamedTuple):
-    """Adjacent rows, in order: run i has rows [offsets[i], offsets[i + 1]) and sees keys [0,
-    ends[i])."""
+    """Runs of adjacent rows: run i has rows [offsets[i], offsets[i + 1]) and keys [0, ends[i])."""
 
     offsets: torch.Tensor  # (runs + 1,) int32
     ends: torch.Tensor  # (runs,) int32
 
     @property
     def longest(self) -> int:
+        """Number of rows of the longest run."""
         return int((self.offsets[1:] - self.offsets[:-1]).max())
 
 
 def find_runs(positions: torch.Tensor) -> Runs:
-    """Split ascending positions, (rows,), into runs of adjacent ones."""
+    """Split ascending positions, (rows,), into runs of consecutive ones."""
     breaks = torch.nonzero(positions[1:] - positions[:-1] != 1).flatten() + 1
     last = torch.tensor([len(positions)], device=positions.device)
     offsets = torch.cat((torch.zeros_like(last), breaks, last))
@@ -39,7 +38,7 @@ def find_runs(positions: torch.Tensor) -> Runs:
 
 
 class VarlenAttention:
-    """`torch.nn.attention.varlen` on an accelerator, one SDPA call per run elsewhere."""
+    """`torch.nn.attention.varlen` on an accelerator, one SDPA call per run on a CPU."""
 
     def supports(self, inputs: AttentionInputs) -> bool:
         if inputs.query.is_cuda and inputs.query.dtype not in (torch.float16, torch.bfloat16):

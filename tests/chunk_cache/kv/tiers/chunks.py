@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import torch
 
-from ragboost.chunk_cache.craft.influence import Influence
-from ragboost.chunk_cache.kv.store import ChunkKV
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.influence import Influence
 
 
 def make_chunk(

@@ -56,7 +56,7 @@ def test_a_chunk_outlives_the_tier_that_stored_it(tmp_path: Path) -> None:
 
 def test_files_stay_within_the_bound_and_the_coldest_goes_first(tmp_path: Path) -> None:
     clock = Clock()
-    tier = DiskTier(tmp_path, capacity_bytes=3 * SIZE + SIZE // 2, tau_s=600, clock=clock)
+    tier = DiskTier(tmp_path, capacity_bytes=3 * SIZE + SIZE // 2, clock=clock)
     for key in "abc":
         tier.save(key, make_chunk())
         clock.now += 1
@@ -73,7 +73,7 @@ def test_files_stay_within_the_bound_and_the_coldest_goes_first(tmp_path: Path) 
 
 def test_heat_fades_and_what_is_dear_to_compute_stays_longer(tmp_path: Path) -> None:
     clock = Clock()
-    tier = DiskTier(tmp_path, capacity_bytes=2 * SIZE + SIZE // 2, tau_s=600, clock=clock)
+    tier = DiskTier(tmp_path, capacity_bytes=2 * SIZE + SIZE // 2, clock=clock)
     tier.save("hot", make_chunk())
     for _ in range(7):
         tier.load("hot")  # heat 8, which is 1 after three times tau
@@ -109,7 +109,7 @@ def test_a_broken_file_is_removed_and_told(
 
     assert tier.num_refused == 1
     assert "a" not in tier
-    assert "layer 2 has another checksum" in caplog.text
+    assert "layer 2 has a wrong checksum" in caplog.text
     assert tier.save("a", make_chunk())
     assert same(tier.load("a"), make_chunk())
 

@@ -118,7 +118,7 @@ def test_swapped_layers_of_the_same_shape_are_refused(tmp_path: Path) -> None:
     text = json.dumps(header, separators=(",", ":")).encode()
     path = tmp_path / "chunk"
     path.write_bytes(struct.pack("<Q", len(text)) + text + WHOLE[8 + length :])
-    with pytest.raises(ChunkCacheError, match="layer 0 has another checksum"):
+    with pytest.raises(ChunkCacheError, match="layer 0 has a wrong checksum"):
         read(path)
 
 

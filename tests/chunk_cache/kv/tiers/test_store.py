@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from ragboost.chunk_cache.kv.base import KVStore
-from ragboost.chunk_cache.kv.store import ChunkKV, ChunkStore
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.kv.tiers import loader
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.chunk_cache.kv.tiers.files import ChunkFile

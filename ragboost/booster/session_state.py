@@ -1,0 +1,176 @@
+"""The turns of each conversation, and a store that keeps them in memory.
+
+State is plain data: keys, labels and lengths, no texts. Does not know prompts, engines or HTTP.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ragboost.bounded_map import BoundedMap
+
+
+class SentDocument(NamedTuple):
+    """A document that a turn sent in full, and its label there."""
+
+    key: str
+    label: str
+    num_tokens: int
+
+
+class Turn(NamedTuple):
+    """One request of a conversation.
+
+    Attributes:
+        number: counts from 1; never reused within a session.
+        is_leading: its documents are at the front of the prompt, with no earlier turn before them.
+        documents: those sent in full, in prompt order.
+        num_tokens: length of documents and question.
+    """
+
+    number: int
+    is_leading: bool
+    documents: tuple[SentDocument, ...]
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class SessionState:
+    """A conversation's turns, oldest first.
+
+    Attributes:
+        id: the caller's name for the conversation.
+        turns: the remembered turns; the oldest ones may have been forgotten.
+        next_turn: number of the next turn.
+        has_forgotten: some turns were forgotten, so labels may exist that are not known.
+    """
+
+    id: str
+    turns: list[Turn] = field(default_factory=list)
+    next_turn: int = 1
+    has_forgotten: bool = False
+
+    def labels(self) -> dict[str, str]:
+        """Return the label of every document of the remembered turns, by document key."""
+        return {sent.key: sent.label for turn in self.turns for sent in turn.documents}
+
+    def leading_documents(self) -> tuple[SentDocument, ...]:
+        """Return the documents at the front of the prompt: those of the last leading turn."""
+        for turn in reversed(self.turns):
+            if turn.is_leading:
+                return turn.documents
+        return ()
+
+    def later_tokens(self) -> int:
+        """Return the length of the turns after the last leading one."""
+        total = 0
+        for turn in reversed(self.turns):
+            if turn.is_leading:
+                break
+            total += turn.num_tokens
+        return total
+
+    def add(self, turn: Turn, *, max_documents: int) -> None:
+        """Append a turn, and forget the oldest ones while they hold more than `max_documents`.
+
+        The new turn is always kept.
+        """
+        self.turns.append(turn)
+        self.next_turn = turn.number + 1
+        total = sum(len(turn.documents) for turn in self.turns)
+        while total > max_documents and len(self.turns) > 1:
+            total -= len(self.turns.pop(0).documents)
+            self.has_forgotten = True
+
+    def rollback(self, number: int) -> None:
+        """Remove turn `number` and all later ones, which may refer to it."""
+        self.turns = [turn for turn in self.turns if turn.number < number]
+
+
+class CarriedDocuments(NamedTuple):
+    """Documents that the earlier turns of a payload contain. Maps give labels by document key.
+
+    Attributes:
+        known: all documents remembered of the session.
+        carried: those in this payload to which a location hint may refer.
+        is_empty: this payload contains no earlier turn.
+        is_complete: every document of the earlier turns in this payload is in `known`.
+    """
+
+    known: Mapping[str, str]
+    carried: Mapping[str, str]
+    is_empty: bool
+    is_complete: bool
+
+    @classmethod
+    def of(
+        cls, state: SessionState | None, keys: Collection[str] | None, *, has_references: bool
+    ) -> "CarriedDocuments":
+        """Derive them from a session's state.
+
+        Args:
+            state: the session; None: the request has none.
+            keys: documents that the payload contains already; None: all of the session's.
+            has_references: location hints are on; otherwise `carried` is empty.
+        """
+        known = state.labels() if state else {}
+        if keys is None:
+            carried, is_empty = known, not (state and state.turns)
+            is_complete = not (state and state.has_forgotten)
+        else:
+            carried, is_empty = {key: known[key] for key in keys if key in known}, not keys
+            is_complete = len(carried) == len(set(keys))
+        return cls(known, carried if has_references else {}, is_empty, is_complete)
+
+
+class SessionStore(Protocol):
+    """Storage of session states. Calls never overlap: the Booster holds a lock.
+
+    A store may drop a session at any time; the session's documents are then sent again. The caller
+    may change the state that `get` returned; `put` saves the change.
+    """
+
+    def get(self, session_id: str) -> SessionState | None:
+        """Return a session's state, which counts as use; None if it is unknown or has expired."""
+
+    def put(self, state: SessionState) -> None:
+        """Save a session's state, which counts as use."""
+
+    def remove(self, session_id: str) -> bool:
+        """Remove a session; return False if it is unknown."""
+
+    def __len__(self) -> int: ...
+
+
+class MemorySessions:
+    """Sessions kept in this process, bounded by number and by time since the last use.
+
+    Args:
+        max_sessions: sessions kept; the least recently used are dropped.
+        ttl_s: seconds after its last use until a session expires.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_sessions: int = 10_000,
+        ttl_s: float = 86_400.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._states: BoundedMap[str, SessionState] = BoundedMap(
+            max_entries=max_sessions, ttl_s=ttl_s, clock=clock
+        )
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def get(self, session_id: str) -> SessionState | None:
+        return self._states.get(session_id)
+
+    def put(self, state: SessionState) -> None:
+        self._states.put(state.id, state)
+
+    def remove(self, session_id: str) -> bool:
+        return self._states.pop(session_id) is not None

@@ -1,0 +1,2 @@
+"""The commands `eval-reuse`, `tune-alpha` and `precompute`: read files, run, and return the text to
+print."""

@@ -1,0 +1,106 @@
+"""`ragboost tune-alpha`: serve some requests with a model, and choose alpha on the others."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ragboost.chunk_cache.commands.loading import check_paths, load, load_tokenizer
+from ragboost.chunk_cache.craft.reuse import CraftReuse
+from ragboost.chunk_cache.eval.alpha import AlphaCurve, AlphaPoint, tune
+from ragboost.chunk_cache.eval.cases import read_cases
+from ragboost.chunk_cache.kv.influence import Order
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.errors import ChunkCacheError
+from ragboost.plots import check_plot, line_plot
+
+
+def run(
+    model: Path,
+    data: Path,
+    *,
+    warm_up: int,
+    alphas: Sequence[float],
+    desired: float,
+    literal: bool,
+    cautious: bool,
+    order: Order,
+    max_new_tokens: int,
+    device: str,
+    plot_path: Path | None,
+    as_json: bool,
+) -> str:
+    """Tune, and return a table or JSON.
+
+    Raises:
+        ConfigError: a path does not exist.
+        ChunkCacheError: no case is left to tune on, or an alpha is negative.
+        RequestError: an invalid line of the data.
+        UnsupportedModelError: KV of the model cannot be reused.
+    """
+    check_paths(model=model, data=data)
+    if plot_path is not None:
+        check_plot(plot_path)
+    for alpha in alphas:
+        if alpha < 0.0:
+            raise ChunkCacheError(f"--alpha must not be negative, got {alpha}")
+    cases = read_cases(data, tokenizer=load_tokenizer(model))
+    if len(cases) <= warm_up:
+        raise ChunkCacheError(
+            f"--warm-up {warm_up} leaves no case of {len(cases)} to tune on; give more data"
+        )
+    adapter, tokenizer, _ = load(model, device=device)
+    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=4 << 30))
+    craft = CraftReuse(reuse, literal=literal, cautious=cautious, order=order)
+    for case in cases[:warm_up]:
+        craft.prefill(case.system, case.chunks, case.question)
+    curve = tune(
+        craft,
+        cases[warm_up:],
+        alphas=alphas,
+        desired=desired,
+        tokenizer=tokenizer,
+        max_new_tokens=max_new_tokens,
+    )
+    if plot_path is not None:
+        _plot(curve, plot_path)
+    if as_json:
+        best = None if curve.best is None else curve.best.alpha
+        points = [_as_json(point) for point in curve.points]
+        return json.dumps({"alpha": best, "full": curve.full, "points": points})
+    return table(curve, desired=desired)
+
+
+def table(curve: AlphaCurve, *, desired: float) -> str:
+    """Return the curve as a text table, and the chosen alpha."""
+    lines = ["alpha     CFO  recomputed   score     +-      KL"]
+    for point in curve.points:
+        error = 0.0 if math.isnan(point.error) else point.error
+        lines.append(
+            f"{point.alpha:5.2f}  {point.overhead:6.3f}  {point.recompute_ratio:10.3f}  "
+            f"{point.score:6.3f}  {error:5.3f}  {point.kl:6.4f}"
+        )
+    wanted = f"{desired:.0%} of full attention's {curve.full:.3f}"
+    if curve.best is None:
+        lines.append(f"no alpha reaches {wanted}; try higher values, or another policy")
+    else:
+        lines.append(f"alpha = {curve.best.alpha:g} is the cheapest that reaches {wanted}")
+    return "\n".join(lines)
+
+
+def _as_json(point: AlphaPoint) -> dict[str, float | None]:
+    return {name: None if math.isnan(value) else value for name, value in asdict(point).items()}
+
+
+def _plot(curve: AlphaCurve, path: Path) -> None:
+    """Plot score against recompute ratio, with full attention's score as a horizontal line."""
+    points = sorted((point.recompute_ratio, point.score) for point in curve.points)
+    level = [(points[0][0], curve.full), (points[-1][0], curve.full)]
+    line_plot(
+        path,
+        {"Cache-Craft, a point per alpha": points, "full attention": level},
+        x_label="recompute ratio",
+        y_label="score",
+    )

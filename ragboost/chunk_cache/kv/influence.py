@@ -1,0 +1,143 @@
+"""The influence that a context had on a chunk, and the cost of reusing the chunk in another context
+(Cache-Craft eq. 3-14).
+
+Knows numbers and names of chunks. Does not know KV or models, or how attention was measured.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ragboost.errors import ChunkCacheError
+
+Order = Literal["mass", "peak", "change"]
+"""The measure of a token's dependence on other chunks: its total attention to them, as in the
+paper; its highest attention weight to one of their tokens; or the difference of its KV between the
+variants of the chunk (see `Variants.learn`; the highest weight if there is a single variant)."""
+
+
+def chunk_name(tokens: Sequence[int]) -> str:
+    """Return the identity of a chunk within a context (16 hex digits of its token ids)."""
+    return hashlib.sha256(repr([int(token) for token in tokens]).encode()).hexdigest()[:16]
+
+
+def prefix_overlap(inter: Mapping[str, float], prefix: Sequence[str]) -> float:
+    """Return beta (eq. 6): the share of a chunk's inter-attention to chunks that precede it again.
+
+    The result is 0 for a chunk that was stored without a context. If it paid no attention to its
+    context, beta is 1 if all of the context precedes it again, else 0.
+
+    Args:
+        inter: attention to each chunk of the old context, by chunk name.
+        prefix: names of the chunks that precede it now.
+    """
+    if not inter:
+        return 0.0
+    now = set(prefix)
+    total = sum(inter.values())
+    if total <= 0.0:
+        return 1.0 if inter.keys() <= now else 0.0
+    return sum(value for name, value in inter.items() if name in now) / total
+
+
+def order_penalty(old: Sequence[str], new: Sequence[str]) -> float:
+    """Return gamma (eq. 7): the share of pairs of common chunks whose order changed (normalised
+    Kendall distance, 0 to 1).
+
+    The result is 0 for fewer than two common chunks. A repeated chunk counts at its first place.
+    """
+    first = {name: place for place, name in reversed(list(enumerate(new)))}
+    places = [first[name] for name in dict.fromkeys(old) if name in first]
+    num_pairs = len(places) * (len(places) - 1) // 2
+    if num_pairs == 0:
+        return 0.0
+    discordant = sum(
+        places[i] > places[j] for i in range(len(places)) for j in range(i + 1, len(places))
+    )
+    return discordant / num_pairs
+
+
+def adjusted_overlap(beta: float, gamma: float) -> float:
+    """Return beta' (eq. 8)."""
+    return beta * (1.0 - gamma)
+
+
+def context_impact(a: float, b: float, *, literal: bool = False) -> float:
+    """Return the Cache Context Impact (CCI) of normalised inter- (a) and intra-attention (b).
+
+    The default is a / (a + b), the sigmoid of ln(a / b); 0 if both are 0. The paper prints the
+    sigmoid of a / b (eq. 11), which is at least 0.5 however little a chunk depends on its context.
+
+    Args:
+        a, b: at least 0.
+        literal: use eq. 11 as printed.
+    """
+    if a < 0.0 or b < 0.0:
+        raise ChunkCacheError(f"attention cannot be negative, got a={a}, b={b}")
+    if not literal:
+        return a / (a + b) if a > 0.0 else 0.0
+    if b == 0.0:
+        return 1.0 if a > 0.0 else 0.5
+    return 1.0 / (1.0 + math.exp(-a / b))
+
+
+def fix_overhead(impact: float, overlap: float, *, alpha: float = 1.0) -> float:
+    """Return the Cache Fix Overhead (CFO, eq. 12): the share of a chunk's tokens to recompute.
+
+    Args:
+        impact: CCI.
+        overlap: beta'.
+        alpha: scale, at least 0.
+    """
+    if alpha < 0.0:
+        raise ChunkCacheError(f"alpha must not be negative, got {alpha}")
+    return min(1.0, max(0.0, alpha * impact * (1.0 - overlap)))
+
+
+def num_to_fix(overhead: float, num_tokens: int) -> int:
+    """Return the number of a chunk's tokens to recompute (the size of eq. 14's selection)."""
+    # 0.1 * 3 * 10 is slightly above 3 in binary.
+    return min(num_tokens, math.ceil(overhead * num_tokens - 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class Influence:
+    """Attention of a chunk to its context, averaged over heads and layers (Cache-Craft eq. 3-5, 9,
+    10). The system prompt precedes every chunk and is not part of a context.
+
+    Attributes:
+        context: names of the preceding chunks when its KV was computed, in order; empty if the KV
+            was computed without them, even if their influence was measured.
+        inter: summed attention of its tokens to each of them.
+        a: inter-attention per pair of tokens, summed over chunks (eq. 9).
+        b: intra-attention to earlier tokens of the chunk, divided by its squared length (eq. 10).
+        order: its tokens by descending inter-attention; ties by position.
+        peak_order: its tokens by the highest attention weight of any head in any layer to a token
+            of another chunk, descending.
+    """
+
+    context: tuple[str, ...]
+    inter: tuple[float, ...]
+    a: float
+    b: float
+    order: tuple[int, ...]
+    peak_order: tuple[int, ...] = ()
+
+    def tokens(self, order: Order) -> tuple[int, ...]:
+        """Return the tokens, the most dependent on their context first."""
+        return self.order if order == "mass" else self.peak_order or self.order
+
+    def impact(self, *, literal: bool = False) -> float:
+        """Return the CCI, see `context_impact`."""
+        return context_impact(self.a, self.b, literal=literal)
+
+    def overlap(self, prefix: Sequence[str]) -> float:
+        """Return beta' in a prompt with these chunks before this one, see `adjusted_overlap`."""
+        by_name: dict[str, float] = {}
+        for name, value in zip(self.context, self.inter, strict=True):
+            by_name[name] = by_name.get(name, 0.0) + value
+        return adjusted_overlap(
+            prefix_overlap(by_name, prefix), order_penalty(self.context, prefix)
+        )

@@ -1,0 +1,50 @@
+"""Keys of chunk KV: digests of everything the KV was computed from."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+LAYOUT_VERSION = 1
+"""Version of the meaning of stored KV; older KV has other keys and is not found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Everything besides the tokens that determines the KV of a chunk.
+
+    Attributes:
+        model: digest of the weights, such as `ModelAdapter.fingerprint()`.
+        tokenizer: identity of the tokenizer; empty where callers pass token ids.
+        dtype: dtype of the KV.
+        lora: active LoRA adapter; empty for none.
+        recipe: preparation of the chunk, such as its neighbours; empty for plain KV.
+        salt: tenant whose KV is not shared with others; empty for none.
+    """
+
+    model: str
+    tokenizer: str = ""
+    dtype: str = ""
+    lora: str = ""
+    recipe: str = ""
+    salt: str = ""
+
+
+def tokens_digest(tokens: Sequence[int]) -> str:
+    """Return a digest of a token sequence (32 hex digits)."""
+    return _digest([int(token) for token in tokens])
+
+
+def chunk_key(
+    identity: Identity, *, regime: str, system: Sequence[int], tokens: Sequence[int]
+) -> str:
+    """Return the key of a chunk computed after a system prompt (32 hex digits).
+
+    The KV of the system prompt itself has the key of its tokens after an empty system prompt.
+    """
+    ids = [[int(token) for token in part] for part in (system, tokens)]
+    return _digest([LAYOUT_VERSION, *astuple(identity), regime, *ids])
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]

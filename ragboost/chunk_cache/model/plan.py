@@ -1,0 +1,96 @@
+"""The plan of one forward pass: its rows, their attention, and the layers it covers.
+
+A plan travels as a keyword argument through the model to our attention (`planned_attention`) and
+our hooks (`row_hooks`).
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from ragboost.chunk_cache.model.attention.base import AttentionBackend, AttentionInputs, exact_mask
+
+PLAN = "ragboost_plan"
+"""The keyword argument that carries a `ForwardPlan`."""
+
+Observer = Callable[[int, AttentionInputs], torch.Tensor | None]
+"""Called with the number and the attention inputs of each layer. May return the indices of the rows
+to keep from the next layer on, (kept,), ascending; at most once per pass."""
+
+
+class StopForwardError(Exception):
+    """Ends a forward pass at a layer. Raised by observers."""
+
+
+class Hidden(NamedTuple):
+    """The input of a decoder layer for some rows of a prompt.
+
+    Attributes:
+        layer: number of the layer, from 0.
+        positions: positions of the rows, (rows,), ascending.
+        states: hidden states, (1, rows, hidden size).
+    """
+
+    layer: int
+    positions: torch.Tensor
+    states: torch.Tensor
+
+    def of(self, positions: torch.Tensor) -> "Hidden":
+        """Return the part for these positions, (n,), a subset of `self.positions`."""
+        rows = torch.searchsorted(self.positions, positions)
+        return Hidden(self.layer, positions, self.states[:, rows])
+
+
+@dataclass(slots=True)
+class ForwardPlan:
+    """A forward pass over some rows of a prompt.
+
+    Attributes:
+        positions: slots of the rows, (rows,), ascending.
+        backend: attention backend; None: the model's own attention with a dense exact mask, if it
+            accepts one.
+        visible: mask of the keys that any row may see, (keys,) bool; None: all keys.
+        observe: called in each layer, see `Observer`.
+        windows: window of each layer, recorded during the pass.
+        memo: cache of masks shared by all layers, filled during the pass.
+        kept: indices of the rows that are kept after others were dropped.
+        num_rows: number of rows before that.
+        keep: layer whose input to record in `hidden`; None: none.
+        hidden: the recorded input.
+        begin: input of a layer from an earlier pass. The layers before it are not recomputed; their
+            observers see a single row.
+    """
+
+    positions: torch.Tensor
+    backend: AttentionBackend | None = None
+    visible: torch.Tensor | None = None
+    observe: Observer | None = None
+    windows: dict[int, int | None] = field(default_factory=dict)
+    memo: dict[Hashable, Any] = field(default_factory=dict)
+    kept: torch.Tensor | None = None
+    num_rows: int | None = None
+    keep: int | None = None
+    hidden: Hidden | None = None
+    begin: Hidden | None = None
+
+    def mask(self, num_keys: int, window: int | None) -> torch.Tensor:
+        """Return the dense mask, (1, 1, rows, num_keys) bool, cached for the pass."""
+        key = ("dense", num_keys, window)
+        if key not in self.memo:
+            mask = exact_mask(self.positions, num_keys, window=window, visible=self.visible)
+            self.memo[key] = mask[None, None]
+        return self.memo[key]
+
+
+def observe_both(first: Observer | None, second: Observer | None) -> Observer | None:
+    """Return an observer that calls both; the second one decides which rows are kept."""
+    if first is None or second is None:
+        return first or second
+
+    def observe(layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
+        first(layer, inputs)
+        return second(layer, inputs)
+
+    return observe

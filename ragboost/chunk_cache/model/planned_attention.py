@@ -1,0 +1,90 @@
+"""Install our attention in a transformers model: calls with a `ForwardPlan` follow it, other calls
+are unchanged."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.dense import DenseAttention
+from ragboost.chunk_cache.model.plan import PLAN, ForwardPlan
+
+_PREFIX = "ragboost_planned_"
+
+
+def install_attention(model: Any) -> None:
+    """Replace the model's attention. Without a plan the results stay bit-identical.
+
+    Installing it twice has no further effect. Setting another attention implementation removes it;
+    installing it again then wraps the new one.
+    """
+    original: str = model.config._attn_implementation
+    if original.startswith(_PREFIX):
+        return
+    name = _PREFIX + original
+
+    def attention(module: Any, *args: Any, **kwargs: Any) -> Any:
+        plan: ForwardPlan | None = kwargs.pop(PLAN, None)
+        if plan is None:
+            return _implementation(original, module)(module, *args, **kwargs)
+        return _planned(plan, original, module, *args, **kwargs)
+
+    AttentionInterface.register(name, attention)
+    masks = AttentionMaskInterface()
+    if original in masks:
+        AttentionMaskInterface.register(name, masks[original])
+    model.set_attn_implementation(name)
+
+
+def _planned(
+    plan: ForwardPlan,
+    original: str,
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    window: int | None = kwargs.get("sliding_window")
+    plan.windows[module.layer_idx] = window
+    scaling = kwargs.get("scaling")
+    inputs = AttentionInputs(
+        query,
+        key,
+        value,
+        plan.positions,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        window=window,
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+        visible=plan.visible,
+        memo=plan.memo,
+    )
+    if plan.observe is not None:
+        kept = plan.observe(module.layer_idx, inputs)
+        if kept is not None:
+            plan.kept = kept
+    if plan.backend is not None and plan.backend.supports(inputs):
+        return plan.backend.attend(inputs).transpose(1, 2).contiguous(), None
+    if original not in ("eager", "sdpa"):
+        return DenseAttention().attend(inputs).transpose(1, 2).contiguous(), None
+    mask = plan.mask(key.shape[2], window)
+    if original == "eager":
+        floor = torch.finfo(query.dtype).min
+        mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(
+            ~mask, floor
+        )
+    attend = _implementation(original, module)
+    out: torch.Tensor = attend(module, query, key, value, mask, **kwargs)[0]
+    return out, None
+
+
+def _implementation(name: str, module: Any) -> Callable[..., Any]:
+    if name == "eager":
+        forward: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward
+        return forward
+    return AttentionInterface()[name]  # type: ignore[no-any-return]  # transformers is untyped

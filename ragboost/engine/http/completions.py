@@ -1,0 +1,231 @@
+"""Answer completion requests: read the body, tokenise the prompt, generate, respond.
+
+Joins the engine thread, the tokenizer's thread and the event loop.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ragboost.engine.http import protocol, sse
+from ragboost.engine.http import responses as replies
+from ragboost.engine.http.extension import ReuseDefaults
+from ragboost.engine.http.metrics import EngineMetrics
+from ragboost.engine.http.prompts import Prompts
+from ragboost.engine.http.protocol import ApiError, GenerationRequest
+from ragboost.engine.http.responses import Kind, ResponseBuilder, TextPiece
+from ragboost.engine.loading import LoadedModel
+from ragboost.engine.runtime.engine import Engine
+from ragboost.engine.runtime.prompt import PromptTokens
+from ragboost.engine.runtime.request import EngineRequest, Output
+from ragboost.engine.text.tokenizer import TextStream
+from ragboost.errors import RequestError
+
+T = TypeVar("T")
+
+
+class CompletionService:
+    """Answers completion requests with one engine.
+
+    Args:
+        engine, loaded: the engine and its model.
+        reuse: defaults of chunk reuse.
+        default_max_tokens: for chat requests without `max_tokens`.
+        max_body_bytes: larger bodies are rejected.
+
+    Attributes:
+        prompts: builds prompts; call it through `in_thread`.
+        metrics: of the engine.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        loaded: LoadedModel,
+        *,
+        reuse: ReuseDefaults,
+        default_max_tokens: int,
+        max_body_bytes: int,
+    ) -> None:
+        self.engine = engine
+        self.loaded = loaded
+        self.reuse = reuse
+        self.prompts = Prompts(loaded, reuse=reuse)
+        self.metrics = EngineMetrics(engine)
+        self._default_max_tokens = default_max_tokens
+        self._max_body_bytes = max_body_bytes
+        # One thread: concurrent encodings are not safe.
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="ragboost-tokenize")
+
+    def close(self) -> None:
+        """Stop the tokenizer's thread."""
+        self._tokenizing.shutdown()
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run `work` in the tokenizer's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+
+    async def read_body(self, request: Request) -> dict[str, Any]:
+        """Read a JSON object.
+
+        Raises:
+            RequestError: the body is too large or no JSON object, or names another model.
+        """
+        data = bytearray()
+        async for part in request.stream():
+            data += part
+            if len(data) > self._max_body_bytes:
+                raise ApiError(
+                    f"the body is larger than {self._max_body_bytes} bytes",
+                    status=413,
+                    code="body_too_large",
+                )
+        body = _load_json(bytes(data))
+        if not isinstance(body, dict):
+            raise RequestError(f"the body must be a JSON object, got a {type(body).__name__}")
+        model = body.get("model")
+        if model is not None and model != self.loaded.name:
+            raise ApiError(
+                f"model {model!r} does not exist; this engine serves {self.loaded.name!r}",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return body
+
+    async def answer(self, request: Request, kind: Kind) -> Response:
+        """Answer a chat or text completion.
+
+        Raises:
+            RequestError: the request is invalid, or the engine cannot take it.
+        """
+        body = await self.read_body(request)
+        session = request.headers.get("x-session-id")
+        if session and body.get("session_id") is None:
+            body["session_id"] = session
+        if kind == "text":
+            body.setdefault("max_tokens", 16)  # OpenAI's default
+        wanted = protocol.parse_generation(body)
+        build = self.prompts.chat if kind == "chat" else self.prompts.text
+        prompt = await self.in_thread(lambda: build(body))
+        num_prompt_tokens = len(prompt.token_ids)
+        max_tokens = self._max_tokens(wanted, num_prompt_tokens)
+        builder = ResponseBuilder(kind, self.loaded.name, num_prompt_tokens=num_prompt_tokens)
+        pieces = self._generate(prompt, wanted, max_tokens=max_tokens)
+        if wanted.stream:
+            return sse.EventStreamResponse(_events(pieces, builder, has_usage=wanted.include_usage))
+        whole = await sse.unless_disconnected(request, _whole(pieces, builder))
+        return Response(orjson.dumps(whole), media_type="application/json")
+
+    def _max_tokens(self, wanted: GenerationRequest, num_prompt_tokens: int) -> int:
+        limit = self.loaded.runner.max_length
+        room, asked = limit - num_prompt_tokens, wanted.num_tokens
+        if room >= 1 and (asked is None or asked <= room):
+            return min(self._default_max_tokens, room) if asked is None else asked
+        also = f" and {asked} tokens were asked for" if asked is not None else ""
+        raise ApiError(
+            f"the model takes {limit} tokens at most; the prompt has {num_prompt_tokens}{also}: "
+            "shorten one of them",
+            status=400,
+            code="context_length_exceeded",
+            param="messages" if asked is None or room < 1 else "max_tokens",
+        )
+
+    async def _generate(
+        self, prompt: PromptTokens, wanted: GenerationRequest, *, max_tokens: int
+    ) -> AsyncGenerator[TextPiece, None]:
+        """Yield a piece per token. Closing the generator early aborts the request.
+
+        Raises:
+            ApiError: the engine is full or has stopped (503), or fails (500).
+        """
+        loop = asyncio.get_running_loop()
+        outputs: asyncio.Queue[Output] = asyncio.Queue()
+
+        def emit(output: Output) -> None:
+            loop.call_soon_threadsafe(outputs.put_nowait, output)
+
+        request = EngineRequest(
+            prompt,
+            wanted.sampling(max_tokens),
+            emit=emit,
+            stop_ids=self.loaded.stop_ids,
+            salt=wanted.cache_salt,
+            session_id=wanted.session_id,
+        )
+        begin = time.perf_counter()
+        if not self.engine.submit(request):
+            self.metrics.finished.labels("rejected").inc()
+            raise self._rejection()
+        stream = TextStream(self.loaded.tokenizer, stop=wanted.stop)
+        count, reason = 0, None
+        try:
+            while reason is None:
+                token, reason, cached, reused = await outputs.get()
+                if token is None:
+                    raise ApiError("the engine failed", status=500, code="internal_error")
+                count += 1
+                text = "" if reason == "stop" else stream.push(token)
+                if reason is not None:
+                    text += stream.finish()
+                if stream.is_stopped:
+                    reason = "stop"
+                if count == 1:
+                    self.metrics.ttft.observe(time.perf_counter() - begin)
+                self.metrics.generated_tokens.inc()
+                yield TextPiece(text, reason, count, cached, reused)
+        finally:
+            self.engine.abort(request)  # no effect if it has ended by itself
+            self.metrics.finished.labels(reason or "abort").inc()
+
+    def _rejection(self) -> ApiError:
+        if self.engine.is_healthy:
+            return ApiError("the engine is full; try again", status=503, code="engine_overloaded")
+        return ApiError(
+            "the engine has stopped; see its log for the reason", status=503, code="engine_stopped"
+        )
+
+
+async def _whole(
+    pieces: AsyncGenerator[TextPiece, None], builder: ResponseBuilder
+) -> dict[str, Any]:
+    answer = [piece async for piece in pieces]
+    return builder.whole("".join(piece.text for piece in answer), answer[-1])
+
+
+async def _events(
+    pieces: AsyncGenerator[TextPiece, None], builder: ResponseBuilder, *, has_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    piece = None
+    try:
+        async for piece in pieces:
+            yield sse.event(builder.chunk(piece, has_usage=has_usage))
+    except ApiError as problem:
+        if piece is None:
+            raise  # nothing was sent yet: an ordinary error response
+        yield sse.event(replies.request_error(problem))
+        return
+    finally:
+        await pieces.aclose()
+    assert piece is not None, "a generation without a token"
+    if has_usage:
+        yield sse.event(builder.usage_chunk(piece))
+    yield sse.DONE
+
+
+def _load_json(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(data)  # accepts lone surrogates, as other engines do
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from None

@@ -1,0 +1,177 @@
+"""The engine thread: owns the model, takes requests from any thread and steps the scheduler.
+
+Knows token ids. Does not know text or HTTP.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
+from ragboost.engine.runtime.graph import GraphRunner
+from ragboost.engine.runtime.model_runner import ModelRunner
+from ragboost.engine.runtime.prefix_cache import Event
+from ragboost.engine.runtime.prefix_store import PrefixStore
+from ragboost.engine.runtime.request import EngineRequest
+from ragboost.engine.runtime.scheduler import Scheduler
+
+
+class Engine:
+    """A model served by one thread.
+
+    Args:
+        runner, store: the model and its prefix cache.
+        max_running, max_step_tokens: requests in one batch and tokens computed in one step.
+        max_waiting: requests that may wait; further ones are rejected.
+        publish: called in the engine thread with the cache events of each step.
+        chunk_scheduler: reuses chunks; None: no request may ask for it.
+        graph_runner: computes prompts with graphs; None: no request may have one.
+
+    Attributes:
+        max_pending: requests that may run or wait.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        store: PrefixStore,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        max_waiting: int,
+        publish: Callable[[Sequence[Event]], None] | None = None,
+        chunk_scheduler: ChunkScheduler | None = None,
+        graph_runner: GraphRunner | None = None,
+    ) -> None:
+        self.runner = runner
+        self.store = store
+        self.chunk_scheduler = chunk_scheduler
+        self.scheduler = Scheduler(
+            runner,
+            store,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            chunk_scheduler=chunk_scheduler,
+            graph_runner=graph_runner,
+        )
+        self.max_pending = max_running + max_waiting
+        self._publish = publish
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._pending: set[EngineRequest] = set()  # submitted and not ended
+        self._lock = threading.Lock()  # guards _pending and _has_ended
+        self._thread: threading.Thread | None = None
+        self._is_stopping = self._has_ended = False
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the thread is running and no step has failed."""
+        return self._thread is not None and self._thread.is_alive() and not self._has_ended
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests being computed."""
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of submitted requests that have not started."""
+        return max(0, len(self._pending) - self.num_running)
+
+    def start(self) -> None:
+        """Start the thread."""
+        assert self._thread is None, "the engine was started before"
+        self._thread = threading.Thread(target=self._run, name="ragboost-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fail all pending requests and wait for the thread to end. A second call does nothing."""
+        if self._thread is not None and self._thread.is_alive():
+            self._commands.put(self._stop)
+            self._thread.join()
+
+    def submit(self, request: EngineRequest) -> bool:
+        """Queue a request; its outputs arrive through its `emit`, in the engine thread.
+
+        Returns:
+            False if the queue is full or the engine has ended; nothing was queued then.
+        """
+        with self._lock:
+            if len(self._pending) >= self.max_pending or not self.is_healthy:
+                return False
+            self._pending.add(request)
+            self._commands.put(partial(self._add, request))
+        return True
+
+    def abort(self, request: EngineRequest) -> None:
+        """Stop computing a request; its outputs end within one step. Ended ones are ignored."""
+        self._commands.put(partial(self._abort, request))
+
+    def reset_prefix_cache(self) -> "Future[None]":
+        """Drop all cached blocks between two steps. Running requests keep their own KV."""
+        done: Future[None] = Future()
+        with self._lock:
+            if not self._has_ended:
+                self._commands.put(partial(self._reset, done))
+                return done
+        done.set_result(None)
+        return done
+
+    def _run(self) -> None:
+        """Step until stopped. A step that fails ends the thread; its hook logs the error."""
+        try:
+            while True:
+                self._run_commands()
+                if self._is_stopping:
+                    break
+                self._discard(self.scheduler.step())
+                self._publish_events()
+        finally:
+            self._close()
+
+    def _run_commands(self) -> None:
+        """Run the queued commands, waiting for more while there is nothing to compute."""
+        while True:
+            has_work = self.scheduler.has_work or self._is_stopping
+            try:
+                command = self._commands.get(block=not has_work)
+            except queue.Empty:
+                return
+            command()
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+
+    def _add(self, request: EngineRequest) -> None:
+        if not self._has_ended:
+            self.scheduler.add(request)
+
+    def _abort(self, request: EngineRequest) -> None:
+        self.scheduler.abort(request)
+        self._discard([request])
+
+    def _reset(self, done: "Future[None]") -> None:
+        self.store.cache.clear()
+        self._publish_events()
+        done.set_result(None)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._has_ended = True  # nothing is submitted from here on
+        while not self._commands.empty():
+            self._commands.get()()
+        for request in list(self._pending):
+            self._abort(request)
+            request.fail()
+        self.scheduler.close()
+
+    def _discard(self, requests: Sequence[EngineRequest]) -> None:
+        if requests:
+            with self._lock:
+                self._pending.difference_update(requests)
+
+    def _publish_events(self) -> None:
+        events = self.store.cache.take_events()
+        if events and self._publish is not None:
+            self._publish(events)

@@ -1,0 +1,191 @@
+"""Lay out conversations with relation paths in token ids (DepCache).
+
+Models that support dependency attention get the paths as a token tree; for the others the paths
+are written out as text. Knows the tokenizer and token trees. Does not know HTTP or the engine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from ragboost.chunk_cache.dependency.depkv import DepCache
+from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
+from ragboost.engine.runtime.prompt import GraphPrompt, PromptTokens
+from ragboost.engine.text.tokenizer import ChatTokenizer
+from ragboost.errors import RequestError
+from ragboost.graph.render import path_segments, path_text
+from ragboost.graph.triplets import RelationPath
+
+FIELD = "ragboost.graph"
+INTRO = "Facts:\n"
+_CACHED_SEGMENTS = 65_536
+
+GraphAttention = Literal["dependency", "subgraphs", "self"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRequest:
+    """The graph of a request.
+
+    Attributes:
+        paths: at least one.
+        attention: `auto`, `dependency`, `subgraphs` or `self`, as requested.
+        recompute_ratio: share of the paths' tokens to recompute with full attention; None: the
+            engine's default.
+    """
+
+    paths: tuple[RelationPath, ...]
+    attention: str = "auto"
+    recompute_ratio: float | None = None
+
+
+class GraphPrompts:
+    """Lays out graph requests for one engine; call it in the tokenizer's thread.
+
+    Args:
+        tokenizer: of the model.
+        depcache: lays out token trees; None: this engine has no dependency attention.
+        attention: how graphs are attended to, unless a request asks for `self`.
+        reason: why that is not dependency attention; None: it is.
+        recompute_ratio: default of requests.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        depcache: DepCache | None,
+        attention: GraphAttention,
+        reason: str | None,
+        recompute_ratio: float = 0.0,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._writer = PromptWriter(tokenizer)
+        self._depcache = depcache
+        self._attention = attention
+        self._reason = reason or "engine.graph_attention is dependency"
+        self._recompute_ratio = recompute_ratio
+
+    def prompt(
+        self,
+        request: GraphRequest,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template_kwargs: Mapping[str, Any],
+    ) -> PromptTokens:
+        """Return the prompt of a conversation with a graph.
+
+        Raises:
+            RequestError: the request asks for an attention that this engine does not have, there
+                is no user message, or the chat template omits the paths.
+        """
+        if request.attention not in ("auto", "self", self._attention):
+            raise RequestError(
+                f"{FIELD}.attention cannot be {request.attention} here: {self._reason}",
+                param=f"{FIELD}.attention",
+            )
+        if "self" in (request.attention, self._attention) or self._depcache is None:
+            text = self._tokenizer.render_chat(
+                with_facts(messages, path_text(request.paths)), template_kwargs=template_kwargs
+            )
+            return PromptTokens(self._tokenizer.encode(text, add_special_tokens=False))
+        prompt = self._writer.prompt(
+            request.paths,
+            messages,
+            is_tree=self._attention == "dependency",
+            template_kwargs=template_kwargs,
+        )
+        layout = self._depcache.layout(prompt).with_last_in_place()
+        ratio = request.recompute_ratio
+        graph = GraphPrompt(layout, self._recompute_ratio if ratio is None else ratio)
+        return PromptTokens(layout.tokens, graph=graph)
+
+
+class PromptWriter:
+    """Writes conversations with relation paths as trees of token ids.
+
+    Args:
+        tokenizer: of the model.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._segment_ids = lru_cache(_CACHED_SEGMENTS)(self._encode)
+
+    def prompt(
+        self,
+        paths: Sequence[RelationPath],
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        is_tree: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> DepPrompt:
+        """Return the text before the paths, the paths, and the text after them.
+
+        The paths precede the first user message, after the same text for every question.
+
+        Args:
+            paths: at least one.
+            messages: with string contents.
+            is_tree: whether paths that begin alike share tokens. Else they are written out, and
+                those of one root form a subgraph that does not attend to the others.
+            template_kwargs: for the chat template.
+
+        Raises:
+            RequestError: there is no user message, or the template omits the paths.
+        """
+        before, after = self._around(messages, template_kwargs, ends_line=not is_tree)
+        if is_tree:
+            tokens = [
+                [token for segment in path_segments(path) for token in self._segment_ids(segment)]
+                for path in paths
+            ]
+            return DepPrompt.of(before, tokens, after)
+        by_root: dict[str, list[RelationPath]] = {}
+        for path in paths:
+            by_root.setdefault(path.root, []).append(path)
+        parts = [
+            LinearNode(f"subgraph {root}", self._segment_ids(path_text(found) + "\n"), ("system",))
+            for root, found in by_root.items()
+        ]
+        seen = ("system", *(part.name for part in parts))
+        return DepPrompt((LinearNode("system", before), *parts, LinearNode("task", after, seen)))
+
+    def _around(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any] | None,
+        *,
+        ends_line: bool = False,
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        marker = "ragboost-graph"
+        while any(marker in message["content"] for message in messages):
+            marker += "-x"
+        text = self._tokenizer.render_chat(
+            with_facts(messages, marker), template_kwargs=template_kwargs
+        )
+        before, found, after = text.partition(marker)
+        if not found:
+            raise RequestError(
+                "the model's chat template omits the message with the graph", param="messages"
+            )
+        after = after.removeprefix("\n") if ends_line else after
+        return self._encode(before), self._encode(after)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def with_facts(messages: Sequence[Mapping[str, Any]], facts: str) -> list[dict[str, Any]]:
+    """Return the messages with facts in front of the first user message.
+
+    Raises:
+        RequestError: there is no user message.
+    """
+    copies = [dict(message) for message in messages]
+    first = next((message for message in copies if message["role"] == "user"), None)
+    if first is None:
+        raise RequestError(f"{FIELD} needs a user message", param="messages")
+    first["content"] = f"{INTRO}{facts}\n\n{first['content']}"
+    return copies

@@ -1,0 +1,143 @@
+"""Convert between text and token ids: tokenizer, chat template, incremental detokenization.
+
+Knows the tokenizer. Does not know the model, requests or HTTP.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from ragboost.errors import RequestError
+
+_MAX_PENDING_TOKENS = 8  # a character has at most 4 bytes, so at most 4 byte-level tokens
+
+
+class ChatTokenizer:
+    """A Hugging Face tokenizer with the calls that a server needs.
+
+    One thread may encode while another decodes; concurrent encodings are not safe.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # The first call sets truncation and padding inside the fast tokenizer; later calls only
+        # read them, so that decoding in another thread is safe.
+        tokenizer("ready", add_special_tokens=False)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`; lone surrogates, which no tokenizer accepts, become `?`."""
+        clean = text.encode("utf-8", "replace").decode()
+        ids = self._tokenizer(clean, add_special_tokens=add_special_tokens, verbose=False)
+        return list(ids["input_ids"])
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`."""
+        text: str = self._tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Return the tokenizer's string for each id."""
+        return list(self._tokenizer.convert_ids_to_tokens(list(ids)))
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render a conversation with the model's chat template.
+
+        Args:
+            messages: with string contents.
+            documents: objects with `title`, `text` and whatever else the template reads.
+            template_kwargs: further variables of the template. `add_generation_prompt` defaults to
+                true unless the last message is continued.
+
+        Raises:
+            RequestError: the model has no chat template, or the template fails.
+        """
+        names = dict(template_kwargs or {})
+        names.setdefault("add_generation_prompt", not names.get("continue_final_message", False))
+        if not self._tokenizer.chat_template:
+            raise RequestError(
+                "the model has no chat template; use /v1/completions", param="messages"
+            )
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages),
+                documents=None if documents is None else list(documents),
+                tokenize=False,
+                **names,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RequestError(
+                f"messages: the chat template failed: {error}", param="messages"
+            ) from None
+        return text
+
+
+class TextStream:
+    """Incremental detokenization that ends at stop strings.
+
+    Text is held back while it may belong to a stop string or an unfinished character, so that the
+    pieces joined are exactly the text decoded at once.
+
+    Args:
+        tokenizer: of the model.
+        stop: strings that end the text.
+
+    Attributes:
+        is_stopped: whether a stop string was found; the text ends before it.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, *, stop: Sequence[str] = ()) -> None:
+        self.is_stopped = False
+        self._tokenizer = tokenizer
+        self._stop = [text for text in stop if text]
+        self._ids: list[int] = []
+        self._first = 0  # tokens before this one are no longer decoded
+        self._read = 0  # tokens before this one have been decoded
+        self._held = ""
+
+    def push(self, token_id: int) -> str:
+        """Add a token; return the text that is now final, possibly empty."""
+        self._ids.append(token_id)
+        return self._release(self._decode(is_last=False), is_last=False)
+
+    def finish(self) -> str:
+        """Return the text held back."""
+        return self._release(self._decode(is_last=True), is_last=True)
+
+    def _decode(self, *, is_last: bool) -> str:
+        # A token's text may depend on the previous one (spaces in SentencePiece), so both are
+        # decoded and the known part is removed.
+        known = self._tokenizer.decode(self._ids[self._first : self._read])
+        text = self._tokenizer.decode(self._ids[self._first :])
+        unfinished = text.endswith("�") and len(self._ids) - self._read < _MAX_PENDING_TOKENS
+        if unfinished and not is_last:
+            return ""
+        self._first, self._read = self._read, len(self._ids)
+        return text[len(known) :]
+
+    def _release(self, new: str, *, is_last: bool) -> str:
+        if self.is_stopped:
+            return ""
+        text = self._held + new
+        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(found)]
+        held = 0 if is_last else max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,7 +1,0 @@
-"""Hints: what the model is told about reordering and de-duplication (RAGBoost sections 5.3, 6)."""
-
-from ragboost.hints.labels import label_documents
-from ragboost.hints.location import location_hints
-from ragboost.hints.order import order_hint
-
-__all__ = ["label_documents", "location_hints", "order_hint"]

@@ -1,0 +1,14 @@
+"""Eviction policies and schedules of other systems, to measure the product's against."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ragboost.chunk_cache.eviction import EVICTION_POLICIES, EvictionPolicy
+from research.eviction.gdsf import GDSF, PGDSF
+from research.eviction.reuse_frequency import ReuseFrequency
+
+POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
+    {**EVICTION_POLICIES, "gdsf": GDSF, "pgdsf": PGDSF, "f_r": ReuseFrequency}
+)
+"""The product's policies and those of this package by name, except `Belady`, which needs to know
+the future."""
