@@ -1,12 +1,10 @@
 """The endpoints that answer a prompt: boost the request, relay it, report its result."""
 
-from ragboost.config import Settings
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.request_context import RequestContext
-from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.passthrough import Passthrough
-from ragboost.proxy.routing.admission import Admission, Dispatcher
+from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
@@ -15,18 +13,10 @@ from ragboost.proxy.upstream.response_reader import ResponseReader
 class Completions(Passthrough):
     """Boost and relay the requests of one endpoint that answers a prompt."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        endpoint: str,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        boosting: BoostPipeline,
-    ) -> None:
-        super().__init__(settings, dispatcher=dispatcher, metrics=metrics)
+    def __init__(self, state: ProxyState, *, endpoint: str) -> None:
+        super().__init__(state)
         self.endpoint = endpoint
-        self._boosting = boosting
+        self._boosting = state.boosting
 
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes

@@ -4,7 +4,6 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from ragboost.config import Settings
 from ragboost.errors import RequestError
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.headers import request_headers
@@ -12,9 +11,9 @@ from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.limits import ClientDisconnectedError, read_body
 from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.observability.access_log import log_access
-from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.tracing import Tracing
-from ragboost.proxy.routing.admission import Admission, Dispatcher
+from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.rewriting.headers import get_header
@@ -25,13 +24,13 @@ class Passthrough:
 
     endpoint = "other"
 
-    def __init__(self, settings: Settings, *, dispatcher: Dispatcher, metrics: Metrics) -> None:
-        self._settings = settings
+    def __init__(self, state: ProxyState) -> None:
+        self._settings = settings = state.settings
         self._keys = ApiKeys(settings.proxy.api_keys)
         self._tracing = Tracing() if settings.proxy.tracing else None
         self._has_notes = settings.proxy.tracing or settings.proxy.access_log
-        self._dispatcher = dispatcher
-        self._metrics = metrics
+        self._dispatcher = state.dispatcher
+        self._metrics = state.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and count it however it ends."""

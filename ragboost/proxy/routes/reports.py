@@ -3,26 +3,26 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ragboost.cache_sync.sync import CacheSync
-from ragboost.config import Settings
 from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.limits import read_body
 from ragboost.proxy.routes.typed_route import TypedRoute
+from ragboost.proxy.state import ProxyState
 
 _BODY = {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 
 
-def report_route(settings: Settings, *, sync: CacheSync) -> TypedRoute:
+def report_route(state: ProxyState) -> TypedRoute:
     """Make the route."""
-    keys = ApiKeys(settings.proxy.api_keys)
+    settings = state.settings.proxy
+    keys = ApiKeys(settings.api_keys)
 
     async def receive_report(request: Request) -> Response:
         """Apply a report of cache events by the in-engine hook; msgpack both ways."""
         keys.check(request.scope["headers"])
         declared = request.headers.get("content-length")
-        body = await read_body(request.receive, declared=declared, settings=settings.proxy)
-        return Response(await sync.report(body), media_type=CONTENT_TYPE)
+        body = await read_body(request.receive, declared=declared, settings=settings)
+        return Response(await state.sync.report(body), media_type=CONTENT_TYPE)
 
     return TypedRoute(
         REPORT_PATH,

@@ -18,17 +18,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message
 
-from ragboost.config import Settings
 from ragboost.errors import RequestError, SessionNotFoundError
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.errors import invalid_request
 from ragboost.proxy.asgi.limits import BodyTooLargeError, read_body
 from ragboost.proxy.asgi.request_context import RequestContext
-from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.completions import Completions
 from ragboost.proxy.routes.passthrough import Passthrough
-from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routes.schemas import (
     DeletedSession,
     NewSession,
@@ -39,7 +35,8 @@ from ragboost.proxy.routes.schemas import (
 from ragboost.proxy.routes.session_history import SessionHistory, SessionTurn, read_history
 from ragboost.proxy.routes.session_requests import TurnRequest, make_turn
 from ragboost.proxy.routes.typed_route import TypedRoute
-from ragboost.proxy.routing.admission import Admission, Dispatcher
+from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import AnswerMessage, ResponseReader
 from ragboost.rewriting.headers import get_header
@@ -57,28 +54,12 @@ _TAG = "sessions"
 class SessionRoutes:
     """The typed routes of the API, and the route of its turns."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        boosting: BoostPipeline,
-        store: ChatSessionStore,
-        turns: RunningTurns,
-    ) -> None:
-        self._ttl_s = settings.session.ttl_s
-        self._store = store
-        self._turns = turns
-        self._guard = partial(_Guarded, settings=settings, dispatcher=dispatcher, metrics=metrics)
-        self._chat = SessionTurns(
-            settings,
-            dispatcher=dispatcher,
-            metrics=metrics,
-            boosting=boosting,
-            store=store,
-            turns=turns,
-        )
+    def __init__(self, state: ProxyState) -> None:
+        self._ttl_s = state.settings.session.ttl_s
+        self._store = state.store
+        self._turns = state.turns
+        self._guard = partial(_Guarded, state=state)
+        self._chat = SessionTurns(state)
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -176,10 +157,8 @@ class _Guarded(Passthrough):
 
     endpoint = "sessions"
 
-    def __init__(
-        self, app: ASGIApp, settings: Settings, *, dispatcher: Dispatcher, metrics: Metrics
-    ) -> None:
-        super().__init__(settings, dispatcher=dispatcher, metrics=metrics)
+    def __init__(self, app: ASGIApp, state: ProxyState) -> None:
+        super().__init__(state)
         self._app = app
 
     async def _answer(self, exchange: RequestContext) -> None:
@@ -202,25 +181,10 @@ class _Guarded(Passthrough):
 class SessionTurns(Completions):
     """`POST /v1/sessions/{id}/chat/completions`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        boosting: BoostPipeline,
-        store: ChatSessionStore,
-        turns: RunningTurns,
-    ) -> None:
-        super().__init__(
-            settings,
-            endpoint="session_chat",
-            dispatcher=dispatcher,
-            metrics=metrics,
-            boosting=boosting,
-        )
-        self._store = store
-        self._turns = turns
+    def __init__(self, state: ProxyState) -> None:
+        super().__init__(state, endpoint="session_chat")
+        self._store = state.store
+        self._turns = state.turns
 
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes

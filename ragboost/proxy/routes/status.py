@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 from starlette.responses import Response
 
-from ragboost.cache_sync.sync import CacheSync
 from ragboost.proxy.asgi.errors import error_response
-from ragboost.proxy.observability.metrics import CONTENT_TYPE, Metrics
-from ragboost.proxy.pipeline import BoostPipeline
+from ragboost.proxy.observability.metrics import CONTENT_TYPE
 from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readiness, VersionInfo
 from ragboost.proxy.routes.typed_route import TypedRoute
-from ragboost.proxy.routing.admission import Dispatcher
+from ragboost.proxy.state import ProxyState
 from ragboost.version import __version__
 
 _TAG = "operations"
@@ -19,13 +17,8 @@ _TAG = "operations"
 class StatusRoutes:
     """The handlers of these endpoints."""
 
-    def __init__(
-        self, *, dispatcher: Dispatcher, metrics: Metrics, boosting: BoostPipeline, sync: CacheSync
-    ) -> None:
-        self._sync = sync
-        self._dispatcher = dispatcher
-        self._metrics = metrics
-        self._boosting = boosting
+    def __init__(self, state: ProxyState) -> None:
+        self._state = state
 
     def routes(self) -> Sequence[TypedRoute]:
         """Return the routes."""
@@ -64,9 +57,9 @@ class StatusRoutes:
         """Report if any backend responds; 503 if not."""
         streams = {
             view.stream.name: EventStreamReadiness(backend=view.backend, state=view.stream.state)
-            for view in self._sync.streams
+            for view in self._state.sync.streams
         }
-        is_ready = await self._dispatcher.backends.is_ready()
+        is_ready = await self._state.backends.is_ready()
         response.status_code = 200 if is_ready else 503
         return Readiness(
             status="ready" if is_ready else "backend unreachable", kv_events=streams or None
@@ -82,10 +75,11 @@ class StatusRoutes:
 
     async def metrics(self) -> Response:
         """Return all metrics in Prometheus' text format."""
-        self._metrics.index_nodes.set(self._boosting.tenants.num_nodes)
-        self._metrics.sessions.set(len(self._boosting.conversations))
-        self._metrics.queue_depth.set(self._dispatcher.num_waiting)
-        for backend in self._dispatcher.backends.all:
-            self._metrics.backend_up.labels(backend.name).set(backend.is_healthy)
-            self._metrics.backend_running.labels(backend.name).set(backend.load.running)
-        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+        state, metrics = self._state, self._state.metrics
+        metrics.index_nodes.set(state.boosting.tenants.num_nodes)
+        metrics.sessions.set(len(state.boosting.conversations))
+        metrics.queue_depth.set(state.dispatcher.num_waiting)
+        for backend in state.backends.all:
+            metrics.backend_up.labels(backend.name).set(backend.is_healthy)
+            metrics.backend_running.labels(backend.name).set(backend.load.running)
+        return Response(metrics.render(), media_type=CONTENT_TYPE)

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Self
 
 from prometheus_client import CollectorRegistry
 
@@ -90,11 +91,12 @@ class TotalsHistory:
         self._samples: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_MAX_SAMPLES)
         self._task: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
+    async def __aenter__(self) -> Self:
         """Start to sample."""
         self._task = asyncio.create_task(self._run())
+        return self
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop sampling."""
         if self._task is not None:
             self._task.cancel()

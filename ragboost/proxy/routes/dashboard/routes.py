@@ -11,16 +11,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from ragboost.cache_sync.sync import CacheSync
-from ragboost.config import Settings
 from ragboost.proxy.asgi.keys import ApiKeys
-from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.dashboard.history import TotalsHistory, read_totals, read_ttft
 from ragboost.proxy.routes.dashboard.tree import hot_prefixes
 from ragboost.proxy.routes.schemas import DashboardData
 from ragboost.proxy.routes.typed_route import TypedRoute
-from ragboost.proxy.routing.admission import Dispatcher
+from ragboost.proxy.state import ProxyState
 from ragboost.version import __version__
 
 _MAX_INDEXES = 10
@@ -33,23 +29,11 @@ class Dashboard:
         history: the samples that it draws, opened and closed with the app.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        boosting: BoostPipeline,
-        sync: CacheSync,
-    ) -> None:
-        self._keys = ApiKeys(settings.proxy.api_keys)
-        self._dispatcher = dispatcher
-        self._metrics = metrics
-        self._boosting = boosting
-        self._sync = sync
+    def __init__(self, state: ProxyState) -> None:
+        self._state = state
+        self._keys = ApiKeys(state.settings.proxy.api_keys)
         self._started = time.time()
-        self._recent = boosting.recent
-        self.history = TotalsHistory(metrics.registry)
+        self.history = TotalsHistory(state.metrics.registry)
 
     def routes(self) -> list[TypedRoute]:
         """Return the routes."""
@@ -73,7 +57,7 @@ class Dashboard:
         """Return the figures of the page."""
         self._keys.check(request.scope["headers"])
         response.headers["cache-control"] = "no-store"
-        registry = self._metrics.registry
+        registry = self._state.metrics.registry
         totals = read_totals(registry)
         return {
             "version": __version__,
@@ -81,25 +65,25 @@ class Dashboard:
             "started": self._started,
             "totals": {
                 **totals,
-                "index_nodes": self._boosting.tenants.num_nodes,
-                "sessions": len(self._boosting.conversations),
-                "waiting": self._dispatcher.num_waiting,
+                "index_nodes": self._state.boosting.tenants.num_nodes,
+                "sessions": len(self._state.boosting.conversations),
+                "waiting": self._state.dispatcher.num_waiting,
             },
             "ttft": read_ttft(registry),
             "fidelity": self._fidelity(),
             "history": self.history.as_json(totals),
             "backends": self._backends(),
             "indexes": self._indexes(),
-            "recent": list(self._recent),
+            "recent": list(self._state.boosting.recent),
         }
 
     def _fidelity(self) -> dict[str, float]:
-        figures = self._sync.fidelity.read()
+        figures = self._state.sync.fidelity.read()
         return {"precision": figures.precision, "recall": figures.recall}
 
     def _backends(self) -> list[dict[str, Any]]:
         states: dict[str, list[str]] = {}
-        for view in self._sync.streams:
+        for view in self._state.sync.streams:
             states.setdefault(view.backend, []).append(str(view.stream.state))
         return [
             {
@@ -109,18 +93,18 @@ class Dashboard:
                 "prefill_tokens": backend.load.prefill_tokens,
                 "kv_events": states.get(backend.name, []),
             }
-            for backend in self._dispatcher.backends.all
+            for backend in self._state.backends.all
         ]
 
     def _indexes(self) -> list[dict[str, Any]]:
-        tenants = self._boosting.tenants.all()[-_MAX_INDEXES:]
+        tenants = self._state.boosting.tenants.all()[-_MAX_INDEXES:]
         return [
             {
                 "model": tenant.key.model,
                 "backend": name,
                 "num_nodes": booster.index.num_nodes,
                 "num_tokens": booster.index.num_tokens,
-                "children": hot_prefixes(booster.index, self._recent),
+                "children": hot_prefixes(booster.index, self._state.boosting.recent),
             }
             for tenant in reversed(tenants)
             for name, booster in tenant.boosters.items()
