@@ -30,7 +30,7 @@ from ragboost.proxy.offload import Stopwatch, call, is_large
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.assignment import Assignment
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.proxy.upstream.request import OnAnswers, UpstreamRequest
+from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.rewriting.cache_breakpoints import add_breakpoint
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders
@@ -47,12 +47,12 @@ logger = logging.getLogger(__name__)
 
 
 class BoostedRequest(NamedTuple):
-    """A rewritten request: `is_usage_added` and `tracked` as in `UpstreamRequest`."""
+    """A body to send, rewritten or not; `is_usage_added` and `tracked` as in `UpstreamRequest`."""
 
-    result: BoostResult
     body: bytes
-    is_usage_added: bool
-    tracked: TrackedRequest | None
+    result: BoostResult | None = None
+    is_usage_added: bool = False
+    tracked: TrackedRequest | None = None
 
 
 class BoostPipeline:
@@ -109,10 +109,10 @@ class BoostPipeline:
         Raises:
             RequestError: the `ragboost` object is malformed.
         """
-        clock, in_thread = Stopwatch(), is_large(raw)
+        clock = Stopwatch()
         parse = partial(self._parser.parse, raw, headers, session=session)
         try:
-            request = await call(parse, in_thread=in_thread)
+            request = await call(parse, in_thread=is_large(raw))
         except MalformedBodyError:
             await clock.without(admission.take_unparsed(len(raw)))
             sent, bypass = request_headers(headers), Bypass("malformed_body")
@@ -120,49 +120,28 @@ class BoostPipeline:
         match = self._histories.match(request.links, request.beside) if request.links else None
         digest = match.digest if match is not None else UNCHANGED
         conversation = match.conversation if match is not None else history
-        is_read = match is not None or history is not None
+        tenant, boosted = None, BoostedRequest(raw)
         if self._is_plain(request, conversation):
             await clock.without(admission.take(request, history=digest))
-            upstream = UpstreamRequest(
-                raw,
-                request_headers(headers, is_read=is_read),
-                request.tenant_key.model,
-                request.bypass,
-                history=digest,
-                on_answers=self._on_answers(request, digest),
-                seconds=clock.seconds,
+        else:
+            tenant = self.tenants.get(request.tenant_key)
+            tag = EngineRequestId.of(request.body.fields, headers)
+            plan = partial(self._plan, request, conversation)
+            assignment = await clock.without(
+                admission.take(request, tenant=tenant, plan=plan, history=digest)
             )
-            return self._count(upstream)
-        tenant = self.tenants.get(request.tenant_key)
-        tag = EngineRequestId.of(request.body.fields, headers)
-        plan = partial(self._plan, request, conversation)
-        assignment = await clock.without(
-            admission.take(request, tenant=tenant, plan=plan, history=digest)
-        )
-        work = self._boost(
-            request, conversation, tenant, assignment, tag=tag, has_options=has_stream_options
-        )
-        # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
-        # client leaves meanwhile.
-        result, body, is_usage_added, tracked = await (asyncio.shield(work) if in_thread else work)
-        if match is not None:
-            digest = self._histories.add(match, result.delta, is_final=result.bypass is None)
-        is_read = is_read or result.context is not None
-        sent = request_headers(headers, is_read=is_read)
-        if tracked is not None and tracked.tag is not None and tracked.tag.is_ours:
-            sent = with_header(sent, SESSION_HEADER, tracked.tag.name.encode())
-        upstream = UpstreamRequest(
-            body,
-            sent,
-            request.tenant_key.model,
-            result.bypass,
-            result,
-            tenant,
-            tracked,
-            history=digest,
-            on_answers=self._on_answers(request, digest),
-            is_usage_added=is_usage_added,
-            seconds=clock.seconds,
+            work = self._boost(
+                request, conversation, tenant, assignment, tag=tag, has_options=has_stream_options
+            )
+            # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if
+            # the client leaves meanwhile.
+            boosted = await (asyncio.shield(work) if is_large(raw) else work)
+            if match is not None and boosted.result is not None:
+                is_final = boosted.result.bypass is None
+                digest = self._histories.add(match, boosted.result.delta, is_final=is_final)
+        is_read = match is not None or history is not None
+        upstream = self._upstream(
+            request, headers, boosted, tenant, digest, is_read=is_read, seconds=clock.seconds
         )
         return self._count(upstream)
 
@@ -266,7 +245,7 @@ class BoostPipeline:
             if is_named and conversation is not None:
                 self.conversations.add(conversation, result.delta)
             tracked = _track(follower, tenant, result, tag=tag)
-        return BoostedRequest(result, body, is_usage_added, tracked)
+        return BoostedRequest(body, result, is_usage_added, tracked)
 
     def _rewrite(
         self,
@@ -318,8 +297,35 @@ class BoostPipeline:
             and not options.get("include_usage")
         )
 
-    def _on_answers(self, request: ParsedRequest, digest: Digest) -> OnAnswers | None:
-        return partial(self._add_answers, request, digest) if request.links else None
+    def _upstream(
+        self,
+        request: ParsedRequest,
+        headers: RawHeaders,
+        boosted: BoostedRequest,
+        tenant: Tenant | None,
+        digest: Digest,
+        *,
+        is_read: bool,
+        seconds: float,
+    ) -> UpstreamRequest:
+        result, tracked = boosted.result, boosted.tracked
+        is_read = is_read or (result is not None and result.context is not None)
+        sent = request_headers(headers, is_read=is_read)
+        if tracked is not None and tracked.tag is not None and tracked.tag.is_ours:
+            sent = with_header(sent, SESSION_HEADER, tracked.tag.name.encode())
+        return UpstreamRequest(
+            boosted.body,
+            sent,
+            request.tenant_key.model,
+            bypass=request.bypass if result is None else result.bypass,
+            result=result,
+            tenant=tenant,
+            tracked=tracked,
+            history=digest,
+            on_answers=partial(self._add_answers, request, digest) if request.links else None,
+            is_usage_added=boosted.is_usage_added,
+            seconds=seconds,
+        )
 
     def _add_answers(
         self, request: ParsedRequest, digest: Digest, answers: Sequence[Mapping[str, Any]]

@@ -53,9 +53,13 @@ class Dispatcher:
         """Return a new Admission for one request."""
         return Admission(self)
 
-    def assign_any(self) -> Assignment:
-        """Assign a request about which nothing is known to any backend, without waiting."""
-        return self._assign(RoutingRequest())
+    def assign(self, request: RoutingRequest) -> Assignment:
+        """Assign a request to the backend with the least load, without waiting; it is started."""
+        backend = self.router.choose(request.prompt_tokens, cached_tokens={})
+        assert backend is not None, "there are no backends"
+        assignment = Assignment(request, backend)
+        assignment.start()
+        return assignment
 
     async def enter(self, request: RoutingRequest) -> Assignment:
         """Wait until a request may be sent, and return its assignment, which is started.
@@ -66,7 +70,7 @@ class Dispatcher:
         if self.room is not None:
             return await self.room.enter(request)
         if not self.router.looks_at_caches:
-            return self._assign(request)
+            return self.assign(request)
         assignment = (await self.router.assign([request]))[0]
         assignment.start()
         return assignment
@@ -118,13 +122,6 @@ class Dispatcher:
             history=history,
             prompt_tokens=self._prompt_tokens(num_bytes, prefixes, history),
         )
-
-    def _assign(self, request: RoutingRequest) -> Assignment:
-        backend = self.router.choose(request.prompt_tokens, cached_tokens={})
-        assert backend is not None, "there are no backends"
-        assignment = Assignment(request, backend)
-        assignment.start()
-        return assignment
 
     def _prefixes(self, request: ParsedRequest) -> tuple[MessagePrefix, ...]:
         """Return the message prefixes that identify what a backend was or will be sent.
@@ -226,7 +223,7 @@ class Admission:
 
     def take_any(self) -> Assignment:
         """Assign the request to any backend, without waiting."""
-        self._assignment = self._dispatcher.assign_any()
+        self._assignment = self._dispatcher.assign(RoutingRequest())
         return self._assignment
 
     def fail_over(self, error: BackendError) -> bool:
