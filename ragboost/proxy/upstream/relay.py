@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _EVENT_STREAM = "text/event-stream"
 
 
-class Placement(Protocol):
+class BackendPlacement(Protocol):
     """A request's place at a backend; it moves to another one if the backend refuses it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Placement(Protocol):
 async def relay(
     exchange: RequestContext,
     watch: ClientWatch,
-    placement: Placement,
+    placement: BackendPlacement,
     upstream: UpstreamRequest,
     *,
     reader: ResponseReader | None = None,
@@ -85,7 +85,10 @@ async def relay(
 
 
 async def _request(
-    exchange: RequestContext, watch: ClientWatch, placement: Placement, upstream: UpstreamRequest
+    exchange: RequestContext,
+    watch: ClientWatch,
+    placement: BackendPlacement,
+    upstream: UpstreamRequest,
 ) -> UpstreamResponse | None:
     """Send the request; if no backend accepts it, answer with an error and return None."""
     headers = _with_request_id(upstream.headers, exchange)
@@ -107,7 +110,7 @@ async def _request(
 
 async def _send_head(
     exchange: RequestContext,
-    placement: Placement,
+    placement: BackendPlacement,
     response: UpstreamResponse,
     upstream: UpstreamRequest,
     reader: ResponseReader | None,
@@ -131,7 +134,7 @@ async def _send_head(
 async def _send_body(
     exchange: RequestContext,
     watch: ClientWatch,
-    placement: Placement,
+    placement: BackendPlacement,
     response: UpstreamResponse,
     reader: ResponseReader | None,
 ) -> bool:
