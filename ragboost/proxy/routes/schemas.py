@@ -14,7 +14,7 @@ _Metadata = dict[
 
 
 class ProxyError(BaseModel):
-    """What was wrong with a request."""
+    """The reason for which a request failed."""
 
     message: str
     type: str
@@ -92,7 +92,7 @@ class EventStreamReadiness(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Whether a backend responds, and how well the prefix caches are followed."""
+    """Readiness of the backends, and of the streams of their cache events."""
 
     status: Literal["ready", "backend unreachable"]
     kv_events: dict[str, EventStreamReadiness] | None = Field(
