@@ -14,6 +14,7 @@ from opentelemetry import trace
 
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
 from tests.proxy.routing.test_routing import ask, documents
@@ -80,7 +81,7 @@ def test_settings_do_not_show_keys() -> None:
 
 def test_others_may_reach_it_only_with_a_key_or_on_request() -> None:
     command = [sys.executable, "-m", "ragboost", "serve", "--host", "0.0.0.0", "--port", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "proxy.api_keys" in done.stderr
     assert "--insecure" in done.stderr
@@ -113,7 +114,7 @@ def access_lines(caplog: pytest.LogCaptureFixture, engine: FakeEngine, num: int)
     def lines() -> list[str]:
         return [r.getMessage() for r in caplog.records if r.name == "ragboost.access"]
 
-    engine.wait_until(lambda: len(lines()) >= num)
+    eventually(lambda: len(lines()) >= num)
     return lines()
 
 
@@ -173,7 +174,7 @@ def test_a_completion_is_a_span_between_the_client_and_the_backend(
     httpx.post(f"{proxy.url}/v1/chat/completions", json=body, headers=headers)
     httpx.get(f"{proxy.url}/v1/models", headers=headers)
     (span,) = tracer.spans
-    engine.wait_until(lambda: span.has_ended)
+    eventually(lambda: span.has_ended)
     assert span.name == "chat m"
     assert span.has_ended
     assert format(span.parent.trace_id, "032x") == trace_id

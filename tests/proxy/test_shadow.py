@@ -7,16 +7,12 @@ import httpx
 
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
+from tests.metrics import read_metric
 from tests.proxy.routing.test_routing import ask, documents
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
 Start = Callable[..., ProxyServer]
-
-
-def dropped_tokens(proxy: ProxyServer) -> float:
-    name = "ragboost_shadow_dropped_prompt_tokens_total"
-    lines = httpx.get(f"{proxy.url}/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith(name)).split(" ")[1])
+DROPPED = "ragboost_shadow_dropped_prompt_tokens_total"
 
 
 def test_the_original_is_forwarded_and_savings_are_counted(
@@ -30,14 +26,9 @@ def test_the_original_is_forwarded_and_savings_are_counted(
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=raw)
         assert answer.headers["x-ragboost-bypass"] == "shadow"
         assert engine.requests[-1].body == raw
-    metrics = httpx.get(f"{proxy.url}/metrics").text
-    found = {
-        line.split(" ")[0]: float(line.split(" ")[1])
-        for line in metrics.splitlines()
-        if line.startswith("ragboost_shadow")
-    }
-    assert found['ragboost_shadow_cached_prompt_tokens_total{order="sent"}'] == 0
-    assert found['ragboost_shadow_cached_prompt_tokens_total{order="boosted"}'] > 1000
+    cached = "ragboost_shadow_cached_prompt_tokens_total"
+    assert read_metric(proxy.url, cached, order="sent") == 0
+    assert read_metric(proxy.url, cached, order="boosted") > 1000
 
 
 def test_a_ragboost_object_is_rendered_in_the_order_given(
@@ -55,7 +46,7 @@ def test_a_ragboost_object_is_rendered_in_the_order_given(
         "Document 1 tells"
     )
     assert "ragboost" not in engine.completions[-1].json
-    assert dropped_tokens(proxy) > 400
+    assert read_metric(proxy.url, DROPPED) > 400
 
 
 def test_repeated_documents_of_an_unnamed_conversation_are_counted(
@@ -69,7 +60,7 @@ def test_repeated_documents_of_an_unnamed_conversation_are_counted(
     before, after = (received.json["messages"] for received in engine.completions)
     assert after[0] == before[0]
     assert "Document 1 tells" in after[-1]["content"]
-    assert dropped_tokens(proxy) > 400
+    assert read_metric(proxy.url, DROPPED) > 400
 
 
 def test_documents_in_messages_are_left_alone(engine: FakeEngine, start_proxy: Start) -> None:
@@ -85,14 +76,14 @@ def test_repeated_documents_of_a_chat_session_are_counted(
     engine: FakeEngine, start_proxy: Start
 ) -> None:
     proxy = start_proxy(proxy={"shadow": True})
-    with httpx.Client(base_url=f"{proxy.url}/v1/sessions", timeout=30) as client:
-        session = client.post("", json={"model": "m"}).json()["id"]
+    with httpx.Client(base_url=f"{proxy.url}/v1", timeout=30) as client:
+        session = client.post("/sessions", json={"model": "m"}).json()["id"]
         for question in ("one?", "two?"):
             turn = {"query": question, "documents": documents(1, 2)}
-            answer = client.post(f"/{session}/chat/completions", json=turn)
+            answer = client.post(f"/sessions/{session}/chat/completions", json=turn)
             assert answer.status_code == 200, answer.text
 
     before, after = (received.json["messages"] for received in engine.completions)
     assert after[0] == before[0]
     assert "Document 1 tells" in after[-1]["content"]
-    assert dropped_tokens(proxy) > 400
+    assert read_metric(proxy.url, DROPPED) > 400
