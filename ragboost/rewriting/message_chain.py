@@ -1,6 +1,6 @@
 """Hash every prefix of a list of messages.
 
-The last hash stands for a whole history and changes with any of its messages. Knows messages and
+The last hash identifies a whole history and changes with any of its messages. Knows messages and
 the digests of their bytes. Does not know what is stored under a hash.
 """
 

@@ -85,11 +85,6 @@ class Histories:
         """Size of the rewritten messages."""
         return self._nodes.size
 
-    @property
-    def num_links(self) -> int:
-        """Links kept."""
-        return len(self._links)
-
     def match(self, links: Sequence[Link], beside: bytes = b"") -> ChainMatch:
         """Find what was sent for the longest known prefix of a history.
 

@@ -39,7 +39,7 @@ class SentMessage(NamedTuple):
 
 
 class HistoryDelta(NamedTuple):
-    """What one request adds to a conversation: its rewritten message and its turn, if any."""
+    """The addition of one request to a conversation: its rewritten message and turn, if any."""
 
     sent: tuple[tuple[Link, SentMessage], ...] = ()
     turn: Turn | None = None
@@ -153,7 +153,7 @@ class ResentMessages(NamedTuple):
             body: of the request.
             conversation: None if it belongs to none.
             question: index of the question's message; None: all messages are history.
-            seed: what stands above the messages and belongs to their history.
+            seed: identifies what precedes the messages and belongs to their history.
         """
         if conversation is None:
             return cls()

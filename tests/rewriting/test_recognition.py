@@ -74,4 +74,7 @@ def test_links_are_bounded() -> None:
     for i in range(40):
         plain = histories.match(links(f"q{i}"))
         histories.add_answers(plain.links[-1], plain.digest, [{"content": "a"}])
-    assert histories.num_links == 16
+    turn(histories, "q39")
+    assert histories.match(links("q39", "a", "next")).digest == UNCHANGED, "known, so ambiguous now"
+    turn(histories, "q0")
+    assert histories.match(links("q0", "a", "next")).digest != UNCHANGED, "evicted before"

@@ -121,7 +121,7 @@ class CompletionService:
         pieces = self._generate(prompt, wanted, max_tokens=max_tokens)
         if wanted.stream:
             return sse.EventStreamResponse(_events(pieces, builder, has_usage=wanted.include_usage))
-        whole = await sse.unless_disconnected(request, _whole(pieces, builder))
+        whole = await sse.unless_disconnected(_whole(pieces, builder), request.receive)
         return Response(orjson.dumps(whole), media_type="application/json")
 
     def _max_tokens(self, wanted: GenerationRequest, num_prompt_tokens: int) -> int:
@@ -163,7 +163,14 @@ class CompletionService:
         begin = time.perf_counter()
         if not self.engine.submit(request):
             self.metrics.finished.labels("rejected").inc()
-            raise self._rejection()
+            if self.engine.is_healthy:
+                message, code = "the engine is full; try again", "engine_overloaded"
+            else:
+                message, code = (
+                    "the engine has stopped; see its log for the reason",
+                    "engine_stopped",
+                )
+            raise ApiError(message, status=503, code=code)
         stream = TextStream(self.loaded.tokenizer, stop=wanted.stop)
         count, reason = 0, None
         try:
@@ -184,13 +191,6 @@ class CompletionService:
         finally:
             self.engine.abort(request)  # no effect if it has ended by itself
             self.metrics.finished.labels(reason or "abort").inc()
-
-    def _rejection(self) -> ApiError:
-        if self.engine.is_healthy:
-            return ApiError("the engine is full; try again", status=503, code="engine_overloaded")
-        return ApiError(
-            "the engine has stopped; see its log for the reason", status=503, code="engine_stopped"
-        )
 
 
 async def _whole(

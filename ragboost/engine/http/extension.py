@@ -6,7 +6,8 @@
      "graph": {"paths": [["Elon Musk", "founded", "SpaceX", "located in", "Texas"], ...]}
             | {"triplets": [["Elon Musk", "founded", "SpaceX"], ...], "entities": ["Elon Musk"]}}
 
-Knows JSON shapes. Does not know the engine. Unlike in OpenAI's fields, every error is reported.
+Knows JSON shapes. Does not know the engine. Any invalid or unknown field raises `RequestError`,
+which names it.
 """
 
 from collections import defaultdict
@@ -63,7 +64,7 @@ class GraphFields(Fields):
 
 
 class RagboostFields(Fields):
-    """What a request asks of the engine beyond OpenAI's fields."""
+    """Fields of the engine beyond OpenAI's."""
 
     reuse: Any = Field(
         None, description='Chunk reuse: "exact", "approx", or an object with `policy` and `ratio`.'
@@ -82,14 +83,12 @@ class Extension:
 
     Attributes:
         reuse: None: the request is computed exactly.
-        spans: of chunks in the prompt of a text completion.
-        by_message: of chunks in a chat request, by message number.
+        spans: of chunks by message number; those of a text completion have number 0.
         graph: None: there is none.
     """
 
     reuse: ReuseOptions | None
-    spans: Sequence[TextSpan] = ()
-    by_message: Mapping[int, Sequence[TextSpan]] = field(default_factory=dict)
+    spans: Mapping[int, Sequence[TextSpan]] = field(default_factory=dict)
     graph: GraphRequest | None = None
 
 
@@ -109,11 +108,7 @@ class ReuseDefaults:
 
 
 def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extension:
-    """Read the `ragboost` object of a chat or text completion.
-
-    Raises:
-        RequestError: naming the invalid field, or why chunks cannot be reused.
-    """
+    """Read the `ragboost` object of a chat or text completion."""
     given = body.get(FIELD)
     fields = read_fields(RagboostFields, {} if given is None else given, name=FIELD)
     is_chat = "messages" in body
@@ -127,34 +122,24 @@ def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extensi
         return Extension(None, graph=_graph_request(fields.graph))
     reuse = _reuse(fields.reuse, defaults)
     shape = "[message, start, stop]" if is_chat else "[start, stop]"
-    by_message: defaultdict[int, list[TextSpan]] = defaultdict(list)
+    spans: defaultdict[int, list[TextSpan]] = defaultdict(list)
     for number, row in enumerate(fields.chunks):
         if len(row) != (3 if is_chat else 2):
             where = f"{FIELD}.chunks[{number}]"
             raise RequestError(f"{where} must be {shape}, got {row!r}", param=where)
-        by_message[row[0] if is_chat else 0].append(TextSpan(*row[-2:]))
-    for spans in by_message.values():
-        _check_order(spans)
-    if is_chat:
-        return Extension(reuse, by_message=by_message)
-    return Extension(reuse, by_message[0])
+        spans[row[0] if is_chat else 0].append(TextSpan(*row[-2:]))
+    for inner in spans.values():
+        _check_order(inner)
+    return Extension(reuse, spans)
 
 
 def parse_graph(given: Any) -> GraphRequest:
-    """Read the `graph` object alone.
-
-    Raises:
-        RequestError: naming the invalid field.
-    """
+    """Read the `graph` object alone."""
     return _graph_request(read_fields(GraphFields, given, name=f"{FIELD}.graph"))
 
 
 def check_inside(spans: Sequence[TextSpan], length: int) -> None:
-    """Check that spans end inside the text they cut.
-
-    Raises:
-        RequestError: one does not.
-    """
+    """Check that spans end inside the text they cut."""
     if spans and spans[-1].stop > length:
         raise RequestError(
             f"{FIELD}.chunks ends at {spans[-1].stop}, after the end of its text at {length}",

@@ -1,7 +1,7 @@
 """Build the prompt of a request body in token ids, cut at its chunks if they are to be reused.
 
 Knows bodies and the tokenizer. Does not know the engine. Tokenising takes time: call it in the
-tokenizer's thread.
+tokenizer's thread. An invalid field raises `RequestError`, which names it.
 """
 
 from typing import Any
@@ -30,24 +30,16 @@ class Prompts:
         self._reuse = reuse
 
     def chat_ids(self, body: protocol.Body) -> list[int]:
-        """Return the ids of a chat request, without chunk reuse.
-
-        Raises:
-            RequestError: a field has an invalid value.
-        """
+        """Return the ids of a chat request, without chunk reuse."""
         return self._encode(self._render(body)[0])
 
     def chat(self, body: protocol.Body) -> PromptTokens:
-        """Return the prompt of a chat request.
-
-        Raises:
-            RequestError: a field has an invalid value.
-        """
+        """Return the prompt of a chat request."""
         extension = parse_extension(body, self._reuse)
         if extension.graph is not None:
             return self._graph(extension.graph, body)
         text, messages, documents = self._render(body)
-        by_message = extension.by_message
+        by_message = extension.spans
         for number, spans in by_message.items():
             if number >= len(messages):
                 raise RequestError(
@@ -68,20 +60,17 @@ class Prompts:
         return _reusing(cut, extension)
 
     def text(self, body: protocol.Body) -> PromptTokens:
-        """Return the prompt of a text completion.
-
-        Raises:
-            RequestError: a field has an invalid value.
-        """
+        """Return the prompt of a text completion."""
         extension = parse_extension(body, self._reuse)
         given = protocol.parse_prompt(body, vocab_size=self._vocab_size)
-        check_inside(extension.spans, len(given))
+        spans = extension.spans.get(0, ())
+        check_inside(spans, len(given))
         whole = self._tokenizer.encode
         if extension.reuse is None:
             return PromptTokens(whole(given) if isinstance(given, str) else given)
         if isinstance(given, list):
-            return _reusing(cut_tokens(given, extension.spans), extension)
-        cut = cut_text(given, extension.spans, self._encode, encode_first=whole)
+            return _reusing(cut_tokens(given, spans), extension)
+        cut = cut_text(given, spans, self._encode, encode_first=whole)
         return _reusing(cut, extension)
 
     def _graph(self, graph: GraphRequest, body: protocol.Body) -> PromptTokens:

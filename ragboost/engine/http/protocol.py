@@ -1,7 +1,8 @@
 """Read OpenAI request bodies: validate the fields that the engine uses, reject those that it cannot
 honour, ignore the rest.
 
-Knows JSON shapes. Does not know the engine or HTTP.
+Knows JSON shapes. Does not know the engine or HTTP. An invalid field raises `RequestError`, which
+names it.
 """
 
 from collections.abc import Mapping
@@ -98,7 +99,7 @@ class GenerationRequest(Fields):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """True if a stream ends with its usage."""
         return bool(self.stream_options.get("include_usage"))
 
     def sampling(self, max_tokens: int) -> SamplingParams:
@@ -122,9 +123,6 @@ def read_fields(model: type[M], given: Any, *, name: str = "") -> M:
         model: its fields.
         given: the JSON value.
         name: path of the object in the body; empty for the body.
-
-    Raises:
-        RequestError: naming the first invalid field.
     """
     try:
         return model.model_validate(given)
@@ -145,11 +143,7 @@ def read_fields(model: type[M], given: Any, *, name: str = "") -> M:
 
 
 def parse_generation(body: Body) -> GenerationRequest:
-    """Read the fields that chat and text completions share.
-
-    Raises:
-        RequestError: a field has an invalid value or asks for what the engine cannot do.
-    """
+    """Read the fields that chat and text completions share."""
     for name, neutral in _UNSUPPORTED.items():
         if body.get(name) is not None and body[name] not in neutral:
             raise RequestError(
@@ -160,11 +154,7 @@ def parse_generation(body: Body) -> GenerationRequest:
 
 
 def parse_messages(body: Body) -> list[dict[str, Any]]:
-    """Read `messages`; lists of text parts become one string, joined by line breaks.
-
-    Raises:
-        RequestError: no messages, a message without a role, content that is not text.
-    """
+    """Read `messages`; lists of text parts become one string, joined by line breaks."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a non-empty list", param="messages")
@@ -172,11 +162,7 @@ def parse_messages(body: Body) -> list[dict[str, Any]]:
 
 
 def parse_documents(body: Body) -> list[dict[str, Any]] | None:
-    """Read `documents` or `chat_template_kwargs.documents`; None if absent.
-
-    Raises:
-        RequestError: not a list of objects.
-    """
+    """Read `documents` or `chat_template_kwargs.documents`; None if absent."""
     kwargs = body.get("chat_template_kwargs")
     documents = body.get("documents")
     if documents is None and isinstance(kwargs, dict):
@@ -196,11 +182,7 @@ def parse_documents(body: Body) -> list[dict[str, Any]] | None:
 
 def parse_template_kwargs(body: Body) -> dict[str, Any]:
     """Read the variables for the chat template: `chat_template_kwargs`, `tools`,
-    `add_generation_prompt`, `continue_final_message`.
-
-    Raises:
-        RequestError: a wrong type, or a name that would replace the template.
-    """
+    `add_generation_prompt`, `continue_final_message`."""
     names: dict[str, Any] = {}
     for name, kind, expected in (
         ("chat_template_kwargs", dict, "an object"),
@@ -223,11 +205,7 @@ def parse_template_kwargs(body: Body) -> dict[str, Any]:
 
 
 def parse_prompt(body: Body, *, vocab_size: int) -> str | list[int]:
-    """Read the `prompt` of a text completion: a text, token ids, or a list with one of these.
-
-    Raises:
-        RequestError: no prompt, an empty one, several, or ids outside the vocabulary.
-    """
+    """Read the `prompt` of a text completion: a text, token ids, or a list with one of these."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
@@ -246,11 +224,7 @@ def parse_prompt(body: Body, *, vocab_size: int) -> str | list[int]:
 
 
 def parse_token_ids(value: Any, name: str, *, vocab_size: int) -> list[int]:
-    """Check that `value` is a list of ids of the vocabulary.
-
-    Raises:
-        RequestError: it is not.
-    """
+    """Check that `value` is a list of ids of the vocabulary."""
     if not isinstance(value, list):
         raise RequestError(f"{name} must be a list of token ids", param=name)
     for i, token in enumerate(value):

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 import orjson
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -24,15 +23,6 @@ class ClientLeftError(Exception):
 def event(data: dict[str, Any]) -> bytes:
     """Encode one server-sent event."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
-
-
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; cancel it when the client disconnects.
-
-    Raises:
-        ClientLeftError: the client disconnected first.
-    """
-    return await _race(work, request.receive)
 
 
 class EventStreamResponse(Response):
@@ -51,7 +41,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _race(self._send(send), receive)
+            await unless_disconnected(self._send(send), receive)
         except (ClientLeftError, OSError):  # OSError: the server noticed it while sending
             return
 
@@ -73,7 +63,12 @@ class EventStreamResponse(Response):
             await self._events.aclose()
 
 
-async def _race(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Await `work`; cancel it when the client disconnects.
+
+    Raises:
+        ClientLeftError: the client disconnected first.
+    """
     worker = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_until_disconnect(receive))
     try:

@@ -80,7 +80,7 @@ class ChunkScheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether chunks wait to be stored."""
+        """True if chunks wait to be stored."""
         return self._storing is not None or bool(self._missing)
 
     def prefetch(self, request: EngineRequest) -> None:

@@ -66,7 +66,7 @@ class Engine:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the thread is running and no step has failed."""
+        """True while the thread runs and no step has failed."""
         return self._thread is not None and self._thread.is_alive() and not self._has_ended
 
     @property

@@ -103,7 +103,7 @@ class EngineRequest:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more than the newest token is still to be computed."""
+        """True if more than the newest token is still to be computed."""
         has_gap = len(self.token_ids) - self.num_computed > 1
         return has_gap or self.is_selecting or self.rows is not None
 

@@ -86,7 +86,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to compute."""
+        """True if `step` has anything to compute."""
         is_storing = self._chunks is not None and self._chunks.has_work
         return bool(self.waiting or self.running) or is_storing
 

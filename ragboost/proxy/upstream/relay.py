@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 _EVENT_STREAM = "text/event-stream"
 
 
-class BackendPlacement(Protocol):
-    """A request's place at a backend; it moves to another one if the backend refuses it.
+class BackendSlot(Protocol):
+    """A request's place at a backend, which moves to another one if the backend refuses it.
 
     Attributes:
         cached_tokens: tokens expected in the backend's prefix cache.
@@ -49,7 +49,7 @@ class BackendPlacement(Protocol):
 async def relay(
     exchange: RequestContext,
     watch: ClientWatch,
-    placement: BackendPlacement,
+    slot: BackendSlot,
     upstream: UpstreamRequest,
     *,
     reader: ResponseReader | None = None,
@@ -64,42 +64,39 @@ async def relay(
     Args:
         exchange: the client's request.
         watch: of the client.
-        placement: the request's place at its backend.
+        slot: the request's place at its backend.
         upstream: the request to send.
         reader: reads a complete response on the side.
 
     Returns:
         The usage that a complete response reports, or None.
     """
-    response = await _request(exchange, watch, placement, upstream)
+    response = await _request(exchange, watch, slot, upstream)
     if response is None:
         return None
     try:
         exchange.outcome = _outcome(response.status)
         reader = reader if _is_readable(response) else None
-        await _send_head(exchange, placement, response, upstream, reader)
-        is_whole = await _send_body(exchange, watch, placement, response, reader)
+        await _send_head(exchange, slot, response, upstream, reader)
+        is_whole = await _send_body(exchange, watch, slot, response, reader)
         return reader.usage if is_whole and reader is not None else None
     finally:
         response.close()  # no effect after the last byte; before it, this cancels the backend
 
 
 async def _request(
-    exchange: RequestContext,
-    watch: ClientWatch,
-    placement: BackendPlacement,
-    upstream: UpstreamRequest,
+    exchange: RequestContext, watch: ClientWatch, slot: BackendSlot, upstream: UpstreamRequest
 ) -> UpstreamResponse | None:
     """Send the request; if no backend accepts it, answer with an error and return None."""
     headers = _with_request_id(upstream.headers, exchange)
     while True:
         try:
-            return await placement.backend.request(
+            return await slot.backend.request(
                 exchange.method, exchange.target, headers=headers, body=upstream.body
             )
         except BackendError as error:
             logger.warning("%s %s: %s", exchange.method, exchange.scope["path"], error)
-            if placement.fail_over(error):
+            if slot.fail_over(error):
                 continue
             is_timeout = isinstance(error, BackendTimeoutError)
             exchange.outcome = "backend_timeout" if is_timeout else "backend_unreachable"
@@ -110,7 +107,7 @@ async def _request(
 
 async def _send_head(
     exchange: RequestContext,
-    placement: BackendPlacement,
+    slot: BackendSlot,
     response: UpstreamResponse,
     upstream: UpstreamRequest,
     reader: ResponseReader | None,
@@ -122,9 +119,9 @@ async def _send_head(
         headers.append((REQUEST_ID, exchange.request_id.encode("latin-1")))
     if ours := upstream.response_headers:
         headers.extend(ours)
-        name = placement.backend.name.encode("latin-1", "replace")
+        name = slot.backend.name.encode("latin-1", "replace")
         headers.append((b"x-ragboost-backend", name))
-        headers.append((b"x-ragboost-cached-tokens-predicted", b"%d" % placement.cached_tokens))
+        headers.append((b"x-ragboost-cached-tokens-predicted", b"%d" % slot.cached_tokens))
     exchange.status = response.status
     await exchange.send(
         {"type": "http.response.start", "status": response.status, "headers": headers}
@@ -134,7 +131,7 @@ async def _send_head(
 async def _send_body(
     exchange: RequestContext,
     watch: ClientWatch,
-    placement: BackendPlacement,
+    slot: BackendSlot,
     response: UpstreamResponse,
     reader: ResponseReader | None,
 ) -> bool:
@@ -144,7 +141,7 @@ async def _send_body(
         while chunk := await response.read():
             if exchange.first_byte is None:
                 exchange.first_byte = time.perf_counter()
-                placement.answered()
+                slot.answered()
             last = reader.feed(chunk) if reader else chunk
             if response.is_complete:
                 break
