@@ -1,11 +1,11 @@
-"""Attention back ends on scattered rows, against full causal attention and SDPA with a dense mask.
+"""Attention backends on scattered rows, against full causal attention and SDPA with a dense mask.
 
     python -m benchmarks.chunk_kernels --device cuda --keys 32768 --json
     python -m benchmarks.chunk_kernels --keys 4096 --heads 14 --kv-heads 2 --head-dim 64 --json
 
 One layer's attention at a recompute ratio, rows chosen at random as single tokens or in blocks of
-16. `speedup[blocks][back end]` is the time of full causal attention (FlashAttention on CUDA) over
-the back end's. Without an accelerator only the CPU is measured, and the result says so.
+16. `speedup[blocks][backend]` is the time of full causal attention (FlashAttention on CUDA) over
+the backend's. Without an accelerator only the CPU is measured, and the result says so.
 """
 
 import argparse

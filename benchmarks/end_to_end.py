@@ -12,7 +12,7 @@ requests in turns, `--at-once` of them together, so that TTFT holds the wait for
 - `online`: requests alone, each boosted when it comes, with the index following the engine.
 
 `hit_rate` is by the engine's own metrics, `prefill_tokens` by the usage of each answer. See
-docs/end-to-end.md for what the defaults stand for.
+docs/lab/end-to-end.md for what the defaults stand for.
 """
 
 import argparse

@@ -1,9 +1,11 @@
 """Write the reference pages that come from the code: settings, metrics, HTTP routes, commands.
 
-`python -m scripts.reference` writes `docs/reference/`; `--check` only says which pages are stale.
+`python -m scripts.reference` writes `docs/reference/` and the tables of files in
+`docs/architecture.md`; `--check` only says which pages are stale.
 """
 
 import argparse
+import ast
 import html
 import json
 import re
@@ -20,7 +22,8 @@ from ragboost.config import ENV_PREFIX, Settings
 from ragboost.proxy.app import create_app
 from ragboost.proxy.observability.metrics import Metrics
 
-PAGES = Path(__file__).parent.parent / "docs" / "reference"
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs" / "reference"
 _HEADER = "<!-- Written by `make reference`; edit the code instead. -->\n\n"
 
 
@@ -180,6 +183,28 @@ def commands_page() -> str:
     )
 
 
+def architecture_page() -> str:
+    """The page on the architecture, each file described by the first sentence of its docstring."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    return re.sub(
+        r"(<!-- files of (\w+): .*? -->\n).*?(?=<!-- end -->)",
+        lambda found: f"{found[1]}\n{_files(found[2])}\n",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def _files(room: str) -> str:
+    rows = ["| file | |", "|---|---|"]
+    folder = ROOT / "ragboost" / room
+    files = [file for file in folder.rglob("*.py") if file.name != "__init__.py"]
+    for file in sorted(files, key=lambda file: (file.parent, file.name)):
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        sentence = re.split(r"\.\s|\n\n", docstring, maxsplit=1)[0]
+        rows.append(f"| `{file.relative_to(folder)}` | {_text(sentence).removesuffix('.')} |")
+    return "\n".join(rows) + "\n"
+
+
 def _text(text: str) -> str:
     """One line for a table cell."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
@@ -193,6 +218,7 @@ def pages() -> dict[str, str]:
         "http.md": _HEADER + http_page(),
         "engine-http.md": _HEADER + engine_http_page(),
         "commands.md": _HEADER + commands_page(),
+        "../architecture.md": architecture_page(),
     }
 
 

@@ -42,7 +42,7 @@ def build_model(seed: int, *, width: int = 128, layers: int = 4) -> LlamaForCaus
         pad_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    # Embeddings of standard deviation 1 that share their parts; docs/chunk-cache.md says why.
+    # Embeddings of standard deviation 1 that share their parts; docs/lab/chunk-cache.md says why.
     part = torch.randn(2 * graph_tasks.VOCAB_SIZE, width)
     with torch.no_grad():
         for token, parts in enumerate(graph_tasks.composition()):

@@ -5,7 +5,7 @@
     python -m scripts.train_reference_model --size large --device cuda --out DIR
 
 Seeded; writes config.json, model.safetensors (fp16) and training_log.jsonl. The small model takes
-about 25 minutes on one core. Section "What trains" of docs/chunk-cache.md says why embeddings begin
+about 25 minutes on one core. docs/lab/chunk-cache.md says why embeddings begin
 with standard deviation 1 and share their parts.
 """
 

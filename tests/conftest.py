@@ -1,13 +1,24 @@
 """A FakeEngine, and the proxy as a real server in front of it."""
 
-import socket
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
+from hypothesis import HealthCheck, settings
 
+from tests.eventually import DEADLINE_S
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.sockets import find_unused_port
+
+# No test fails because the machine is slow: examples of Hypothesis have no time limit,
+settings.register_profile("slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slow")
+# and httpx waits longer than its 5 s. All its functions share this one default.
+_timeout = inspect.signature(httpx.Client).parameters["timeout"].default
+_timeout.connect = _timeout.read = _timeout.write = _timeout.pool = DEADLINE_S
 
 
 @pytest.fixture
@@ -25,10 +36,7 @@ def proxy(engine: FakeEngine) -> Iterator[ProxyServer]:
 @pytest.fixture
 def unused_port() -> int:
     """A port on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    return find_unused_port()
 
 
 @pytest.fixture

@@ -171,3 +171,14 @@ def test_delimiters_with_an_unknown_key_are_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"formats\.delimiters"):
         load_settings()
+
+
+def test_a_list_in_the_environment_that_is_not_json_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAGBOOST_PROXY__API_KEYS", "secret")
+
+    with pytest.raises(ConfigError, match=r"environment: .*must be JSON") as caught:
+        load_settings()
+
+    assert "secret" not in str(caught.value)

@@ -28,7 +28,6 @@ def test_the_examples_of_the_session_api_run() -> None:
             ["bash", "-euo", "pipefail", "-c", script],
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
         assert result.returncode == 0, result.stderr
@@ -117,7 +116,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the extra engine")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 5
+    assert len(blocks) == 2
 
     with running("serve", "--embedded") as url:
         script = "".join(blocks).replace("http://127.0.0.1:8080", url)
@@ -131,7 +130,6 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
             env=env,
             capture_output=True,
             text=True,
-            timeout=110,
             check=False,
         )
 
@@ -154,6 +152,6 @@ def test_every_page_with_python_examples_is_run_by_a_test() -> None:
         for page in pages
         if re.search(r"^```python\n", page.read_text("utf-8"), flags=re.MULTILINE)
     }
-    elsewhere = {"docs/context-index.md", "docs/integrations.md"}
+    elsewhere = {"docs/context-index.md", "docs/langchain.md", "docs/llama-index.md"}
 
     assert found == set(BEFORE) | elsewhere

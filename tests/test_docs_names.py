@@ -10,6 +10,8 @@ from typer.main import get_group
 
 from ragboost.cli import app
 from ragboost.config import Settings, field_paths, load_settings
+from scripts.pictures import IMAGES, PICTURES
+from tests.test_rooms import ROOMS
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -81,3 +83,27 @@ def test_links_of_pages_outside_the_site_lead_somewhere(page: str) -> None:
             headings = re.findall(r"^#+ (.*)", (ROOT / path).read_text("utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
             assert anchor in slugs, link
+
+
+@pytest.mark.parametrize("room", ["rewriting", "cache_sync", "proxy"])
+def test_the_architecture_page_names_every_file_of_a_room(room: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = page.partition(f"<!-- files of {room}:")[2].partition("<!-- end -->")[0]
+    folder = ROOT / "ragboost" / room
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
+
+    named = set(re.findall(r"^\| `(.+?)` \| \S", table, flags=re.MULTILINE))
+    assert named == {name for name in files if not name.endswith("__init__.py")}
+
+
+def test_the_architecture_page_has_the_rooms_in_the_order_of_imports() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = page.partition("## Rooms")[2].partition("\n## ")[0]
+
+    rooms = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
+    assert rooms == [room for room in ROOMS if room != "__main__"]
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_as_its_script_draws_it(name: str) -> None:
+    assert (IMAGES / f"{name}.svg").read_text("utf-8") == PICTURES[name]()

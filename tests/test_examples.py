@@ -5,10 +5,8 @@ lines say.
 """
 
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -21,6 +19,8 @@ from urllib.request import urlopen
 import pytest
 
 from tests.environments import ENGINE_PYTHON, needs, own_environment
+from tests.eventually import SERVER_START_S, eventually
+from tests.sockets import find_unused_port
 
 ROOT = Path(__file__).parents[1]
 ALONE = {  # what it says; these need no server, or start their own
@@ -69,9 +69,7 @@ def engine_url() -> Iterator[str]:
 @contextmanager
 def running(*arguments: str) -> Iterator[str]:
     """A server, started from the command line."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_unused_port()
     url = f"http://127.0.0.1:{port}"
     command = [ENGINE_PYTHON, "-m", "ragboost", *arguments, "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, env=ENV, stderr=subprocess.DEVNULL) as server:
@@ -83,15 +81,13 @@ def running(*arguments: str) -> Iterator[str]:
 
 
 def _wait_until_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 100
-    while True:
-        assert server.poll() is None, "the server ended"
-        assert time.monotonic() < deadline, "the server does not get ready"
-        try:
-            with urlopen(f"{url}/health"):
-                return
-        except URLError:
-            time.sleep(0.2)
+    def is_ready() -> bool:
+        if server.poll() is None:
+            urlopen(f"{url}/health").close()
+        return True
+
+    eventually(is_ready, ignoring=(URLError,), within_s=SERVER_START_S)
+    assert server.poll() is None, "the server ended"
 
 
 def run_example(name: str, *arguments: str, env: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -101,7 +97,6 @@ def run_example(name: str, *arguments: str, env: Mapping[str, str] = MappingProx
         env={**ENV, **env},
         capture_output=True,
         text=True,
-        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,6 @@
 """Lengths of documents: estimates at once, counted in the background, remembered, corrected."""
 
 import gc
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,13 +14,7 @@ from ragboost.config import Settings, TokenSettings
 from ragboost.errors import ConfigError
 from ragboost.tokens import TokenCounter, make_counter
 from ragboost.tokens.local import count_in_background, load_tokenizer
-
-
-def wait(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.01)
+from tests.eventually import eventually
 
 
 @pytest.fixture
@@ -67,7 +60,7 @@ def test_the_cache_is_bounded_and_keeps_what_is_used(count: Callable[[str], int]
     for i in range(100):
         counter.count_documents([first, Document(f"text {i}")])
     assert len(counter) == 10
-    assert (first.key in counter._lengths) == (count is not None)
+    assert counter.are_exact([first.key]) == (count is not None)
 
 
 def test_nothing_is_wanted_where_nobody_counts() -> None:
@@ -134,7 +127,7 @@ def test_a_local_tokenizer_counts_in_the_background(tokenizer: Path) -> None:
     assert before.index_entry is not None
     assert before.index_entry.tokens == (125,)
     assert not booster.is_measured(before)
-    wait(lambda: booster.tokens.are_exact([document.key]))
+    eventually(lambda: booster.tokens.are_exact([document.key]))
     after = booster.boost("?", [document])
     assert (after.predicted_cached_tokens, booster.is_measured(after)) == (125, True)
     assert booster.boost("?", [document]).predicted_cached_tokens == 100
@@ -151,11 +144,10 @@ def test_the_background_ends_with_its_counter() -> None:
     thread = count_in_background(counters[0], lambda texts: [[1]] * len(texts))
     document = Document("x" * 100)
     counters[0].count_documents([document])
-    wait(lambda: counters[0].are_exact([document.key]))
+    eventually(lambda: counters[0].are_exact([document.key]))
     counters.clear()
     gc.collect()
-    thread.join(10)
-    assert not thread.is_alive()
+    thread.join()
 
 
 @pytest.mark.parametrize("text", [None, "no json", "[]", '{"version": 1}'])

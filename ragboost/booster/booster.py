@@ -267,9 +267,7 @@ class Booster:
                 estimated = sum(entry.tokens) + self.tokens.count(context.query)
                 cached_document_tokens = round(cached_tokens / max(prompt_tokens, 1) * estimated)
             self.residency.completed(
-                entry,
-                cached_tokens=cached_document_tokens,
-                is_measured=self.is_measured(context),
+                entry, cached_tokens=cached_document_tokens, is_measured=self.is_measured(context)
             )
 
     def is_measured(self, context: Context) -> bool:

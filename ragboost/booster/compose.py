@@ -81,10 +81,7 @@ def compose(
         hints += (order_hint(relevance, template=settings.hints.order_template),)
     composed = Composed(documents, labels, positions, hints)
     check_context(
-        composed,
-        retrieved.documents,
-        history=history,
-        allow_copies=not settings.dedup.enabled,
+        composed, retrieved.documents, history=history, allow_copies=not settings.dedup.enabled
     )
     return composed
 

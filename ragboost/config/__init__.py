@@ -14,7 +14,7 @@ from ragboost.config.library import (
     SessionSettings,
     TokenSettings,
 )
-from ragboost.config.load import TOML_NAME, field_paths, load_settings
+from ragboost.config.load import ENV_PREFIX, TOML_NAME, field_paths, load_settings
 from ragboost.config.proxy import (
     BackendSettings,
     ProxySettings,
@@ -23,7 +23,7 @@ from ragboost.config.proxy import (
     WaitingRoomSettings,
 )
 from ragboost.config.section import Section
-from ragboost.config.settings import ENV_PREFIX, Settings
+from ragboost.config.settings import Settings
 
 __all__ = [
     "ENV_PREFIX",

@@ -56,9 +56,7 @@ class TokenSettings(Section):
         "that reports its prefix cache. Off: lengths are estimates.",
     )
     max_documents: int = Field(
-        200_000,
-        ge=1,
-        description="Lengths kept per model; the least recently used are dropped.",
+        200_000, ge=1, description="Lengths kept per model; the least recently used are dropped."
     )
 
 

@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource, SettingsError
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
 from ragboost.config.section import Section
-from ragboost.config.settings import ENV_PREFIX, Settings
+from ragboost.config.settings import Settings
 from ragboost.errors import ConfigError
 
 TOML_NAME = "ragboost.toml"
+ENV_PREFIX = "RAGBOOST_"
+
+
+class _Environment(Settings, BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None = None) -> Settings:
@@ -44,11 +49,11 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None =
         _check_known(path, source)
 
     try:
-        return Settings(**_merged(values, EnvSettingsSource(Settings)(), _nested(given)))
+        return Settings(**_merged(values, EnvSettingsSource(_Environment)(), _nested(given)))
     except ValidationError as error:
         raise ConfigError(_explain(error, origin)) from None
     except SettingsError as error:
-        raise ConfigError(f"environment: {error}") from None
+        raise ConfigError(f"environment: {error}; lists and tables must be JSON") from None
 
 
 def field_paths() -> dict[str, str]:

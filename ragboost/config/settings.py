@@ -1,7 +1,6 @@
 """The settings: all sections together."""
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings
 from ragboost.config.library import (
@@ -20,20 +19,14 @@ from ragboost.config.proxy import (
     RouterSettings,
     WaitingRoomSettings,
 )
-from ragboost.config.section import ChangedFieldsRepr
-
-ENV_PREFIX = "RAGBOOST_"
+from ragboost.config.section import Section
 
 
-class Settings(ChangedFieldsRepr, BaseSettings):
+class Settings(Section):
     """All settings, from arguments and defaults only.
 
     `load_settings` also reads the environment and `ragboost.toml`.
     """
-
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
-    )
 
     index: IndexSettings = IndexSettings()
     tokens: TokenSettings = TokenSettings()
@@ -53,15 +46,3 @@ class Settings(ChangedFieldsRepr, BaseSettings):
     proxy: ProxySettings = ProxySettings()
     engine: EngineSettings = EngineSettings()
     engine_hooks: EngineHookSettings = EngineHookSettings()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read arguments only."""
-        return (init_settings,)

@@ -154,10 +154,7 @@ def _gear(array: NDArray[np.uint8]) -> NDArray[np.uint64]:
 
 
 def _pieces(
-    text: str,
-    passages: Sequence[_Passage],
-    known: dict[bytes, Reference],
-    min_bytes: int,
+    text: str, passages: Sequence[_Passage], known: dict[bytes, Reference], min_bytes: int
 ) -> Iterator[str | Reference]:
     """Join adjacent kept passages, and adjacent references into one source."""
     kept_from = 0

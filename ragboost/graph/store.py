@@ -1,7 +1,7 @@
 """A graph of triplets in SQLite, in memory or in a file.
 
 Knows entities and edges. Does not know questions. SQLite needs no package, keeps graphs larger than
-memory on disk, and finds the edges of an entity in microseconds; docs/graph.md compares others.
+memory on disk, and finds the edges of an entity in microseconds; docs/lab/graph.md compares others.
 """
 
 import sqlite3

@@ -56,11 +56,7 @@ class ContextIndex:
     """
 
     def __init__(
-        self,
-        *,
-        capacity_tokens: int | None = None,
-        max_nodes: int = 200_000,
-        max_visits: int = 32,
+        self, *, capacity_tokens: int | None = None, max_nodes: int = 200_000, max_visits: int = 32
     ) -> None:
         self.eviction_forecast: EvictionForecast | None = None
         self.capacity_tokens = capacity_tokens
@@ -125,12 +121,7 @@ class ContextIndex:
         )
 
     def insert(
-        self,
-        documents: Documents,
-        tokens: Tokens,
-        *,
-        multi_turn: bool = False,
-        is_use: bool = True,
+        self, documents: Documents, tokens: Tokens, *, multi_turn: bool = False, is_use: bool = True
     ) -> Node:
         """Record that the cache now holds a sequence, and evict what no longer fits.
 
@@ -324,12 +315,7 @@ class ContextIndex:
         return evicted
 
     def set_resident(
-        self,
-        documents: Documents,
-        tokens: Tokens,
-        *,
-        num_documents: int,
-        partial_tokens: int = 0,
+        self, documents: Documents, tokens: Tokens, *, num_documents: int, partial_tokens: int = 0
     ) -> None:
         """Set the resident part of a sequence to what an engine reported, and confirm it.
 

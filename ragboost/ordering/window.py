@@ -84,10 +84,7 @@ class _Groups:
     """
 
     def __init__(
-        self,
-        index: ContextIndex,
-        contexts: Sequence[Documents],
-        tokens: Mapping[Hashable, int],
+        self, index: ContextIndex, contexts: Sequence[Documents], tokens: Mapping[Hashable, int]
     ) -> None:
         self.index = index
         self.tokens = tokens

@@ -1,7 +1,7 @@
 """Cache the lengths of documents in tokens, so that no request waits for a tokenizer.
 
 A request uses a counted length if there is one, else an estimate. Estimated documents are queued to
-be counted for the next request, by `tokens.background` or `cache_sync.tokenize`. Does not know
+be counted for the next request, by `tokens.local` or `cache_sync.tokenize`. Does not know
 engines.
 """
 

@@ -13,7 +13,7 @@ from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 
 
 class Belady(EvictionPolicy):
-    """Rank by minus the number of the next request that uses the entry.
+    """Ranking by minus the number of the next request that uses the entry.
 
     Args:
         requests: keys that each request will use, in the order of service; `Use.now` is the number

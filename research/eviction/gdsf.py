@@ -20,7 +20,7 @@ class _Entry:
 
 
 class GDSF(EvictionPolicy):
-    """Rank with the cost of the last use."""
+    """Ranking with the cost of the last use."""
 
     def __init__(self) -> None:
         self.clock = 0.0
@@ -45,7 +45,7 @@ class GDSF(EvictionPolicy):
 
 
 class PGDSF(GDSF):
-    """Rank with the mean cost of the uses that computed the entry; of a hit only if there is
+    """Ranking with the mean cost of the uses that computed the entry; of a hit only if there is
     none."""
 
     def _price(self, entry: _Entry, use: Use) -> None:

@@ -14,7 +14,7 @@ LEAST_CFO = 0.05
 
 
 class ReuseFrequency(EvictionPolicy):
-    """Rank by f_r.
+    """Ranking by f_r.
 
     Args:
         half_life_s: half-life of f_r in seconds; None: no decay, as printed.

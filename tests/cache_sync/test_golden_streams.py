@@ -17,8 +17,9 @@ from ragboost.engine_hooks.events import (
     decode_batch,
     encode_batch,
 )
-from tests.cache_sync.test_subscriber import Frames, wait
+from tests.cache_sync.test_subscriber import Frames
 from tests.engine_hooks.test_events import frames
+from tests.eventually import eventually as wait
 from tests.fakes.publisher import Publisher
 
 Deliver = Callable[[int, bytes], Frames]

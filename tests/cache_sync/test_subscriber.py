@@ -1,7 +1,6 @@
 """Streams over real sockets: losses, delays, restarts, floods; the mirror soon equals again."""
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,17 +13,11 @@ from ragboost.cache_sync.stream import EventStream, StreamState
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.errors import ConfigError
 from tests.cache_sync.toy import ToyCache
+from tests.eventually import eventually as wait
 from tests.fakes.publisher import Publisher
 
 DOCUMENTS = [[1000 * i + j for j in range(8 + i % 5)] for i in range(12)]
 Frames = list[tuple[int, bytes]]
-
-
-def wait(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.005)
 
 
 class Rig:
@@ -56,6 +49,7 @@ class Rig:
         ) as subscriber:
             stream = subscriber.streams["toy/0"]
             wait(lambda: stream.is_connected)
+            wait(lambda: self.publisher.is_subscribed)  # behind the handshake
             yield stream
 
     def serve(self, requests: int) -> None:
@@ -134,10 +128,9 @@ def test_without_replay_the_first_batch_decides_between_exact_and_degraded(
 ) -> None:
     toy = rig(has_replay=False)
     toy.serve(3)
-    wait(lambda: toy.publisher.sent > 0 and toy.publisher._queue.empty())
+    wait(lambda: toy.publisher.num_published > 0)
     with toy.listening() as stream:
         assert stream.state is StreamState.FALLBACK
-        time.sleep(0.1)  # the subscription travels behind the handshake
         toy.serve(5)
         wait(lambda: stream.state is StreamState.DEGRADED)
         toy.cache.clear()
@@ -188,7 +181,6 @@ def test_a_gap_without_replay_empties_the_mirror_until_the_cache_is_cleared(
 ) -> None:
     toy = rig(has_replay=False, deliver=lambda seq, p: [] if seq == 20 else [(seq, p)])
     with toy.listening() as stream:
-        time.sleep(0.1)
         toy.serve(15)
         toy.check(stream)
         toy.serve(15)
@@ -219,15 +211,13 @@ def test_a_restarted_engine_is_followed_whether_it_published_less_or_more(
 def test_a_restart_without_replay_is_exact_from_its_first_batch(rig: Callable[..., Rig]) -> None:
     toy = rig(has_replay=False)
     with toy.listening() as stream:
-        time.sleep(0.1)
         toy.serve(10)
         toy.check(stream)
         toy.publisher.close()
         wait(lambda: stream.state is StreamState.FALLBACK)
         toy.cache.blocks.clear()
         toy.publisher = toy.make_publisher()
-        wait(lambda: stream.is_connected)
-        time.sleep(0.1)
+        wait(lambda: toy.publisher.is_subscribed)
         toy.serve(5)
         toy.check(stream)
 
@@ -253,7 +243,7 @@ def test_a_buffer_that_no_longer_reaches_back_leaves_the_stream_degraded(
 ) -> None:
     toy = rig(buffer_steps=5)
     toy.serve(20)
-    wait(lambda: toy.publisher._queue.empty())
+    wait(lambda: toy.publisher.num_published >= 0)
     with toy.listening() as stream:
         wait(lambda: stream.state is StreamState.DEGRADED and stream.status().num_batches >= 5)
         toy.cache.clear()
@@ -264,7 +254,7 @@ def test_a_buffer_that_no_longer_reaches_back_leaves_the_stream_degraded(
 def test_a_mute_replay_endpoint_does_not_stop_the_live_stream(rig: Callable[..., Rig]) -> None:
     toy = rig(is_mute=True)
     toy.serve(5)
-    wait(lambda: toy.publisher._queue.empty())
+    wait(lambda: toy.publisher.num_published >= 0)
     with toy.listening(replay_timeout_s=0.2, probe_interval_s=0.5) as stream:
         wait(lambda: stream.status().num_replays >= 1 and not stream.is_replaying)
         toy.serve(5)
@@ -286,7 +276,7 @@ def test_a_replay_longer_than_the_router_holds_is_asked_for_again(
 ) -> None:
     toy = rig()
     toy.serve(6_000)
-    wait(lambda: toy.publisher._queue.empty())
+    wait(lambda: toy.publisher.num_published >= 0)
     with toy.listening() as stream:
         toy.check(stream)
 
@@ -305,7 +295,7 @@ def test_each_rank_has_a_stream_of_its_own(tmp_path: Path) -> None:
     sources = [EventSource(f"toy/{i}", f"ipc://{tmp_path}/{i}") for i in range(2)]
     with Subscriber(sources) as subscriber:
         wait(lambda: all(stream.is_connected for stream in subscriber.streams.values()))
-        time.sleep(0.1)
+        wait(lambda: all(each.is_subscribed for each in publishers))
         for i, cache in enumerate(caches):
             cache.run(DOCUMENTS[i] * 2, f"r{i}")
             publishers[i].publish(cache.take())

@@ -20,6 +20,7 @@ from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, enc
 from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.tokens import TokenCounter
 from ragboost.types import Document
+from tests.eventually import eventually as wait
 from tests.fakes import FakeEngine, Received
 from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import tokenize
@@ -43,13 +44,6 @@ DOCUMENTS = [
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragboost.cache_sync.follower._CONFIRM_S", 0.1)
     monkeypatch.setattr("ragboost.cache_sync.sync._RETRY_S", 0.1)
-
-
-def wait(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.01)
 
 
 def fake_engine(**options: Any) -> FakeEngine:
@@ -276,7 +270,7 @@ def test_what_requests_in_flight_will_evict_is_not_predicted() -> None:
         assert ask(proxy, [0, 1]).status_code == 200
         assert ask(proxy, [2, 3]).status_code == 200
         settle(proxy, engine)
-        engine.misbehave(computes=False, delay_s=3.0, status=503)
+        engine.misbehave(computes=False, hold=True, status=503)
         with ThreadPoolExecutor(4) as pool:
             # 828 tokens on their way to a cache of 640 that holds 276.
             asked = [pool.submit(ask, proxy, numbers) for numbers in ([4, 5, 6, 7], [8, 9, 10, 11])]
@@ -284,6 +278,8 @@ def test_what_requests_in_flight_will_evict_is_not_predicted() -> None:
             in_time = pool.submit(ask, proxy, [3, 2, 12, 13])
             wait(lambda: engine.num_active == 3)
             late = pool.submit(ask, proxy, [0, 1])
+            wait(lambda: engine.num_active == 4)
+            engine.release()
             told = [
                 int(each.result().headers["x-ragboost-cached-tokens-predicted"])
                 for each in (*asked, in_time, late)
@@ -367,7 +363,8 @@ def test_a_backend_that_refuses_to_tokenise_is_asked_once() -> None:
         engine.misbehave(status=404)
         for numbers in ([0, 1], [2, 3], [4, 5]):
             ask(proxy, numbers)
-            time.sleep(0.3)
+            wait(lambda: "/tokenize" in [request.path for request in engine.requests])
+            settle(proxy, engine)
         assert len([r for r in engine.requests if r.path == "/tokenize"]) == 1
         assert not tokens_of(proxy).are_exact([DOCUMENTS[0].key])
 
@@ -382,9 +379,9 @@ def test_hosted_apis_are_not_asked_for_tokens(backend: str) -> None:
             tokens={"ask_backend": backend == "hosted"},
         ) as proxy,
     ):
-        ask(proxy, [0, 1])
-        time.sleep(0.5)
-        assert [r.path for r in engine.requests] == [URL]
+        for _ in range(5):
+            ask(proxy, [0, 1])
+        assert [r.path for r in engine.requests] == [URL] * 5
 
 
 def tenants_of(proxy: ProxyServer) -> Tenants:

@@ -1,7 +1,9 @@
 """Passages: references give the text back, lead to kept text, and depend on the past alone."""
 
 import random
-import time
+import sys
+from types import FrameType
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,13 +100,23 @@ def test_a_text_without_lines_is_cut_too() -> None:
 
 
 def test_time_grows_with_the_length_alone() -> None:
-    """Processor time, and a wide margin: quadratic work would take 64 times as long."""
+    """Lines run, which are the same on every machine: quadratic work would run 64 times as many."""
 
-    def seconds(size: int) -> float:
+    def lines_run(size: int) -> int:
         texts = [words(6, size), words(7, size) + words(6, size), "a" * size * 10]
-        started = time.process_time()
-        share_passages(texts, sizes=SIZES)
-        return time.process_time() - started
+        num_lines = 0
 
-    seconds(2000)
-    assert seconds(32_000) < 40 * max(seconds(4000), 0.005)
+        def count(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal num_lines
+            num_lines += event == "line"
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            share_passages(texts, sizes=SIZES)
+        finally:
+            sys.settrace(before)
+        return num_lines
+
+    assert lines_run(16_000) < 10 * lines_run(2000)

@@ -84,7 +84,6 @@ def test_a_failing_step_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
     )
     assert done.returncode == 2
     assert "engine.modle" in done.stderr

@@ -55,5 +55,5 @@ def served() -> Iterator[Served]:
 @pytest.fixture
 def fresh(served: Served) -> Served:
     """The shared server with an empty prefix cache."""
-    served.engine.reset_prefix_cache().result(10)
+    served.engine.reset_prefix_cache().result()
     return served

@@ -1,11 +1,26 @@
 """Requests submitted to an engine without HTTP, for the tests of this folder."""
 
 import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from ragboost.config import EngineSettings
+from ragboost.engine.loading import LoadedModel, make_engine
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens, ReuseOptions
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.runtime.sampling import SamplingParams
+
+
+@contextmanager
+def running(loaded: LoadedModel, settings: EngineSettings) -> Iterator[Engine]:
+    """An engine that runs, and has no work left when it is stopped."""
+    engine = make_engine(loaded, settings)
+    engine.start()
+    yield engine
+    engine.stop()
+    engine.store.cache.check_integrity()
+    assert not engine.scheduler.has_work
 
 
 class Request:
@@ -35,7 +50,7 @@ class Request:
         self.is_accepted = engine.submit(self.submitted)
 
     def next(self) -> Output:
-        return self.outputs.get(timeout=20)
+        return self.outputs.get()
 
     def finish(self) -> list[Output]:
         outputs = [self.next()]

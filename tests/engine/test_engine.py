@@ -15,7 +15,7 @@ from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.request import Output
 from ragboost.engine.runtime.sampling import SamplingParams, sample
 from ragboost.errors import ConfigError
-from tests.engine.submitting import Request
+from tests.engine.submitting import Request, running
 
 SETTINGS = EngineSettings(
     builtin_size="tiny",
@@ -36,12 +36,8 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
-    engine = make_engine(loaded, SETTINGS)
-    engine.start()
-    yield engine
-    engine.stop()
-    engine.store.cache.check_integrity()
-    assert not engine.scheduler.has_work
+    with running(loaded, SETTINGS) as engine:
+        yield engine
 
 
 def prompt(length: int, *, first: int = 10) -> list[int]:
@@ -77,7 +73,7 @@ def test_batched_requests_give_what_they_give_alone(engine: Engine) -> None:
     prompts = [prompt(30 + 37 * i, first=i) for i in range(5)]
     together = [Request(engine, ids, max_tokens=6) for ids in prompts]
     batched = [[output.token_id for output in request.finish()] for request in together]
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
     alone = [
         [output.token_id for output in Request(engine, ids, max_tokens=6).finish()]
         for ids in prompts
@@ -85,22 +81,18 @@ def test_batched_requests_give_what_they_give_alone(engine: Engine) -> None:
     assert batched == alone
 
 
-def test_long_prefill_does_not_stop_decoding(engine: Engine) -> None:
+def test_long_prefill_does_not_stop_decoding(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[list[int]] = []
     forward = engine.runner.forward
 
-    class Spy:
-        """The real runner, noting the rows of each step."""
+    def note_rows(segments: list) -> torch.Tensor:  # type: ignore[type-arg]
+        steps.append([len(segment.token_ids) for segment in segments])
+        return forward(segments)
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(engine.runner, name)
-
-        def forward(self, segments: list) -> torch.Tensor:  # type: ignore[type-arg]
-            steps.append([len(segment.token_ids) for segment in segments])
-            return forward(segments)
-
-    engine.scheduler._runner = Spy()  # type: ignore[assignment]
-    decoding = Request(engine, prompt(20), max_tokens=200)
+    monkeypatch.setattr(engine.runner, "forward", note_rows)
+    decoding = Request(engine, prompt(20), max_tokens=900)
     decoding.next()
     Request(engine, prompt(640, first=3), max_tokens=1).finish()
     engine.abort(decoding.submitted)
@@ -116,7 +108,7 @@ def test_abort_frees_blocks_and_room(engine: Engine) -> None:
     requests[0].next()
     for request in requests:
         engine.abort(request.submitted)
-    engine.reset_prefix_cache().result(10)  # commands are obeyed in order
+    engine.reset_prefix_cache().result()  # commands are obeyed in order
     assert engine.num_running == engine.num_waiting == 0
     assert all(request.submitted.kv is None for request in requests)
     assert Request(engine, prompt(10)).finish()[-1].finish_reason == "length"
@@ -132,7 +124,7 @@ def test_reset_while_running_leaves_the_answer_unchanged(engine: Engine) -> None
     expected = [output.token_id for output in Request(engine, prompt(64), max_tokens=60).finish()]
     request = Request(engine, prompt(64), max_tokens=60)
     tokens = [request.next().token_id]
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
     tokens += [output.token_id for output in request.finish()]
     assert tokens == expected
     assert Request(engine, prompt(64)).finish()[0].cached_tokens == 0
@@ -155,28 +147,24 @@ def test_stopping_fails_what_is_running(loaded: LoadedModel) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_failing_step_fails_all_requests_and_the_engines_health(loaded: LoadedModel) -> None:
+def test_a_failing_step_fails_all_requests_and_the_engines_health(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     is_submitted = threading.Event()
 
-    class Broken:
-        """The real runner, with a forward that fails once both requests are there."""
+    def fail(segments: object) -> None:
+        is_submitted.wait()
+        raise RuntimeError("out of memory")
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(loaded.runner, name)
-
-        def forward(self, segments: object) -> None:
-            assert is_submitted.wait(10)
-            raise RuntimeError("out of memory")
-
+    monkeypatch.setattr(loaded.runner, "forward", fail)
     engine = make_engine(loaded, SETTINGS)
-    engine.scheduler._runner = Broken()  # type: ignore[assignment]
     engine.start()
     requests = [Request(engine, prompt(64)) for _ in range(2)]
     is_submitted.set()
     assert [request.finish()[-1] for request in requests] == [Output(None, "error", 0)] * 2
     assert not engine.is_healthy
     assert not Request(engine, prompt(10)).is_accepted
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
     engine.stop()
 
 

@@ -20,15 +20,9 @@ from ragboost.engine_hooks.reports import (
 )
 from ragboost.errors import RequestError
 from tests.cache_sync.toy import ToyCache
+from tests.eventually import eventually as wait
 
 DOCUMENTS = [[1000 * i + j for j in range(8 + i % 3)] for i in range(8)]
-
-
-def wait(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.005)
 
 
 class Proxy:

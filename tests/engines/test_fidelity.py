@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(900)]
 
 BARS = {"events": 0.99, "hook": 0.97}
 # Eight in flight, as predicted at dispatch: a guess at what others evict before a request's turn.
-# Below what was measured (docs/engine-hooks.md), as runs differ by how requests happen to meet.
+# Below what was measured (docs/lab), as runs differ by how requests happen to meet.
 DISPATCH_BARS = {"vllm": 0.96, "embedded": 0.94, "sglang": 0.93}
 
 

@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -13,6 +12,7 @@ from ragboost.cache_sync.usage import read_usage
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
+from tests.eventually import eventually as wait
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
@@ -39,13 +39,6 @@ DOCUMENTS = [
 ]
 
 
-def wait(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.05)
-
-
 def ask(client: httpx.Client, dice: random.Random) -> tuple[int, int]:
     """Send four documents; returns the cached tokens as predicted and as reported."""
     body = {
@@ -67,7 +60,7 @@ def test_predictions_come_true_while_the_cache_evicts(server: EngineServer) -> N
     sync = app.state.cache_sync
     (follower,) = sync.followers.values()
     dice = random.Random(1)
-    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=120) as client:
+    with serve_in_thread(app) as url, httpx.Client(base_url=url) as client:
         wait(lambda: bool(follower.is_exact))
         for _ in range(60):
             ask(client, dice)
@@ -84,7 +77,7 @@ def test_predictions_come_true_while_the_cache_evicts(server: EngineServer) -> N
 def test_after_many_requests_in_flight_the_index_is_as_true_as_before(server: EngineServer) -> None:
     app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
     (follower,) = app.state.cache_sync.followers.values()
-    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=120) as client:
+    with serve_in_thread(app) as url, httpx.Client(base_url=url) as client:
         wait(lambda: bool(follower.is_exact))
         with ThreadPoolExecutor(8) as pool:  # four times what the cache holds
             list(pool.map(lambda number: ask(client, random.Random(number)), range(96)))

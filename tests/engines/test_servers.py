@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,17 +14,11 @@ from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.cache_sync.usage import read_usage
 from ragboost.engine_hooks.reports import ReportReceiver
 from tests.engines.conftest import KINDS, require
+from tests.eventually import eventually as wait
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
 DOCUMENTS = [[100 + 200 * i + j for j in range(90 + 7 * i)] for i in range(16)]
-
-
-def wait(condition: Callable[[], bool], *, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.02)
 
 
 def prompt(dice: random.Random) -> list[int]:

@@ -12,14 +12,13 @@ import asyncio
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 from weakref import WeakSet
 
 from aiohttp import web
 
+from tests.eventually import DEADLINE_S, run_event_loop
 from tests.fakes.answers import MODEL, PATHS, decode, events, render_prompt, whole, words
 from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import PrefixCache, tokenize
@@ -33,27 +32,27 @@ class Misbehaviour:
         status: answer with this status and `body` instead of a completion.
         body: the body of that answer.
         headers: extra headers of every answer.
-        delay_s: wait this long before anything is sent.
-        chunk_delay_s: wait this long before each chunk of a stream.
-        never_answer: accept the request and send nothing.
+        hold: accept completion requests and send nothing until `FakeEngine.release`.
+        hold_after_chunks: send this many chunks of a stream, and the others after `release`.
         drop: close the connection without an answer.
         drop_reused: close a connection that carried a request before, as idle timeouts do.
         die_after_chunks: cut the connection after this many chunks of a stream.
         cut_bytes: cut the stream into pieces of this many bytes.
         computes: prompts are computed, and so cached.
+        released: set by `FakeEngine.release`, in the engine's event loop.
     """
 
     status: int | None = None
     body: bytes = b'{"error": {"message": "no", "type": "server_error", "code": 500}}'
     headers: dict[str, str] = field(default_factory=dict)
-    delay_s: float = 0.0
-    chunk_delay_s: float = 0.0
-    never_answer: bool = False
+    hold: bool = False
+    hold_after_chunks: int | None = None
     drop: bool = False
     drop_reused: bool = False
     die_after_chunks: int | None = None
     cut_bytes: int | None = None
     computes: bool = True
+    released: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,8 @@ class FakeEngine:
 
     Attributes:
         url: base URL, without /v1.
-        requests: every request received, in order.
+        requests: every request received, in order, without those of `asked`.
+        asked: paths that a proxy asks for on its own, in order.
         cache: the prefix cache.
         events: the event publisher, or None.
         num_active: requests being answered now; `peak_active` the most at one time.
@@ -110,9 +110,10 @@ class FakeEngine:
         publish = self.events.publish_events if self.events else None
         self.cache = PrefixCache(block_size, capacity_tokens, publish=publish)
         self.requests: list[Received] = []
+        self.asked: list[str] = []
         self.num_active = self.peak_active = self.num_cancelled = 0
         self.url = ""
-        self._behaviour = Misbehaviour()
+        self._behaviour = self._holding = Misbehaviour()
         self._port = port
         self._keepalive_timeout_s = keepalive_timeout_s
         self._reply_tokens = reply_tokens
@@ -132,30 +133,30 @@ class FakeEngine:
     def start(self) -> None:
         """Listen; returns when connections are accepted."""
         self._thread.start()
-        assert self._started.wait(10), "FakeEngine did not start"
+        assert self._started.wait(DEADLINE_S), "FakeEngine did not start"
 
     def stop(self) -> None:
         """Cut every connection and end the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(10)
+            self._thread.join(DEADLINE_S)
+            assert not self._thread.is_alive(), "FakeEngine did not stop"
         if self.events is not None:
             self.events.close()
 
     def misbehave(self, **changes: Any) -> None:
-        """Do wrong what `Misbehaviour` names, from the next request on."""
+        """Do wrong what `Misbehaviour` names, from the next request on; requests held stay so."""
         self._behaviour = Misbehaviour(**changes)
+        if self._behaviour.hold or self._behaviour.hold_after_chunks is not None:
+            self._holding = self._behaviour
 
     def behave(self) -> None:
         """Stop misbehaving."""
         self._behaviour = Misbehaviour()
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        """Block until `condition()` holds, or fail."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "FakeEngine: condition never held"
-            time.sleep(0.01)
+    def release(self) -> None:
+        """Let the requests of the latest hold be answered; it holds no later ones either."""
+        self._loop.call_soon_threadsafe(self._holding.released.set)
 
     @property
     def completions(self) -> list[Received]:
@@ -190,13 +191,13 @@ class FakeEngine:
         await self._stopping.wait()
         # Accept nothing more before the server is closed: asyncio leaks what comes in just then.
         self._loop.remove_reader(listener.fileno())
-        await asyncio.sleep(0.01)
+        await run_event_loop()
         while waiting := self._accepted(runner):
             for transport in waiting:
                 transport.abort()
-            await asyncio.sleep(0.01)
+            await run_event_loop()
         await runner.cleanup()
-        await asyncio.sleep(0.01)
+        await run_event_loop()
 
     def _accepted(self, runner: web.AppRunner) -> list[asyncio.Transport]:
         """Connections that are not closed, also those that have left their handlers and still hold
@@ -207,6 +208,7 @@ class FakeEngine:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path in ("/kv_event_sources", "/server_info", "/metrics", "/chunk_reuse"):
+            self.asked.append(request.path)
             return self._describe(request.path)
         body = await request.read()
         assert request.transport is not None
@@ -223,9 +225,8 @@ class FakeEngine:
                 self._connections.pop(connection)
                 request.transport.abort()
                 return web.Response()
-            if behaviour.never_answer:
-                await asyncio.sleep(3600)
-            await asyncio.sleep(behaviour.delay_s)
+            if behaviour.hold and request.path in PATHS:
+                await behaviour.released.wait()
             return await self._reply(request, received, behaviour)
         except (asyncio.CancelledError, ConnectionResetError):
             self.num_cancelled += 1
@@ -234,7 +235,6 @@ class FakeEngine:
             self.num_active -= 1
 
     def _describe(self, path: str) -> web.Response:
-        """What a proxy asks on its own; not recorded in `requests`."""
         if path == "/kv_event_sources" and self.events is not None:
             return web.json_response({"0": self.events.source})
         if path == "/metrics" and self.cache.capacity_blocks is not None:
@@ -310,9 +310,10 @@ class FakeEngine:
         for position, piece in enumerate(self.stream_pieces(received)):
             if position == behaviour.die_after_chunks:
                 assert request.transport is not None
-                request.transport.abort()
+                request.transport.close()  # what was sent arrives
                 raise ConnectionResetError
-            await asyncio.sleep(behaviour.chunk_delay_s)
+            if position == behaviour.hold_after_chunks:
+                await behaviour.released.wait()
             await response.write(piece)
         await response.write_eof()
         return response

@@ -1,12 +1,12 @@
 """The proxy as a real server in front of a FakeEngine."""
 
 import threading
-import time
 from typing import Any, Self
 
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.proxy.server import listen, make_server
+from tests.eventually import DEADLINE_S, eventually
 
 
 class ProxyServer:
@@ -23,21 +23,20 @@ class ProxyServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        while not self.server.started:
-            assert self._thread.is_alive(), "the proxy did not start"
-            time.sleep(0.005)
+        eventually(lambda: self.server.started or not self._thread.is_alive())
+        assert self.server.started, "the proxy did not start"
         return self
 
     def __exit__(self, *_: object) -> None:
         self.server.should_exit = True
-        self._thread.join(15)
+        self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive(), "the proxy did not stop"
 
 
 def proxy_settings(backend_url: str, **sections: dict[str, Any]) -> Settings:
     """Settings for a test: a free port, no time to drain, and what the test wants."""
     proxy = {"port": 0, "drain_s": 1, **sections.pop("proxy", {})}
-    backend = {"url": backend_url, **sections.pop("backend", {})}
+    backend = {"url": backend_url, "connect_timeout_s": DEADLINE_S, **sections.pop("backend", {})}
     # Lengths stay estimates, and nothing is asked of the engine beside the test.
     sections.setdefault("tokens", {"ask_backend": False})
     return Settings(proxy=proxy, backend=backend, **sections)  # type: ignore[arg-type]

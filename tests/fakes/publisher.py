@@ -34,11 +34,13 @@ class Publisher:
         self.deliver = deliver or (lambda seq, payload: [(seq, payload)])
         self.is_mute = is_mute  # the replay endpoint takes requests and never answers
         self.sent = 0
+        self.is_subscribed = False
         self.topic, self._has_topic = topic, has_topic
         self.frames: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._queue: queue.Queue[bytes | None] = queue.Queue()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pub, self.endpoint = self._bind(zmq.PUB, endpoint)
+        # XPUB is a PUB that tells of the first subscription and the end of the last one.
+        self._pub, self.endpoint = self._bind(zmq.XPUB, endpoint)
         self._router: zmq.Socket[bytes] | None = None
         self.replay_endpoint: str | None = None
         if replay_endpoint:
@@ -72,6 +74,8 @@ class Publisher:
 
     def _run(self) -> None:
         while True:
+            while self._pub.poll(0):
+                self.is_subscribed = self._pub.recv().startswith(b"\x01")
             if self._router is not None and self._router.poll(0):
                 self._answer(self._router)
             try:

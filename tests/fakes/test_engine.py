@@ -2,7 +2,6 @@
 
 import httpx
 import msgspec
-import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,7 +50,6 @@ def test_a_repeated_prompt_is_reported_as_cached() -> None:
         assert tokens["count"] == second.prompt_tokens
 
 
-@pytest.mark.timeout(20)
 def test_events_are_framed_as_vllm_frames_them() -> None:
     with FakeEngine(block_size=4, events=True) as engine, zmq.Context() as context:
         assert engine.events is not None

@@ -2,10 +2,8 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,10 @@ import httpx
 
 from ragboost.integrations.litellm import BoostHook
 from ragboost.integrations.litellm.hook import RefusedError
+from tests.eventually import SERVER_START_S, eventually
 from tests.fakes import FakeEngine
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies, words
+from tests.sockets import find_unused_port
 
 pytestmark = own_environment
 ROOT = Path(__file__).parents[2]
@@ -100,9 +100,7 @@ def litellm_url(engine: FakeEngine, tmp_path: Path) -> Iterator[str]:
         "litellm_settings": {"callbacks": ["ragboost.integrations.litellm.proxy_handler_instance"]},
     }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_unused_port()
     code = "from litellm import run_server; run_server()"
     command = [sys.executable, "-c", code, "--config", str(tmp_path / "config.yaml")]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -120,15 +118,11 @@ def litellm_url(engine: FakeEngine, tmp_path: Path) -> Iterator[str]:
 
 
 def _wait_until_ready(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 90
-    while True:
-        assert server.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        try:
-            if httpx.get(f"{url}/health/liveliness").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.5)
+    def is_ready() -> bool:
+        return server.poll() is not None or httpx.get(f"{url}/health/liveliness").status_code == 200
+
+    eventually(is_ready, ignoring=(httpx.TransportError,), within_s=SERVER_START_S)
+    assert server.poll() is None, log.read_text()
 
 
 def test_the_litellm_proxy_boosts_its_requests(engine: FakeEngine, litellm_url: str) -> None:
@@ -137,14 +131,12 @@ def test_the_litellm_proxy_boosts_its_requests(engine: FakeEngine, litellm_url: 
             f"{litellm_url}/v1/chat/completions",
             json=request(question, names),
             headers=HEADERS,
-            timeout=60,
         )
         assert answer.status_code == 200, answer.text
     bad = httpx.post(
         f"{litellm_url}/v1/chat/completions",
         json=request("Who?", FIRST, ragboost={"documents": "no"}),
         headers=HEADERS,
-        timeout=60,
     )
 
     sent = engine.completions[-1]

@@ -1,7 +1,6 @@
 """Ray Data and Ray Serve on one machine."""
 
 import os
-import socket
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
@@ -28,6 +27,7 @@ from ragboost.config import Settings
 from ragboost.integrations.ray import boosted, deploy
 from tests.fakes import FakeEngine
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, words
+from tests.sockets import find_unused_port
 from tests.test_examples import run_example, running
 
 # Ray leaves sockets, files and subprocesses to the end of the process.
@@ -109,9 +109,7 @@ def test_texts_are_documents_and_blocks_keep_neighbours() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_the_proxy_serves_and_streams_in_ray_serve(engine: FakeEngine) -> None:
     settings = Settings(backend={"url": engine.url})  # type: ignore[arg-type]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_unused_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(deploy(settings), name="ragboost", route_prefix="/")
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
@@ -119,9 +117,9 @@ def test_the_proxy_serves_and_streams_in_ray_serve(engine: FakeEngine) -> None:
 
     for names in (FIRST, SECOND):
         documents = row("", names)["documents"]
-        answer = httpx.post(url, json={**body, "ragboost": {"documents": documents}}, timeout=60)
+        answer = httpx.post(url, json={**body, "ragboost": {"documents": documents}})
         assert answer.status_code == 200, answer.text
-    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as stream:
+    with httpx.stream("POST", url, json={**body, "stream": True}) as stream:
         events = [line for line in stream.iter_lines() if line]
 
     boosted_request = engine.completions[1]

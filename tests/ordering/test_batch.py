@@ -1,3 +1,4 @@
+from itertools import groupby
 from typing import get_args
 
 import pytest
@@ -10,6 +11,7 @@ from ragboost.simulate import simulate
 
 linkages = pytest.mark.parametrize("linkage", get_args(Linkage))
 CONTEXTS = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=20)
+PATHS = st.lists(st.lists(st.integers(0, 3), max_size=4).map(tuple), max_size=20)
 TOKENS = {document: 1 + document % 4 for document in range(10)}
 
 
@@ -50,3 +52,33 @@ def test_a_depth_first_release_needs_room_for_one_way_through_the_tree_only() ->
     orders = [[contexts[at][i] for i in plan.permutations[at]] for at in plan.release_order]
 
     assert simulate(orders, tokens, capacity_tokens=3).cached_tokens == plan.saved_tokens
+
+
+@settings(max_examples=200, deadline=None)
+@given(PATHS)
+def test_groups_stay_together_longest_first_in_the_order_of_their_first_request(
+    paths: list[tuple[int, ...]],
+) -> None:
+    order = release_order(paths)
+
+    assert sorted(order) == list(range(len(paths)))
+    groups = [
+        list(members)
+        for _, members in groupby(order, key=lambda i: paths[i][0] if paths[i] else (i,))
+    ]
+    starts = [paths[members[0]][:1] or (members[0], "alone") for members in groups]
+    assert len(set(starts)) == len(starts)
+    assert [min(members) for members in groups] == sorted(min(members) for members in groups)
+    for members in groups:
+        assert members == sorted(members, key=lambda i: (-len(paths[i]), paths[i], i))
+
+
+def test_longer_common_parts_are_adjacent() -> None:
+    paths = [(0, 1, 0), (0, 2, 0), (0, 1, 1), (0, 2, 0), (0,)]
+
+    assert release_order(paths) == [0, 2, 1, 3, 4]
+
+
+def test_requests_that_share_nothing_keep_their_places() -> None:
+    assert release_order([(), (1,), (), (0,), (1, 0)]) == [0, 4, 1, 2, 3]
+    assert release_order([]) == []

@@ -1,3 +1,4 @@
+import pickle
 from itertools import permutations
 
 import pytest
@@ -57,9 +58,10 @@ def test_a_document_twice_in_a_context_is_forgotten_once() -> None:
 def test_memory_does_not_grow_with_what_left_the_window() -> None:
     recent = RecentContexts(window=16)
 
+    sizes = []
     for i in range(5_000):
         recent.add(range(3 * i, 3 * i + 3))
+        sizes.append(len(pickle.dumps(recent)))
 
     assert len(recent) == 16
-    assert len(recent._bits) == 3 * 16
-    assert max(bits.bit_length() for bits in recent._bits.values()) <= 16
+    assert sizes[-1] < 1.5 * sizes[16]

@@ -1,7 +1,6 @@
 """Bad input in the `ragboost` object is the caller's error; in other people's fields it passes."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -9,16 +8,9 @@ import pytest
 
 from ragboost.errors import ContextIndexError
 from tests.fakes import FakeEngine
-from tests.fakes.proxy import ProxyServer
 
 URL = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "why?"}]
-
-
-@pytest.fixture
-def client(proxy: ProxyServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=proxy.url, timeout=30) as client:
-        yield client
 
 
 def post(client: httpx.Client, ours: Any, **fields: Any) -> httpx.Response:

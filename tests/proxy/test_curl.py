@@ -21,7 +21,6 @@ def curl(*arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
     )
     return done.stdout
 
@@ -53,7 +52,6 @@ def test_a_body_that_is_sent_in_chunks_and_expected_to_be_continued(
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
     )
     assert json.loads(done.stdout)["choices"]
     assert engine.requests[-1].body == body.encode()

@@ -21,7 +21,6 @@ def doctor(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert "Traceback" not in done.stderr
     findings = json.loads(done.stdout)["findings"]
@@ -81,7 +80,6 @@ def test_every_backend_is_examined_and_text_names_the_fix(engine: FakeEngine) ->
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
         )
     assert done.returncode == 0
     assert done.stdout.count("reachable: ") == 2

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.fakes.proxy import ProxyServer, proxy_settings
 
 CHAT = "/v1/chat/completions"
 TEXTS = [f"Document number {i} says: " + f"fact {i} and more of it. " * 20 for i in range(8)]
@@ -19,15 +18,6 @@ TEXTS = [f"Document number {i} says: " + f"fact {i} and more of it. " * 20 for i
 def engine() -> Iterator[FakeEngine]:
     with FakeEngine() as engine:
         yield engine
-
-
-@pytest.fixture
-def client(engine: FakeEngine) -> Iterator[httpx.Client]:
-    with (
-        ProxyServer(proxy_settings(engine.url)) as proxy,
-        httpx.Client(base_url=proxy.url, timeout=20) as client,
-    ):
-        yield client
 
 
 def user(*numbers: int, question: str = "Why?") -> dict[str, Any]:

@@ -14,8 +14,10 @@ from opentelemetry import trace
 
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
+from tests.metrics import read_metric
 from tests.proxy.routing.test_routing import ask, documents
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +82,7 @@ def test_settings_do_not_show_keys() -> None:
 
 def test_others_may_reach_it_only_with_a_key_or_on_request() -> None:
     command = [sys.executable, "-m", "ragboost", "serve", "--host", "0.0.0.0", "--port", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "proxy.api_keys" in done.stderr
     assert "--insecure" in done.stderr
@@ -113,7 +115,7 @@ def access_lines(caplog: pytest.LogCaptureFixture, engine: FakeEngine, num: int)
     def lines() -> list[str]:
         return [r.getMessage() for r in caplog.records if r.name == "ragboost.access"]
 
-    engine.wait_until(lambda: len(lines()) >= num)
+    eventually(lambda: len(lines()) >= num)
     return lines()
 
 
@@ -173,7 +175,7 @@ def test_a_completion_is_a_span_between_the_client_and_the_backend(
     httpx.post(f"{proxy.url}/v1/chat/completions", json=body, headers=headers)
     httpx.get(f"{proxy.url}/v1/models", headers=headers)
     (span,) = tracer.spans
-    engine.wait_until(lambda: span.has_ended)
+    eventually(lambda: span.has_ended)
     assert span.name == "chat m"
     assert span.has_ended
     assert format(span.parent.trace_id, "032x") == trace_id
@@ -197,14 +199,9 @@ def test_shadow_mode_forwards_the_original_and_counts_what_was_missed(
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=raw)
         assert answer.headers["x-ragboost-bypass"] == "shadow"
         assert engine.requests[-1].body == raw
-    metrics = httpx.get(f"{proxy.url}/metrics").text
-    found = {
-        line.split(" ")[0]: float(line.split(" ")[1])
-        for line in metrics.splitlines()
-        if line.startswith("ragboost_shadow")
-    }
-    assert found['ragboost_shadow_cached_prompt_tokens_total{order="sent"}'] == 0
-    assert found['ragboost_shadow_cached_prompt_tokens_total{order="boosted"}'] > 1000
+    cached = "ragboost_shadow_cached_prompt_tokens_total"
+    assert read_metric(proxy.url, cached, order="sent") == 0
+    assert read_metric(proxy.url, cached, order="boosted") > 1000
 
 
 def test_shadow_mode_renders_a_ragboost_object_as_it_was_given(
@@ -222,10 +219,7 @@ def test_shadow_mode_renders_a_ragboost_object_as_it_was_given(
         "Document 1 tells"
     )
     assert "ragboost" not in engine.completions[-1].json
-    dropped = "ragboost_shadow_dropped_prompt_tokens_total"
-    lines = httpx.get(f"{proxy.url}/metrics").text.splitlines()
-    value = next(line for line in lines if line.startswith(dropped)).split(" ")[1]
-    assert float(value) > 400
+    assert read_metric(proxy.url, "ragboost_shadow_dropped_prompt_tokens_total") > 400
 
 
 def test_shadow_mode_counts_what_a_conversation_without_a_name_would_not_have_repeated(
@@ -239,10 +233,7 @@ def test_shadow_mode_counts_what_a_conversation_without_a_name_would_not_have_re
     before, after = (received.json["messages"] for received in engine.completions)
     assert after[0] == before[0]
     assert "Document 1 tells" in after[-1]["content"]
-    dropped = "ragboost_shadow_dropped_prompt_tokens_total"
-    lines = httpx.get(f"{proxy.url}/metrics").text.splitlines()
-    value = next(line for line in lines if line.startswith(dropped)).split(" ")[1]
-    assert float(value) > 400
+    assert read_metric(proxy.url, "ragboost_shadow_dropped_prompt_tokens_total") > 400
 
 
 def test_shadow_mode_leaves_documents_in_messages_alone(

@@ -1,6 +1,5 @@
 """Backends that reuse chunks are told where documents stand; no other ever sees the field."""
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +13,10 @@ from ragboost.engine import create_engine_app
 from ragboost.rewriting.chunk_positions import find_chunks
 from ragboost.serving import serve_in_thread
 from ragboost.types import Document
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.metrics import read_metric
 
 TEXTS = [f"Passage {i}. " + f"Part {i} has {i * 13} pieces. " * 8 for i in range(4)]
 APPROX = {"policy": "gradual", "ratio": 0.2}
@@ -37,12 +38,7 @@ def in_front(engine_url: str) -> Iterator[ProxyServer]:
 
 
 def wait_until_told(proxy: ProxyServer) -> None:
-    chunks = proxy.app.state.chunk_spans
-    for _ in range(500):
-        if chunks.is_told:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the backend was not found to reuse chunks")
+    eventually(lambda: proxy.app.state.chunk_spans.is_told)
 
 
 def body_of(order: list[int], **ragboost: Any) -> dict[str, Any]:
@@ -59,26 +55,17 @@ def body_of(order: list[int], **ragboost: Any) -> dict[str, Any]:
 
 
 def post(proxy: ProxyServer, body: dict[str, Any]) -> dict[str, Any]:
-    answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     usage: dict[str, Any] = answer.json()["usage"]
     return usage
-
-
-def wait_until_stored(engine_url: str) -> None:
-    for _ in range(300):
-        if "chunks_stored_total 0.0" not in httpx.get(f"{engine_url}/metrics").text:
-            time.sleep(0.3)
-            return
-        time.sleep(0.02)
-    raise AssertionError("no chunk was stored")
 
 
 def test_documents_that_ordering_leaves_over_are_reused_as_chunks(
     in_front: ProxyServer, engine_url: str
 ) -> None:
     cold = post(in_front, body_of([0, 1, 2], reuse=APPROX))["ragboost"]
-    wait_until_stored(engine_url)
+    eventually(lambda: read_metric(engine_url, "ragboost_engine_chunks_stored_total"), equals=3)
     usage = post(in_front, body_of([3, 1, 0], reuse=APPROX))
     warm = usage["ragboost"]
 
@@ -164,7 +151,9 @@ def test_nobody_is_told_while_one_of_several_backends_is_not_ours(
 ) -> None:
     settings = proxy_settings(engine.url, backends=[{"url": engine.url}, {"url": engine_url}])  # type: ignore[arg-type]
     with ProxyServer(settings) as proxy:
-        time.sleep(0.5)
+        eventually(lambda: "/chunk_reuse" in engine.asked)
+        for _ in range(2):
+            assert "ragboost" not in post(proxy, body_of([0, 1], reuse=APPROX))
         assert not proxy.app.state.chunk_spans.is_told
 
 
@@ -172,7 +161,7 @@ def test_a_proxy_in_front_of_a_proxy_leaves_the_field_to_it(in_front: ProxyServe
     with ProxyServer(proxy_settings(in_front.url)) as outer:
         assert httpx.get(f"{in_front.url}/chunk_reuse").status_code == 404
 
-        answer = httpx.post(f"{outer.url}/v1/chat/completions", json=body_of([0, 1]), timeout=30)
+        answer = httpx.post(f"{outer.url}/v1/chat/completions", json=body_of([0, 1]))
 
         assert not outer.app.state.chunk_spans.is_told
     assert answer.status_code == 200

@@ -73,4 +73,7 @@ def test_links_are_bounded() -> None:
     for i in range(40):
         plain = histories.match(links(f"q{i}"))
         histories.answered(plain, [{"content": "a"}])
-    assert len(histories._links) == 16
+    turn(histories, "q39")
+    assert histories.match(links("q39", "a", "next")).digest == PLAIN, "known, so ambiguous now"
+    turn(histories, "q0")
+    assert histories.match(links("q0", "a", "next")).digest != PLAIN, "forgotten before"

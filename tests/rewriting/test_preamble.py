@@ -11,6 +11,7 @@ import pytest
 from ragboost.config import Settings
 from ragboost.rewriting.body import JsonBody
 from ragboost.rewriting.rewriter import Rewriter
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 
@@ -32,7 +33,7 @@ def in_text(*ids: int) -> str:
 def ask(url: str, *messages: tuple[str, Any], **fields: Any) -> httpx.Response:
     made = [{"role": role, "content": content} for role, content in messages]
     body = {"model": "m", "messages": made, **fields}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -124,8 +125,8 @@ def test_waiting_requests_with_the_same_instructions_are_planned_together(
     engine: FakeEngine, kind: str
 ) -> None:
     """Each request has documents 0 and 1 and one of its own, which is the most relevant one."""
-    engine.misbehave(delay_s=2.0)
-    room = {"enabled": True, "window_ms": 10_000.0, "max_batch": 3}
+    engine.misbehave(hold=True)
+    room = {"enabled": True, "window_ms": 3_600_000.0, "max_batch": 3}
     settings = proxy_settings(engine.url, waiting_room=room)
     with ProxyServer(settings) as proxy:
 
@@ -137,9 +138,10 @@ def test_waiting_requests_with_the_same_instructions_are_planned_together(
 
         with ThreadPoolExecutor(8) as pool:
             first = pool.submit(request, 2)  # while it runs, the others wait
-            engine.wait_until(lambda: engine.num_active > 0)
+            eventually(lambda: engine.num_active > 0)
             engine.behave()
             list(pool.map(request, (3, 4, 5)))
+            engine.release()
             first.result()
     later = [received.prompt for received in engine.completions[1:]]
     heads = {min(prompt.index(TEXTS[0]), prompt.index(TEXTS[1])) for prompt in later}

@@ -31,7 +31,7 @@ from ragboost.retrieval.corpus import Corpus
 from ragboost.types import Document, DocumentId
 
 TEMPLATE = "{title}\n{text}\n\n"
-PROGRESS = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def run(
     working_bytes: int,
     device: str,
     as_json: bool,
-    on_progress: PROGRESS,
+    on_progress: Progress,
 ) -> str:
     """Prepare a corpus, and return sentences or JSON.
 

@@ -49,7 +49,7 @@ def literal_cut(attention: Sequence[float]) -> frozenset[int] | None:
 
 
 class FocusTracker:
-    """Sums the question's attention to each chunk over the layers until the focus is settled.
+    """The question's attention to each chunk, summed over layers until the focus is settled.
 
     Args:
         num_layers: layers of the model.

@@ -46,7 +46,7 @@ class CraftPrefill:
 
 
 class PlannedTokens(SelectionPolicy):
-    """Select the tokens of a plan, at any requested ratio."""
+    """Selection of the tokens of a plan, at any requested ratio."""
 
     def __init__(self, plan: InferencePlan) -> None:
         self._fixed = [position for chunk in plan.chunks for position in chunk.fixed]

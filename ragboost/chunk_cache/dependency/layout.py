@@ -129,7 +129,7 @@ def lay_out(prompt: DepPrompt, *, positions: Positions = "depth") -> Layout:
 
 
 class _LayoutBuilder:
-    """Lays out one part after the other; lists are by slot, except `runs`."""
+    """A layout under construction, part by part; lists are by slot, except `_runs`."""
 
     def __init__(self, prompt: DepPrompt) -> None:
         self._nodes = {node.name: node for node in prompt.nodes}

@@ -108,15 +108,13 @@ class TreeCache:
             if root is None or not run.is_chain or run.start >= request.layout.task:
                 ends.append(None)
                 continue
-            cursor = Cursor(root, 0) if run.parent < 0 else ends[run.parent]
-            at = run.start
+            at, cursor = run.start, Cursor(root, 0) if run.parent < 0 else ends[run.parent]
             for node, first, last in self._walk(cursor, request.layout, run):
                 found.slots.extend(range(at, at + last - first))
                 found.rows.extend(node.rows[first:last])
                 if first == 0:
                     found.nodes.append(node)
-                at += last - first
-                cursor = Cursor(node, last)
+                at, cursor = at + last - first, Cursor(node, last)
             ends.append(cursor if at == run.stop else None)
         return found
 
@@ -152,8 +150,7 @@ class TreeCache:
             if not run.is_chain or run.start >= request.layout.task:
                 ends.append(None)
                 continue
-            cursor = Cursor(root, 0) if run.parent < 0 else ends[run.parent]
-            at = run.start
+            at, cursor = run.start, Cursor(root, 0) if run.parent < 0 else ends[run.parent]
             for node, first, last in self._walk(cursor, request.layout, run):
                 at, cursor = at + last - first, Cursor(node, last)
             count = run.stop - at

@@ -1,6 +1,5 @@
 """Read evaluation prompts from a JSONL file of texts or token ids."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -63,7 +62,13 @@ def _case(row: dict[str, Any], where: str, tokenizer: Any | None) -> Case:
         raise RequestError(f"{where}: needs a question and documents")
     task = str(row.get("task", "data"))
     if not isinstance(question, str):
-        return _ids_case(row, question, documents, task)
+        return Case(
+            tuple(row.get("system") or ()),
+            tuple(tuple(document) for document in documents),
+            tuple(question),
+            task=task,
+            answer=row.get("answer"),
+        )
     if tokenizer is None:
         raise RequestError(f"{where}: has texts, but the model has no tokenizer")
     given = row.get("answers", row.get("answer")) or ()
@@ -82,16 +87,4 @@ def _case(row: dict[str, Any], where: str, tokenizer: Any | None) -> Case:
         ids(f"Question: {question}\nAnswer:"),
         task=task,
         answers=answers,
-    )
-
-
-def _ids_case(
-    row: dict[str, Any], question: Sequence[int], documents: list[Sequence[int]], task: str
-) -> Case:
-    return Case(
-        tuple(row.get("system") or ()),
-        tuple(tuple(document) for document in documents),
-        tuple(question),
-        task=task,
-        answer=row.get("answer"),
     )

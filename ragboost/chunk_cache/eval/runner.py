@@ -97,7 +97,7 @@ def evaluate(
 
 
 class AnswerScorer:
-    """Scores a prefill by its next token, or by the text decoded from it."""
+    """The score of a prefill by its next token, or by the text decoded from it."""
 
     def __init__(self, reuse: ChunkReuse, tokenizer: Any | None, max_new_tokens: int) -> None:
         self._reuse, self._tokenizer, self._max = reuse, tokenizer, max_new_tokens

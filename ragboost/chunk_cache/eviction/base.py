@@ -29,7 +29,7 @@ class Use:
 
 
 class EvictionPolicy(ABC):
-    """Ranks the entries of one cache. Not thread-safe.
+    """A ranking of the entries of one cache. Not thread-safe.
 
     The cache calls `used` when a request uses or stores an entry, and `evicted` after an eviction.
     It evicts the evictable entry with the lowest `priority` (in a tree of prefixes: a leaf), of

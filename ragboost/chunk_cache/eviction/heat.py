@@ -25,7 +25,7 @@ def cooled(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
 
 
 class Heat(EvictionPolicy):
-    """Rank by log2(heat * cost / size), with all heats extrapolated to one moment: they decay
+    """Ranking by log2(heat * cost / size), with all heats extrapolated to one moment: they decay
     alike, so the order needs no clock.
 
     Args:

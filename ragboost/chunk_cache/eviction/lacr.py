@@ -23,7 +23,7 @@ def future_sums(waiting: Sequence[Collection[Hashable]]) -> dict[Hashable, float
 
 
 class LACR(EvictionPolicy):
-    """Rank by a weighted sum of past and future uses.
+    """Ranking by a weighted sum of past and future uses.
 
     Args:
         alpha: weight of the past uses, 0 to 1.

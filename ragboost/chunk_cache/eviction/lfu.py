@@ -6,7 +6,7 @@ from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 
 
 class LFU(EvictionPolicy):
-    """Rank by the number of uses since the entry was stored."""
+    """Ranking by the number of uses since the entry was stored."""
 
     def __init__(self) -> None:
         self._count: dict[Hashable, int] = {}

@@ -6,7 +6,7 @@ from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 
 
 class LRU(EvictionPolicy):
-    """Rank by the time of the last use."""
+    """Ranking by the time of the last use."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, float] = {}

@@ -11,7 +11,7 @@ from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 
 
 class NextUse(EvictionPolicy):
-    """Rank by the next use and then by history, in one number: at most 0 for entries that no
+    """Ranking by the next use and then by history, in one number: at most 0 for entries that no
     waiting request uses.
 
     Args:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 LAYOUT_VERSION = 1
 """Version of the meaning of stored KV; older KV has other keys and is not found."""
@@ -42,8 +42,10 @@ def chunk_key(
 
     The KV of the system prompt itself has the key of its tokens after an empty system prompt.
     """
+    one = identity
+    made_from = [one.model, one.tokenizer, one.dtype, one.lora, one.recipe, one.salt, regime]
     ids = [[int(token) for token in part] for part in (system, tokens)]
-    return _digest([LAYOUT_VERSION, *astuple(identity), regime, *ids])
+    return _digest([LAYOUT_VERSION, *made_from, *ids])
 
 
 def _digest(content: object) -> str:

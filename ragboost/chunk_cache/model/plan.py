@@ -21,7 +21,7 @@ to keep from the next layer on, (kept,), ascending; at most once per pass."""
 
 
 class StopForwardError(Exception):
-    """Ends a forward pass at a layer. Raised by observers."""
+    """The end of a forward pass at a layer, raised by observers."""
 
 
 class Hidden(NamedTuple):

@@ -32,7 +32,7 @@ def install_row_hooks(model: nn.Module, *, num_layers: int) -> bool:
 
 
 class _RowHook:
-    """Called before a decoder layer.
+    """A hook that runs before a decoder layer.
 
     NOTE: a model calls all of its layers. Those before `plan.begin` compute a single row, whose KV
     is correct as it is; dropped rows keep the KV they had in later layers.

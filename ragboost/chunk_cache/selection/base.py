@@ -14,7 +14,7 @@ from ragboost.errors import ChunkCacheError
 
 
 class SelectionPolicy(ABC):
-    """Scores the benefit of recomputing each reused token.
+    """An estimate of the benefit of recomputing each reused token.
 
     Attributes:
         looks_at_all: the policy first computes some layers of the whole prompt, so that it saves

@@ -19,13 +19,13 @@ class _Constant(SelectionPolicy):
 
 
 class Full(_Constant):
-    """Recompute every token, at any requested ratio: full attention."""
+    """Full attention: every token is recomputed, at any requested ratio."""
 
     _ratio = 1.0
 
 
 class Reuse(_Constant):
-    """Recompute no token, at any requested ratio: full reuse."""
+    """Full reuse: no token is recomputed, at any requested ratio."""
 
 
 class Random(SelectionPolicy):
@@ -40,7 +40,7 @@ class Random(SelectionPolicy):
 
 
 class Oracle(SelectionPolicy):
-    """Given positions first, for tests and bounds."""
+    """A given choice of positions, for tests and bounds."""
 
     def __init__(self, positions: Collection[int] = ()) -> None:
         self.positions = positions

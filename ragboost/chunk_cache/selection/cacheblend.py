@@ -8,7 +8,7 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class CacheBlend(SelectionPolicy):
-    """Score by the change of the keys."""
+    """Selection by the change of the keys."""
 
     looks_at_all = True
 
@@ -17,7 +17,7 @@ class CacheBlend(SelectionPolicy):
 
 
 class CacheBlendValues(SelectionPolicy):
-    """Score by the change of the values, as CacheBlend's own code does."""
+    """Selection by the change of the values, as CacheBlend's own code does."""
 
     looks_at_all = True
 

@@ -14,8 +14,8 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class CacheCraft(SelectionPolicy):
-    """Recompute the k-th token of a chunk's order once alpha x CCI x (1 - beta') x length exceeds
-    k, counted from 0.
+    """Selection of the k-th token of a chunk's order once alpha x CCI x (1 - beta') x length
+    exceeds k, counted from 0.
 
     A chunk without an influence counts as changed throughout, from its start.
 
@@ -53,7 +53,7 @@ class CacheCraft(SelectionPolicy):
 
 
 class CacheCraftPeak(CacheCraft):
-    """Order by the highest single weight: diffuse attention to other chunks changes little."""
+    """Ordering by the highest single weight: diffuse attention to other chunks changes little."""
 
     def __init__(self) -> None:
         super().__init__(order="peak")

@@ -7,7 +7,8 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class Epic(SelectionPolicy):
-    """Score by the distance to the chunk's start; the budget is spread evenly over the chunks."""
+    """Selection by the distance to the chunk's start; the budget is spread evenly over the
+    chunks."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
         starts = torch.tensor([start for start, _ in view.assembly.chunks])

@@ -11,22 +11,22 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class FusionRAG(SelectionPolicy):
-    """Score by the last layer's attention of the question over the reused KV."""
+    """Selection by the last layer's attention of the question over the reused KV."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
         return view.question_attention()[-1, view.candidates]
 
 
 class FusionRAGLiteral(SelectionPolicy):
-    """Score by the last layer's attention of a question that has seen only the system prompt and
-    itself, with a softmax per chunk."""
+    """Selection by the last layer's attention of a question that has seen only the system prompt
+    and itself, with a softmax per chunk."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
         return view.question_alone_attention()[-1, view.candidates]
 
 
 class MeanLayers(SelectionPolicy):
-    """Score like `FusionRAG`, averaged over all layers."""
+    """Selection like `FusionRAG`, averaged over all layers."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
         return view.mean_question_attention()[view.candidates]

@@ -19,8 +19,8 @@ WIDTH = 2
 
 
 class Gradual(SelectionPolicy):
-    """Score by the higher of a token's ranks in the two looks; by the first alone in models without
-    a third layer."""
+    """Selection by the higher of a token's ranks in the two looks; by the first alone in models
+    without a third layer."""
 
     looks_at_all = True
 

@@ -10,7 +10,7 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class Hybrid(SelectionPolicy):
-    """Score by the rank of the question's attention plus the rank of the change in layer 1."""
+    """Selection by the rank of the question's attention plus the rank of the change in layer 1."""
 
     looks_at_all = True
 
@@ -20,7 +20,7 @@ class Hybrid(SelectionPolicy):
 
 
 class HybridOffline(SelectionPolicy):
-    """Score like `Hybrid` with a sensitivity that was measured when the chunk was stored."""
+    """Selection like `Hybrid` with a sensitivity that was measured when the chunk was stored."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
         attention = view.mean_question_attention()[view.candidates]

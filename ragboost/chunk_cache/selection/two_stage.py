@@ -11,7 +11,7 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class TwoStage(SelectionPolicy):
-    """Score by the attention averaged over the layers, in both rounds."""
+    """Selection by the attention averaged over the layers, in both rounds."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
         first = view.mean_question_attention()[view.candidates]

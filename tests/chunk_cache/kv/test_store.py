@@ -109,3 +109,9 @@ def test_the_books_add_up_after_anything(steps: list[tuple[str, int, bool]]) -> 
 def test_a_store_without_room_is_refused() -> None:
     with pytest.raises(ChunkCacheError, match="capacity_bytes must be at least 1, got 0"):
         ChunkStore(capacity_bytes=0)
+
+
+def test_keys_stay_those_of_kv_on_disk() -> None:
+    identity = Identity("model", "tokenizer", "float32", "lora", "recipe", "salt")
+    key = chunk_key(identity, regime="regime", system=[1], tokens=[2, 3])
+    assert key == "3897e3392dafbfa281f1daec72ed9f2b"

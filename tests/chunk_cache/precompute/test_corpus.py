@@ -112,7 +112,7 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_with_the_same_kv(
     adapter: ModelAdapter, tmp_path: Path
 ) -> None:
     program = """
-        import sys, time
+        import signal, sys
         from pathlib import Path
         from tests.chunk_cache.families import build_adapter
         from tests.chunk_cache.precompute import test_corpus as its
@@ -120,7 +120,7 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_with_the_same_kv(
         def tell(done):
             print(done, flush=True)
             if done == 2:
-                time.sleep(60)
+                signal.pause()
 
         its.prepare(build_adapter("llama"), Path(sys.argv[1]), on_progress=tell)
     """
@@ -134,7 +134,7 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_with_the_same_kv(
     assert child.stdout is not None
     assert [child.stdout.readline() for _ in range(2)] == ["1\n", "2\n"]
     child.kill()
-    child.communicate(timeout=60)
+    child.communicate()
 
     rest = prepare(adapter, tmp_path / "killed")
     prepare(adapter, tmp_path / "whole")
@@ -341,7 +341,7 @@ def test_what_the_command_cannot_use_is_named(tmp_path: Path) -> None:
         ("--edges", '{"source": 1, "target": 2, "weight": NaN}', ":2: weight must be a finite"),
         ("--trace", '{"doc_ids": 1}', ":2: doc_ids must be a list of ids, got 1"),
         ("--trace", '{"doc_ids": [1, null]}', ":2: no document of the corpus has the id None"),
-        ("--vectors", "1 2 3", "is no .npy file of numbers"),
+        ("--vectors", "1 2 3", "is not a .npy file of numbers"),
     ],
 )
 def test_a_line_that_says_nothing_about_neighbours_is_named(
@@ -358,4 +358,4 @@ def test_vectors_of_another_corpus_are_refused(tmp_path: Path) -> None:
     command = make_corpus(tmp_path)
     np.save(tmp_path / "vectors.npy", np.ones((2, 4)))
     done = CliRunner().invoke(app, [*command, "--vectors", str(tmp_path / "vectors.npy")])
-    assert "has shape (2, 4) and not a row for each of 3 documents" in str(done.exception)
+    assert "has shape (2, 4), expected a row for each of 3 documents" in str(done.exception)

@@ -1,6 +1,5 @@
 """The `ragboost` object of a request: what it asks for, what usage says, what is refused."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from ragboost.engine.loading import load_model, make_engine
 from ragboost.errors import ConfigError
 from ragboost.serving import serve_in_thread
 from tests.engine.conftest import MODEL, SETTINGS, Served
+from tests.engine.leaving import leave_while_running
+from tests.eventually import eventually
 
 APPROX = {"reuse": {"policy": "gradual", "ratio": 0.2}}
 TEXTS = [f"Document {i}: " + f"fact {i * 7} holds for part {i}. " * 8 for i in range(4)]
@@ -33,11 +34,7 @@ def empty(fresh: Served) -> Served:
 def wait_until_stored(served: Served) -> None:
     chunk_scheduler = served.engine.chunk_scheduler
     assert chunk_scheduler is not None
-    for _ in range(1000):
-        if not chunk_scheduler.has_work:
-            return
-        time.sleep(0.01)
-    raise AssertionError("chunks are still being stored")
+    eventually(lambda: not chunk_scheduler.has_work)
 
 
 def ask(
@@ -84,11 +81,11 @@ def test_usage_says_where_every_prompt_token_came_from(empty: Served) -> None:
 
 def test_a_request_that_does_not_ask_is_exact_and_says_nothing(empty: Served) -> None:
     plain = ask(empty, [2, 0, 1], ragboost=None)
-    empty.engine.reset_prefix_cache().result(10)
+    empty.engine.reset_prefix_cache().result()
     ask(empty, [0, 1, 2], ragboost=APPROX)
     wait_until_stored(empty)
     for ragboost in (None, {"reuse": "exact"}, {}):
-        empty.engine.reset_prefix_cache().result(10)
+        empty.engine.reset_prefix_cache().result()
         again = ask(empty, [2, 0, 1], ragboost=ragboost)
         assert again.choices[0].message.content == plain.choices[0].message.content
         assert "ragboost" not in again.usage.model_extra
@@ -216,19 +213,7 @@ def test_a_client_that_leaves_frees_the_engine(empty: Served, is_stream: bool) -
         "stream": is_stream,
         "ragboost": {"reuse": "approx", "chunks": [[10, 400], [400, 800]]},
     }
-    url = f"{empty.url}/v1/completions"
-    with httpx.Client(timeout=30 if is_stream else 0.3) as client:
-        if is_stream:
-            with client.stream("POST", url, json=body) as response:
-                next(response.iter_bytes())
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                client.post(url, json=body)
-    for _ in range(500):
-        if empty.engine.num_running == 0:
-            break
-        time.sleep(0.01)
-    assert empty.engine.num_running == 0
+    leave_while_running(empty, body)
     wait_until_stored(empty)
 
 

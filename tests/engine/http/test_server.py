@@ -1,10 +1,8 @@
 """The HTTP surface, with the official SDK against a real server on loopback."""
 
-import contextlib
 import itertools
 import json
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -12,6 +10,8 @@ import openai
 import pytest
 
 from tests.engine.conftest import MODEL, Served
+from tests.engine.leaving import leave_while_running, wait_until_idle
+from tests.metrics import read_metric
 
 DOCUMENTS = [
     {"title": "Lease", "text": "The lease was signed by Ada Lovelace in the spring. " * 6},
@@ -32,18 +32,6 @@ def ask(served: Served, text: str, **fields: Any) -> Any:
 def cached(answer: Any) -> int:
     count: int = answer.usage.prompt_tokens_details.cached_tokens
     return count
-
-
-def metric(served: Served, name: str) -> float:
-    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
-
-
-def wait_until_idle(served: Served) -> None:
-    deadline = time.monotonic() + 20
-    while served.engine.num_running or served.engine.num_waiting:
-        assert time.monotonic() < deadline, "the engine still computes"
-        time.sleep(0.01)
 
 
 def test_second_identical_request_reports_cached_tokens(fresh: Served) -> None:
@@ -155,7 +143,7 @@ def test_stop_string_ends_the_answer_in_front_of_it(served: Served) -> None:
     assert answer.choices[0].message.content == text[: text.index(stop)]
     assert answer.choices[0].finish_reason == "stop"
     assert "".join(c.choices[0].delta.content for c in streamed) == text[: text.index(stop)]
-    wait_until_idle(served)
+    wait_until_idle(served.engine)
 
 
 def test_seed_repeats_a_sampled_answer(served: Served) -> None:
@@ -276,16 +264,9 @@ def test_client_that_leaves_frees_the_engine(fresh: Served, is_stream: bool) -> 
         "ignore_eos": True,
         "stream": is_stream,
     }
-    before = metric(fresh, "ragboost_engine_generation_tokens_total")
-    url = f"{fresh.url}/v1/completions"
-    with (
-        httpx.Client(timeout=0.3) as client,
-        contextlib.suppress(httpx.ReadTimeout),
-        client.stream("POST", url, json=body) as reply,
-    ):
-        next(reply.iter_raw())
-    wait_until_idle(fresh)
-    assert metric(fresh, "ragboost_engine_generation_tokens_total") - before < 1500
+    before = read_metric(fresh.url, "ragboost_engine_generation_tokens_total")
+    leave_while_running(fresh, body)
+    assert read_metric(fresh.url, "ragboost_engine_generation_tokens_total") - before < 1500
     cache = fresh.engine.store.cache
     cache.check_integrity()
     assert cache.evict(len(cache)) > 0
@@ -310,15 +291,17 @@ def test_requests_in_parallel_all_answer(fresh: Served) -> None:
 
 
 def test_metrics_health_and_models(fresh: Served) -> None:
-    queries = metric(fresh, "ragboost_engine_prefix_cache_queries_total")
-    hits = metric(fresh, "ragboost_engine_prefix_cache_hits_total")
+    def metric(name: str) -> float:
+        return read_metric(fresh.url, f"ragboost_engine_{name}")
+
+    queries, hits = metric("prefix_cache_queries_total"), metric("prefix_cache_hits_total")
     answers = [ask(fresh, "Count me. " * 20) for _ in range(2)]
     asked = sum(answer.usage.prompt_tokens for answer in answers)
-    assert metric(fresh, "ragboost_engine_prefix_cache_queries_total") - queries == asked
-    assert metric(fresh, "ragboost_engine_prefix_cache_hits_total") - hits == cached(answers[1])
-    assert metric(fresh, "ragboost_engine_num_requests_running") == 0
-    assert metric(fresh, "ragboost_engine_kv_cache_capacity_tokens") == 4096
-    assert 0 < metric(fresh, "ragboost_engine_kv_cache_usage_perc") < 1
+    assert metric("prefix_cache_queries_total") - queries == asked
+    assert metric("prefix_cache_hits_total") - hits == cached(answers[1])
+    assert metric("num_requests_running") == 0
+    assert metric("kv_cache_capacity_tokens") == 4096
+    assert 0 < metric("kv_cache_usage_perc") < 1
     assert httpx.get(f"{fresh.url}/health").status_code == 200
     assert [model.id for model in fresh.client.models.list()] == [MODEL]
 

@@ -17,7 +17,8 @@ from ragboost.engine.runtime.prompt import CutPrompt, PromptPart, PromptTokens, 
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.sampling import SamplingParams
 from ragboost.engine.text.cutting import TextSpan, cut_tokens
-from tests.engine.submitting import Request
+from tests.engine.submitting import Request, running
+from tests.eventually import eventually
 
 STEP = 64
 SETTINGS = EngineSettings(
@@ -38,19 +39,17 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
-    engine = make_engine(loaded, SETTINGS)
-    engine.start()
-    yield engine
-    engine.stop()
-    engine.store.cache.check_integrity()
-    assert not engine.scheduler.has_work
-    assert all(block.num_users == 0 for block in blocks(engine))
+    with running(loaded, SETTINGS) as engine:
+        yield engine
+    assert_nothing_is_held(engine)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name in ("ragboost-selecting", "ragboost-storing")]
 
 
-def blocks(engine: Engine) -> list:  # type: ignore[type-arg]
-    return list(engine.store.cache._blocks.values())
+def assert_nothing_is_held(engine: Engine) -> None:
+    cache = engine.store.cache
+    cache.evict(len(cache))
+    assert len(cache) == 0, "a block that a request holds is not evicted"
 
 
 def chunk(number: int, length: int = 40) -> tuple[int, ...]:
@@ -63,18 +62,9 @@ def parts_of(numbers: list[int], *, question: int = 1, system: list[int] = SYSTE
 
 
 def wait_for_chunks(engine: Engine, count: int) -> None:
-    assert engine.chunk_scheduler is not None
-    done = threading.Event()
-    for _ in range(2000):
-        if (
-            engine.chunk_scheduler.totals.chunks_stored >= count
-            and not engine.chunk_scheduler.has_work
-        ):
-            return
-        done.wait(0.01)
-    raise AssertionError(
-        f"{engine.chunk_scheduler.totals.chunks_stored} of {count} chunks were stored"
-    )
+    scheduler = engine.chunk_scheduler
+    assert scheduler is not None
+    eventually(lambda: scheduler.totals.chunks_stored >= count and not scheduler.has_work)
 
 
 def approx(policy: str = "gradual", ratio: float = 0.25) -> ReuseOptions:
@@ -106,7 +96,7 @@ def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> No
     assert engine.chunk_scheduler is not None
     reuse = engine.chunk_scheduler.reuse
     for policy in ("gradual", "mean-layers", "epic", "two-stage", "cacheblend"):
-        engine.reset_prefix_cache().result(10)
+        engine.reset_prefix_cache().result()
         parts = parts_of([2, 3, 1])
         got = Request(engine, parts, reuse=approx(policy, 0.3)).tokens()[0]
         alone = reuse.prefill(parts.system, parts.chunks, parts.question, policy=policy, ratio=0.3)
@@ -124,10 +114,10 @@ def test_every_policy_runs_in_the_engine_and_its_tokens_add_up(engine: Engine, p
 
 def test_recomputing_everything_is_exact_and_may_be_shared(engine: Engine) -> None:
     want = Request(engine, parts_of([3, 1, 2]), reuse=None).tokens()
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
     Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(engine, 3)
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
 
     whole = Request(engine, parts_of([3, 1, 2]), reuse=approx(ratio=1.0))
     assert whole.tokens() == want
@@ -143,7 +133,7 @@ def test_approximate_kv_is_invisible_to_exact_requests(engine: Engine, ratio: fl
     exact = Request(engine, parts_of([3, 1, 2]), reuse=None, max_tokens=40).tokens()
     assert engine.chunk_scheduler is not None
     engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
 
     request = Request(engine, parts_of([3, 1, 2]), reuse=approx(ratio=ratio), max_tokens=40)
     request.finish()
@@ -166,19 +156,21 @@ def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(engine:
 
     alone = []
     for number in range(len(orders)):
-        engine.reset_prefix_cache().result(10)
+        engine.reset_prefix_cache().result()
         alone.append(start(number).tokens())
-    engine.reset_prefix_cache().result(10)
+    engine.reset_prefix_cache().result()
     together = [start(number) for number in range(len(orders))]
     assert [request.tokens() for request in together] == alone
 
 
-def test_decoding_goes_on_while_another_request_chooses_and_computes(engine: Engine) -> None:
+def test_decoding_goes_on_while_another_request_chooses_and_computes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step has at most the budget in rows, whatever it does; so have pieces between steps."""
     assert engine.chunk_scheduler is not None
     numbers = list(range(1, 21))
     engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(number) for number in numbers])
-    steps, pieces = watch(engine)
+    steps, pieces = watch(engine, monkeypatch)
     decoding = Request(engine, parts_of([30]), reuse=None, max_tokens=1500)
     decoding.next()
     assert Request(engine, parts_of(numbers[::-1]), reuse=approx()).sources()[1] > 500
@@ -194,21 +186,15 @@ def test_decoding_goes_on_while_another_request_chooses_and_computes(engine: Eng
     assert len([rows for rows in steps if rows[0] == 1]) >= len(pieces)
 
 
-def watch(engine: Engine) -> tuple[list[list[int]], list[int]]:
+def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], list[int]]:
     """Note the rows of each step, and of each piece between steps."""
     steps: list[list[int]] = []
     pieces: list[int] = []
     forward = engine.runner.forward
 
-    class Spy:
-        """The real runner."""
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(engine.runner, name)
-
-        def forward(self, segments: list) -> torch.Tensor:  # type: ignore[type-arg]
-            steps.append([len(segment.token_ids) for segment in segments])
-            return forward(segments)
+    def note_rows(segments: list) -> torch.Tensor:  # type: ignore[type-arg]
+        steps.append([len(segment.token_ids) for segment in segments])
+        return forward(segments)
 
     assert engine.chunk_scheduler is not None
     adapter = engine.chunk_scheduler.reuse.adapter
@@ -223,7 +209,7 @@ def watch(engine: Engine) -> tuple[list[list[int]], list[int]]:
             pieces.append(len(tokens))
             return adapter.forward(tokens, *args, **kwargs)
 
-    engine.scheduler._runner = Spy()  # type: ignore[assignment]
+    monkeypatch.setattr(engine.runner, "forward", note_rows)
     engine.chunk_scheduler.reuse.adapter = Watched()
     return steps, pieces
 
@@ -258,7 +244,7 @@ def test_abort_frees_everything_at_any_stage(loaded: LoadedModel, is_cold: bool)
         scheduler.abort(request)
         assert request.kv is None
         assert not scheduler.running
-        assert all(block.num_users == 0 for block in blocks(engine))
+        assert_nothing_is_held(engine)
         names = [thread.name for thread in threading.enumerate()]
         assert "ragboost-selecting" not in names
         scheduler.close()
@@ -315,7 +301,7 @@ def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
     tensors = [t for kv in stored if kv is not None for layer in kv.layers for t in layer]
     before = [tensor.clone() for tensor in tensors]
     for policy in ("gradual", "two-stage", "reuse", "full"):
-        engine.reset_prefix_cache().result(10)
+        engine.reset_prefix_cache().result()
         Request(engine, parts_of([3, 1, 2]), reuse=approx(policy), max_tokens=20).finish()
     assert len(tensors) == 4 * 2 * 2
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))

@@ -1,56 +1,43 @@
 """A client that leaves takes its work with it, whenever it leaves."""
 
-import json
 import socket
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
+from tests.metrics import read_metric
+from tests.sockets import open_request
 
+REQUESTS = "ragboost_requests_total"
+URL = "/v1/chat/completions"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
-
-
-def open_request(port: int, body: dict[str, Any]) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
-    data = json.dumps(body).encode()
-    connection.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
-        % (len(data), data)
-    )
-    return connection
-
-
-def count(proxy: ProxyServer, outcome: str) -> float:
-    text = httpx.get(f"{proxy.url}/metrics").text
-    lines = [line for line in text.splitlines() if line.startswith("ragboost_requests_total{")]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if f'outcome="{outcome}"' in line)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_leaving_before_the_answer_begins_cancels_the_backend(
     engine: FakeEngine, proxy: ProxyServer, stream: bool
 ) -> None:
-    engine.misbehave(never_answer=True)
-    connection = open_request(proxy.port, {**CHAT, "stream": stream})
-    engine.wait_until(lambda: engine.num_active == 1)
+    engine.misbehave(hold=True)
+    connection = open_request(proxy.port, URL, {**CHAT, "stream": stream})
+    eventually(lambda: engine.num_active, equals=1)
     connection.close()
-    engine.wait_until(lambda: engine.num_cancelled == 1)
-    engine.wait_until(lambda: count(proxy, "client_left") == 1)
+    eventually(lambda: engine.num_cancelled, equals=1)
+    eventually(lambda: read_metric(proxy.url, REQUESTS, outcome="client_left"), equals=1)
 
 
 def test_leaving_in_the_middle_of_a_stream_cancels_the_backend(
     engine: FakeEngine, proxy: ProxyServer
 ) -> None:
-    engine.misbehave(chunk_delay_s=0.3)
-    connection = open_request(proxy.port, {**CHAT, "stream": True})
+    engine.misbehave(hold_after_chunks=1)
+    connection = open_request(proxy.port, URL, {**CHAT, "stream": True})
     assert connection.recv(100)
     connection.close()
-    engine.wait_until(lambda: engine.num_cancelled == 1)
-    engine.wait_until(lambda: count(proxy, "client_left") == 1)
+    eventually(lambda: engine.num_cancelled, equals=1)
+    eventually(lambda: read_metric(proxy.url, REQUESTS, outcome="client_left"), equals=1)
 
 
 def test_leaving_while_sending_never_reaches_the_backend(
@@ -61,7 +48,7 @@ def test_leaving_while_sending_never_reaches_the_backend(
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
     )
     connection.close()
-    engine.wait_until(lambda: count(proxy, "client_left") == 1)
+    eventually(lambda: read_metric(proxy.url, REQUESTS, outcome="client_left"), equals=1)
     assert engine.requests == []
 
 
@@ -69,10 +56,10 @@ def test_leaving_while_a_large_request_is_boosted_leaves_the_tenant_usable(
     engine: FakeEngine, proxy: ProxyServer
 ) -> None:
     documents = [f"document {i} " + "x" * 60 for i in range(10_000)]
-    connection = open_request(proxy.port, {**CHAT, "ragboost": {"documents": documents}})
+    connection = open_request(proxy.port, URL, {**CHAT, "ragboost": {"documents": documents}})
     connection.close()
     body = {**CHAT, "ragboost": {"documents": documents[:3]}}
-    answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, timeout=20)
+    answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
     assert answer.status_code == 200
     assert answer.headers["x-ragboost-documents"] == "3"
 
@@ -84,6 +71,6 @@ def test_a_finished_request_is_not_taken_for_one_whose_client_left(
     with httpx.Client(base_url=proxy.url) as client:
         for stream in (True, False) * 10:
             client.post("/v1/chat/completions", json={**CHAT, "stream": stream})
-    assert count(proxy, "client_left") == 0
-    assert count(proxy, "ok") >= 20
+    assert read_metric(proxy.url, REQUESTS, outcome="client_left") == 0
+    assert read_metric(proxy.url, REQUESTS, outcome="ok") >= 20
     assert engine.num_cancelled == 0

@@ -1,6 +1,5 @@
 """What a client may send, and how long it may take."""
 
-import socket
 from collections.abc import Callable
 
 import httpx
@@ -8,16 +7,7 @@ import pytest
 
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
-
-
-def answer_to(port: int, *pieces: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        for piece in pieces:
-            connection.sendall(piece)
-        answer = b""
-        while data := connection.recv(65536):
-            answer += data
-        return answer
+from tests.sockets import exchange
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
@@ -39,7 +29,7 @@ def test_a_body_that_trickles_in_is_a_408(
 ) -> None:
     proxy = start_proxy(proxy={"body_timeout_s": 0.2})
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-    answer = answer_to(proxy.port, head + b"content-length: 9\r\n\r\n{")
+    answer = exchange(proxy.port, head + b"content-length: 9\r\n\r\n{")
     assert answer.startswith(b"HTTP/1.1 408")
     assert engine.requests == []
 
@@ -50,21 +40,21 @@ def test_a_large_head_is_a_431(
 ) -> None:
     proxy = start_proxy(proxy={"max_header_bytes": 4096})
     head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-large: "
-    answer = answer_to(proxy.port, head + b"y" * size + b"\r\n\r\n")
+    answer = exchange(proxy.port, head + b"y" * size + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 431")
     assert engine.requests == []
 
 
 def test_a_head_that_never_ends_is_a_408(start_proxy: Callable[..., ProxyServer]) -> None:
     proxy = start_proxy(proxy={"header_timeout_s": 0.2})
-    assert answer_to(proxy.port, b"GET / HTTP/1.1\r\nhost: x\r\n").startswith(b"HTTP/1.1 408")
+    assert exchange(proxy.port, b"GET / HTTP/1.1\r\nhost: x\r\n").startswith(b"HTTP/1.1 408")
 
 
 def test_a_connection_on_which_nothing_comes_is_closed(
     start_proxy: Callable[..., ProxyServer],
 ) -> None:
     proxy = start_proxy(proxy={"header_timeout_s": 0.2})
-    assert answer_to(proxy.port).startswith(b"HTTP/1.1 408")
+    assert exchange(proxy.port).startswith(b"HTTP/1.1 408")
 
 
 def test_the_head_limit_counts_each_request_of_a_connection(

@@ -19,6 +19,6 @@ def engine() -> Iterator[FakeEngine]:
 def client(engine: FakeEngine) -> Iterator[httpx.Client]:
     with (
         ProxyServer(proxy_settings(engine.url)) as proxy,
-        httpx.Client(base_url=proxy.url, timeout=20) as client,
+        httpx.Client(base_url=proxy.url) as client,
     ):
         yield client

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.proxy.conversations.chats import (
@@ -31,7 +32,7 @@ def client(
     tmp_path: Path,
 ) -> Iterator[httpx.Client]:
     session = {"store": request.param, "path": tmp_path / "sessions.db"}
-    with httpx.Client(base_url=start_proxy(session=session).url, timeout=20) as client:
+    with httpx.Client(base_url=start_proxy(session=session).url) as client:
         yield client
 
 
@@ -155,11 +156,11 @@ def test_a_client_that_leaves_in_the_stream_leaves_no_turn(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
     session = create(client)
-    engine.misbehave(chunk_delay_s=0.05)
+    engine.misbehave(hold_after_chunks=1)
     path = f"/v1/sessions/{session}/chat/completions"
     with client.stream("POST", path, json={"query": "one?", "stream": True}) as answer:
         next(answer.iter_bytes())
-    engine.wait_until(lambda: engine.num_cancelled == 1)
+    eventually(lambda: engine.num_cancelled, equals=1)
     engine.behave()
     assert messages(client, session) == []
     assert ask(client, session, "two?").status_code == 200
@@ -170,11 +171,12 @@ def test_a_second_turn_at_the_same_time_is_a_conflict(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
     session = create(client)
-    engine.misbehave(delay_s=1.0)
+    engine.misbehave(hold=True)
     first = threading.Thread(target=ask, args=(client, session, "one?"))
     first.start()
-    engine.wait_until(lambda: engine.num_active == 1)
+    eventually(lambda: engine.num_active, equals=1)
     second = ask(client, session, "two?")
+    engine.release()
     first.join()
     assert second.status_code == 409
     assert "answering another turn" in second.json()["error"]["message"]
@@ -249,14 +251,12 @@ def test_a_malformed_session_is_a_400(proxy: ProxyServer, body: bytes) -> None:
     assert httpx.post(f"{proxy.url}/v1/sessions", content=body).status_code == 400
 
 
-def test_sessions_expire(start_proxy: Callable[..., ProxyServer], engine: FakeEngine) -> None:
+def test_sessions_expire(start_proxy: Callable[..., ProxyServer]) -> None:
     with httpx.Client(base_url=start_proxy(session={"ttl_s": 0.3}).url) as client:
-        session = create(client)
-        answer = client.get(f"/v1/sessions/{session}").json()
-        assert answer["expires_at"] >= answer["created_at"]
-        engine.wait_until(
-            lambda: client.get(f"/v1/sessions/{session}").status_code == 404, timeout_s=5
-        )
+        made = client.post("/v1/sessions", json={}).json()
+        assert made["expires_at"] >= made["created_at"]
+        path = f"/v1/sessions/{made['id']}"
+        eventually(lambda: client.get(path).status_code, equals=404)
 
 
 def test_sessions_survive_a_restart_of_the_proxy(engine: FakeEngine, tmp_path: Path) -> None:
@@ -289,12 +289,13 @@ def test_two_proxies_on_one_file_do_not_overwrite_each_other(
         httpx.Client(base_url=start_proxy(session=session).url) as two,
     ):
         name = create(one)
-        engine.misbehave(delay_s=0.5)
+        engine.misbehave(hold=True)
         slow = threading.Thread(target=ask, args=(one, name, "slow?"))
         slow.start()
-        engine.wait_until(lambda: engine.num_active == 1)
+        eventually(lambda: engine.num_active, equals=1)
         engine.behave()
         ask(two, name, "fast?")
+        engine.release()
         slow.join()
         assert [m["content"] for m in messages(one, name)][::2] == ["fast?"]
 

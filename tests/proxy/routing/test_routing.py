@@ -19,8 +19,10 @@ from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.metrics import read_metric
 
 
 @pytest.fixture
@@ -48,9 +50,13 @@ def ask(url: str, *ids: int, question: str = "why?", **fields: Any) -> httpx.Res
         "ragboost": {"documents": documents(*ids)},
         **fields,
     }
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     return answer
+
+
+def gauge(proxy: ProxyServer, name: str, backend: str) -> float:
+    return read_metric(proxy.url, f"ragboost_backend_{name}", backend=backend)
 
 
 def counts(engines: list[FakeEngine]) -> list[int]:
@@ -84,9 +90,14 @@ def test_a_hot_prefix_starves_no_replica(engines: list[FakeEngine]) -> None:
     with proxy_for(*(engine.url for engine in engines), router={"running_tokens": 600}) as proxy:
         ask(proxy.url, 1, 2, 3)
         for engine in engines:
-            engine.misbehave(delay_s=0.5)
+            engine.misbehave(hold=True)
         with ThreadPoolExecutor(12) as pool:
-            list(pool.map(lambda i: ask(proxy.url, 1, 2, 3, question=f"{i}?"), range(12)))
+            asked = [pool.submit(ask, proxy.url, 1, 2, 3, question=f"{i}?") for i in range(12)]
+            eventually(lambda: sum(counts(engines)), equals=13)
+            for engine in engines:
+                engine.release()
+            for answer in asked:
+                answer.result()
     assert all(count >= 2 for count in counts(engines))
 
 
@@ -95,7 +106,7 @@ def test_load_counts_until_the_end_of_a_stream(engines: list[FakeEngine]) -> Non
     with proxy_for(*urls, router={"running_tokens": 100_000}) as proxy:
         home = ask(proxy.url, 1, 2).headers["x-ragboost-backend"]
         at_home = engines[int(home[1:])]
-        at_home.misbehave(chunk_delay_s=0.3)
+        at_home.misbehave(hold_after_chunks=1)
         body = {
             "model": "m",
             "stream": True,
@@ -103,16 +114,15 @@ def test_load_counts_until_the_end_of_a_stream(engines: list[FakeEngine]) -> Non
             "ragboost": {"documents": documents(1, 2)},
         }
         url = f"{proxy.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, timeout=30) as answer:
+        with httpx.stream("POST", url, json=body) as answer:
             assert answer.headers["x-ragboost-backend"] == home
             chunks = answer.iter_raw()
             next(chunks)
             assert ask(proxy.url, 1, 2, question="b").headers["x-ragboost-backend"] != home
-            assert _metric(proxy, f'ragboost_backend_running{{backend="{home}"}}') == "1.0"
+            assert gauge(proxy, "running", home) == 1
+            at_home.release()
             list(chunks)
-        at_home.wait_until(
-            lambda: _metric(proxy, f'ragboost_backend_running{{backend="{home}"}}') == "0.0"
-        )
+        eventually(lambda: gauge(proxy, "running", home), equals=0)
 
 
 def test_a_conversation_stays_where_its_history_lives(engines: list[FakeEngine]) -> None:
@@ -158,7 +168,7 @@ def test_a_chat_session_stays_where_its_history_lives(engines: list[FakeEngine])
             homes = []
             for turn in range(3):
                 body = {"query": f"{turn}?", "documents": documents(900 + 10 * name + turn)}
-                answer = httpx.post(path, json=body, timeout=30)
+                answer = httpx.post(path, json=body)
                 homes.append(answer.headers["x-ragboost-backend"])
                 ask(proxy.url, 950 + 10 * name + turn)  # another user in between
             assert len(set(homes)) == 1
@@ -194,8 +204,8 @@ def test_a_refused_connection_goes_to_another_backend(
         answers = [ask(proxy.url, i, i + 50) for i in range(4)]
         assert {answer.headers["x-ragboost-backend"] for answer in answers} == {"e1"}
         assert httpx.get(f"{proxy.url}/v1/models").status_code == 200
-        assert _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "0.0"
-        assert _metric(proxy, 'ragboost_backend_up{backend="e1"}') == "1.0"
+        assert gauge(proxy, "up", "e0") == 0
+        assert gauge(proxy, "up", "e1") == 1
 
 
 def test_an_error_status_is_not_sent_to_another_backend(engines: list[FakeEngine]) -> None:
@@ -229,9 +239,9 @@ def test_a_backend_that_comes_back_gets_requests_again(
     url = f"http://127.0.0.1:{unused_port}"
     with proxy_for(url, engines[0].url, router={"health_interval_s": 0.05}) as proxy:
         ask(proxy.url, 1)
-        assert _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "0.0"
-        with FakeEngine(port=unused_port) as late:
-            late.wait_until(lambda: _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "1.0")
+        assert gauge(proxy, "up", "e0") == 0
+        with FakeEngine(port=unused_port):
+            eventually(lambda: gauge(proxy, "up", "e0"), equals=1)
             homes = {ask(proxy.url, 7 + i).headers["x-ragboost-backend"] for i in range(4)}
             assert "e0" in homes
 
@@ -241,7 +251,7 @@ def test_a_sick_backend_is_left_out(engines: list[FakeEngine]) -> None:
         engines[0].url, engines[1].url, router={"health_interval_s": 0.05, "max_failures": 2}
     ) as proxy:
         engines[0].misbehave(status=500)
-        engines[0].wait_until(lambda: _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "0.0")
+        eventually(lambda: gauge(proxy, "up", "e0"), equals=0)
         homes = {ask(proxy.url, i).headers["x-ragboost-backend"] for i in range(4)}
         assert homes == {"e1"}
 
@@ -256,8 +266,8 @@ def test_a_backend_that_was_down_is_not_expected_to_hold_anything(
         first.stop()
         for _ in range(2):
             assert ask(proxy.url, 1, 2).headers["x-ragboost-backend"] == "e1"
-        with FakeEngine(port=unused_port) as again:
-            again.wait_until(lambda: _metric(proxy, 'ragboost_backend_up{backend="e0"}') == "1.0")
+        with FakeEngine(port=unused_port):
+            eventually(lambda: gauge(proxy, "up", "e0"), equals=1)
             answer = ask(proxy.url, 2, 1)
             assert answer.headers["x-ragboost-backend"] == "e1"
             assert int(answer.headers["x-ragboost-cached-tokens-predicted"]) > 0
@@ -293,11 +303,6 @@ def test_two_backends_of_one_name_are_refused() -> None:
     backends = [{"url": "http://a:1"}, {"url": "http://a:1/v1"}]
     with pytest.raises(ConfigError, match="'a:1' is there twice"):
         create_app(Settings(backends=backends))  # type: ignore[arg-type]
-
-
-def _metric(proxy: ProxyServer, name: str) -> str:
-    lines = httpx.get(f"{proxy.url}/metrics").text.splitlines()
-    return next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(name))
 
 
 async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> None:

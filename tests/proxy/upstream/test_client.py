@@ -10,6 +10,8 @@ from ragboost.config import BackendSettings
 from ragboost.errors import BackendConnectionError, BackendTimeoutError
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.client import Response
+from tests.eventually import run_event_loop
+from tests.fakes.clock import LoopClock
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -46,7 +48,7 @@ def answers(*pieces: bytes, num: int = 1) -> Serve:
             for piece in pieces:
                 writer.write(piece)
                 await writer.drain()
-                await asyncio.sleep(0.005)
+                await run_event_loop()  # a piece arrives by itself
 
     return serve
 
@@ -128,18 +130,28 @@ async def test_a_body_that_ends_early_is_an_error_behind_what_came(
 
 
 async def test_a_silent_server_is_a_timeout_before_and_inside_an_answer() -> None:
+    has_come = asyncio.Event()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if b"/begin" in await reader.readuntil(b"\r\n\r\n"):
+        head = await reader.readuntil(b"\r\n\r\n")
+        has_come.set()
+        if b"/begin" in head:
             writer.write(OK + b"content-length: 9\r\n\r\nhello")
         await reader.read()
 
-    async with backend(serve, read_timeout_s=0.05) as one:
+    clock = LoopClock()
+    async with backend(serve, read_timeout_s=600) as one:
+        request = asyncio.create_task(one.request("GET", "/x", headers=[]))
+        await has_come.wait()
+        await clock.advance(601)
         with pytest.raises(BackendTimeoutError):
-            await one.request("GET", "/x", headers=[])
+            await request
         response = await one.request("GET", "/begin", headers=[])
         assert await response.read() == b"hello"
+        more = asyncio.create_task(response.read())
+        await clock.advance(601)
         with pytest.raises(BackendTimeoutError):
-            await response.read()
+            await more
 
 
 async def test_connections_are_used_again_until_something_unasked_comes() -> None:
@@ -155,7 +167,7 @@ async def test_connections_are_used_again_until_something_unasked_comes() -> Non
     async with backend(serve) as one:
         for target in ("/a", "/b", "/more", "/c", "/d"):
             assert await body_of(await one.request("GET", target, headers=[])) == b"ok"
-            await asyncio.sleep(0.02)
+            await run_event_loop()
     assert len(set(ports)) == 2
     assert ports[0] == ports[1] == ports[2] != ports[3] == ports[4]
 
@@ -174,7 +186,7 @@ async def test_an_answer_that_nobody_reads_is_not_read_from_the_server_either() 
 
     async with backend(serve) as one:
         response = await one.request("GET", "/x", headers=[])
-        await asyncio.sleep(0.2)
+        await run_event_loop(1000)
         held_back = sent
         received = 0
         while chunk := await response.read():
@@ -184,19 +196,19 @@ async def test_an_answer_that_nobody_reads_is_not_read_from_the_server_either() 
 
 
 async def test_giving_up_a_request_closes_its_connection() -> None:
-    gone = asyncio.Event()
+    has_come, is_closed = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
+        has_come.set()
         assert await reader.read() == b""
-        gone.set()
+        is_closed.set()
 
     async with backend(serve) as one:
         task = asyncio.create_task(one.request("GET", "/x", headers=[]))
-        await asyncio.sleep(0.05)
+        await has_come.wait()
         task.cancel()
-        async with asyncio.timeout(2):
-            await gone.wait()
+        await is_closed.wait()
 
 
 @pytest.mark.parametrize("value", [b"a\r\nx-evil: 1", b"a\nb", b"a\rb"])

@@ -4,32 +4,19 @@ import gzip
 import http.client
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
+from tests.sockets import exchange
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
 BOOSTED = {**CHAT, "ragboost": {"documents": ["one text", "another text"]}}
-
-
-@pytest.fixture
-def client(proxy: ProxyServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=proxy.url, timeout=10) as client:
-        yield client
-
-
-def raw_exchange(port: int, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(request)
-        answer = b""
-        while data := connection.recv(65536):
-            answer += data
-        return answer
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"])
@@ -202,7 +189,7 @@ def test_bodies_that_are_no_json_object_are_the_backends_affair(
 
 
 def test_head_requests_keep_their_length_and_have_no_body(proxy: ProxyServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port)
     connection.request("HEAD", "/v1/models")
     answer = connection.getresponse()
     assert answer.read() == b""
@@ -225,10 +212,10 @@ def test_a_backend_that_never_answers_is_a_504(
     engine: FakeEngine, start_proxy: Callable[..., ProxyServer]
 ) -> None:
     proxy = start_proxy(backend={"read_timeout_s": 0.2})
-    engine.misbehave(never_answer=True)
+    engine.misbehave(hold=True)
     answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=CHAT)
     assert answer.status_code == 504
-    assert len(engine.requests) == 1
+    eventually(lambda: len(engine.requests), equals=1)
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
@@ -258,7 +245,7 @@ def test_stale_connections_are_survived(client: httpx.Client, engine: FakeEngine
 def test_a_stream_that_dies_between_events_ends_with_an_error_event(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
-    engine.misbehave(die_after_chunks=3, chunk_delay_s=0.05)
+    engine.misbehave(die_after_chunks=3)
     answer = client.post("/v1/chat/completions", json={**CHAT, "stream": True})
     last = answer.content.rstrip().split(b"\n\n")[-1]
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "502"
@@ -268,7 +255,7 @@ def test_a_stream_that_dies_between_events_ends_with_an_error_event(
 def test_a_stream_that_dies_inside_an_event_is_cut_after_all_that_came(
     client: httpx.Client, engine: FakeEngine, body: dict[str, Any]
 ) -> None:
-    engine.misbehave(die_after_chunks=3, cut_bytes=50, chunk_delay_s=0.05)
+    engine.misbehave(die_after_chunks=3, cut_bytes=50)
     received: list[bytes] = []
     with (
         client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer,
@@ -281,7 +268,7 @@ def test_a_stream_that_dies_inside_an_event_is_cut_after_all_that_came(
 def test_three_hundred_requests_are_upstream_at_the_same_time(
     engine: FakeEngine, proxy: ProxyServer
 ) -> None:
-    engine.misbehave(never_answer=True)
+    engine.misbehave(hold=True)
     body = json.dumps(CHAT).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(
         body
@@ -290,14 +277,14 @@ def test_three_hundred_requests_are_upstream_at_the_same_time(
     for _ in range(300):
         connections.append(socket.create_connection(("127.0.0.1", proxy.port)))
         connections[-1].sendall(head + body)
-    engine.wait_until(lambda: engine.num_active == 300)
+    eventually(lambda: engine.num_active, equals=300)
     for connection in connections:
         connection.close()
-    engine.wait_until(lambda: engine.num_cancelled == 300)
+    eventually(lambda: engine.num_cancelled, equals=300)
 
 
 def test_a_request_with_two_lengths_is_refused(proxy: ProxyServer, engine: FakeEngine) -> None:
-    answer = raw_exchange(
+    answer = exchange(
         proxy.port,
         b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n"
         b"0\r\n\r\n",

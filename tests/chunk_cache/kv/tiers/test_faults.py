@@ -146,7 +146,7 @@ def test_processes_that_share_a_store_answer_right_and_one_that_is_killed_harms_
             assert next(mine)
     finally:
         other.kill()
-        other.communicate(timeout=60)
+        other.communicate()
     for _ in range(8):
         assert next(mine)
     assert not list(tmp_path.glob("*.unfinished"))

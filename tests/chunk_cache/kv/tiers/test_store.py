@@ -1,7 +1,6 @@
 """KV moves between tiers by heat, comes back in time or not at all, and is never wrong."""
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.kv.tiers.chunks import make_chunk, same
+from tests.eventually import eventually
 
 SIZE = make_chunk().size_bytes
 
@@ -183,10 +183,7 @@ def test_what_was_loaded_for_a_request_is_not_evicted_before_it_is_used(disk: Di
     disk.save("wanted", make_chunk())
     store = TieredStore(host_bytes=2 * SIZE, disk=disk, clock=lambda: now[0])
     store.prefetch(["wanted"])
-    load = store._loads.get("wanted")
-    assert load is None or load.chunk() is not None
-    while "wanted" not in store.memory[0]:
-        time.sleep(0.001)
+    eventually(lambda: "wanted" in store.memory[0])
     for number in range(4):
         store.put(str(number), make_chunk(number, compute_s=9.0))
     assert "wanted" in store.memory[0]

@@ -1,4 +1,4 @@
-"""Every back end sees the keys that its rows may see, and no others."""
+"""Every backend sees the keys that its rows may see, and no others."""
 
 from itertools import pairwise
 

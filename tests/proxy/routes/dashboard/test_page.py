@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.proxy.routes.dashboard.test_data import ask
@@ -39,7 +40,7 @@ def browser() -> Iterator["webdriver.Chrome"]:
 def open_live(browser: "webdriver.Chrome", url: str, *, requests: int) -> None:
     """Open the page and wait until it shows this many requests."""
     browser.get(f"{url}/dashboard")
-    WebDriverWait(browser, 20).until(lambda b: text(b, "requests") == str(requests))
+    eventually(lambda: text(browser, "requests"), equals=str(requests))
 
 
 def text(browser: "webdriver.Chrome", name: str) -> str:
