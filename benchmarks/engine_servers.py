@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from ragboost.cache_sync.sources import EventSource
+from ragboost.cache_sync.discovery import EventSource
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts" / "engines"

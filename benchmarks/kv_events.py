@@ -1,4 +1,4 @@
-"""What following an engine's cache costs: events per second and core, look-ups, and the hook.
+"""Measure the cost of following an engine's cache: events per second, look-ups, and the hook.
 
 usage: python -m benchmarks.kv_events [--blocks 200000] [--block-size 16] [--json]
 
@@ -7,6 +7,7 @@ notice, against a proxy that takes the connection and never answers.
 """
 
 import argparse
+import asyncio
 import itertools
 import json
 import random
@@ -14,9 +15,10 @@ import socket
 import time
 from collections import deque
 
-from ragboost.cache_sync.documents import DocumentTracker, document_ends
-from ragboost.cache_sync.in_flight import InFlight
-from ragboost.cache_sync.stream import EventStream
+from ragboost.cache_sync.event_stream import EventStream
+from ragboost.cache_sync.follower import CacheFollower
+from ragboost.cache_sync.prompt_layout import PromptLayout
+from ragboost.config import Settings
 from ragboost.engine_hooks.events import (
     BlockRemoved,
     BlockStored,
@@ -26,7 +28,8 @@ from ragboost.engine_hooks.events import (
     encode_batch,
 )
 from ragboost.engine_hooks.reporter import Reporter
-from ragboost.index import ContextIndex, EvictionForecast
+from ragboost.index import IndexEntry
+from ragboost.rewriting.tenants import TenantKey, Tenants
 
 BLOCKS_PER_PROMPT = 250
 PROMPTS_HELD = 400
@@ -41,8 +44,8 @@ def make_payloads(num_blocks: int, block_size: int) -> tuple[list[bytes], list[i
     while made < num_blocks:
         events: list[Event] = []
         if len(held) > PROMPTS_HELD:
-            gone = reversed(held.popleft())
-            events = [BlockRemoved(block_hashes=[h], medium="GPU", group_idx=0) for h in gone]
+            evicted = reversed(held.popleft())
+            events = [BlockRemoved(block_hashes=[h], medium="GPU", group_idx=0) for h in evicted]
             made += len(events)
         hashes = [next(numbers) * 0x9E3779B97F4A7C15 % 2**64 for _ in range(BLOCKS_PER_PROMPT)]
         tokens = [dice.randrange(150_000) for _ in range(BLOCKS_PER_PROMPT * block_size)]
@@ -99,33 +102,31 @@ def measure_stream(payloads: list[bytes], num_blocks: int, last: list[int]) -> d
 
 
 def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -> dict[str, float]:
-    """What following adds to one request: look at what is cached of it when its turn comes, note it
-    as sent. The engine's cache is full, and 64 requests are in flight."""
-    dice = random.Random(1)
-    index, pressure, flight, tracker = (
-        ContextIndex(),
-        EvictionForecast(),
-        InFlight(),
-        DocumentTracker(),
-    )
-    index.eviction_forecast, flight.capacity_tokens = pressure, 100_000
-    taken = []
+    """Measure what following adds to one request: the search for its cached prefix, and `on_sent`.
+
+    64 requests are in flight, more than the engine's cache holds.
+    """
+    dice, name = random.Random(1), "backend"
+    key, tenants = TenantKey("model", ""), Tenants(Settings())
+    follower, stream = CacheFollower(name, tenants), EventStream()
+    stream.connected()
+    stream.receive(0, make_payloads(BLOCKS_PER_PROMPT, 16)[0][0])
+    follower.streams["stream"], follower.capacity_tokens = stream, 100_000
+    index = tenants.get(key).booster(name).index
+    asyncio.run(follower.step())
+    lengths, frames, taken = (200,) * num_documents, (5,) * num_documents, []
     for number in range(num_requests):
-        documents = dice.sample(range(500), num_documents)
-        lengths = [200] * num_documents
-        ends = document_ends(lengths)
-        cached = index.cached_prefix(documents).cached_tokens
-        name = f"r{number}"
+        documents = tuple(dice.sample(range(500), num_documents))
+        layout = PromptLayout(
+            key, documents, lengths, frames=frames, tokens_before=8, prompt_tokens=2100
+        )
         start = time.perf_counter()
-        index.cached_prefix(documents)
-        tracker.sent(name, documents, ends=ends)
-        flight.sent(name, prompt_tokens=2100, cached_tokens=cached, block_size=16)
-        turn = flight.next_turn(resident_tokens=100_000, is_batched=True)
-        pressure.update(*turn, is_batched=True)
+        cached = index.cached_prefix(documents).cached_tokens
+        layout = follower.on_sent(f"r{number}", layout, cached_tokens=cached)
         taken.append(time.perf_counter() - start)
         index.insert(documents, lengths)
         if number >= 64:
-            flight.stored(f"r{number - 64}", 2100)
+            follower.on_failure(f"r{number - 64}", layout, IndexEntry((), 0))
         if index.num_tokens > 150_000:
             index.evict(index.num_tokens - 150_000)
     taken.sort()
@@ -146,14 +147,14 @@ def measure_hook(payloads: list[bytes]) -> dict[str, float]:
             reporter.put(batches[step % len(batches)])
             taken.append(time.perf_counter() - start)
             time.sleep(0.001)  # the engine's step
-        lost = reporter.num_lost
+        dropped = reporter.num_dropped
         hanging.close()
         reporter.close()
     taken.sort()
     return {
         "hook_put_p50_us": taken[len(taken) // 2] * 1e6,
         "hook_put_p99_us": taken[len(taken) * 99 // 100] * 1e6,
-        "hook_lost": lost,
+        "hook_dropped": dropped,
     }
 
 

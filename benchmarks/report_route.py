@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from ragboost.engine_hooks.reports import ReportReceiver
+from ragboost.cache_sync.report_receiver import ReportReceiver
 
 
 @contextmanager

@@ -1,30 +1,69 @@
-"""Ask a backend where it publishes its KV events, and how much its prefix cache holds.
+"""Ask an engine where it publishes its KV events, and for the size of its prefix cache.
 
-Knows the paths and answers of vLLM, SGLang and the embedded engine. Does not listen to anything.
+Knows the routes and responses of vLLM, SGLang and the embedded engine. Opens no event stream.
 """
 
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from ragboost.cache_sync.sources import DISCOVERY_PATHS, EventSource, find_sources
+from ragboost.cache_sync.base import EngineClient
 from ragboost.config import EngineHookSettings
 from ragboost.errors import ConfigError
-from ragboost.proxy.upstream.backends import Backend
 
+DISCOVERY_PATHS = ("/kv_event_sources", "/server_info")
+"""Routes of vLLM and SGLang that return a JSON object for `find_sources`."""
+
+_SCHEMES = ("tcp://", "ipc://", "inproc://")
+_WILDCARDS = ("*", "0.0.0.0", "[::]", "::")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _CAPACITY_GAUGES = ("sglang:max_total_num_tokens", "ragboost_engine_kv_cache_capacity_tokens")
 
 
-class Discovered(NamedTuple):
-    """What a backend says of itself.
+@dataclass(frozen=True)
+class EventSource:
+    """The address of one publisher, that is, of one data-parallel rank of a replica.
 
     Attributes:
-        is_up: it answered every question. One that was coming up while it was asked did not, and
-            what it said may not be all.
-        sources: of its KV events; empty where it publishes none that can be reached.
-        capacity_tokens: of its prefix cache; None where it does not say.
+        name: unique among the streams of a proxy, such as `replica-0/0`.
+        endpoint: ZeroMQ address of the events.
+        replay_endpoint: ZeroMQ address of replays; None: a gap clears the mirror.
+        topic: prefix of the topics to subscribe to.
+        bind: bind the endpoint, for an engine that connects to it, as vLLM to `tcp://HOST:PORT`.
+
+    Raises:
+        ConfigError: invalid address.
+    """
+
+    name: str
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+    bind: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("endpoint", "replay_endpoint"):
+            value = getattr(self, field)
+            if value is None and field == "replay_endpoint":
+                continue
+            if not isinstance(value, str) or not value.startswith(_SCHEMES):
+                raise ConfigError(
+                    f"{field} of KV event stream {self.name!r} must begin with tcp:// or ipc://, "
+                    f"got {value!r}"
+                )
+
+
+class Discovery(NamedTuple):
+    """The result of `discover`.
+
+    Attributes:
+        is_up: every request got a response. False also while the engine is starting, when the rest
+            may be incomplete.
+        sources: of KV events; empty if it publishes none that can be reached.
+        capacity_tokens: of the prefix cache; None if not reported.
     """
 
     is_up: bool
@@ -32,35 +71,35 @@ class Discovered(NamedTuple):
     capacity_tokens: int | None = None
 
 
-async def discover(backend: Backend) -> Discovered:
-    """Ask a backend; it need not be up."""
+async def discover(engine: EngineClient) -> Discovery:
+    """Ask an engine, which may be down, for its event sources and its capacity."""
     answers: list[Mapping[str, Any]] = []
     sources: list[EventSource] = []
     is_up = True
     for path in DISCOVERY_PATHS:
-        body = await backend.fetch(path)
+        body = await engine.fetch(path)
         is_up = is_up and body is not None
-        if body and (answer := _as_object(body)):
+        if body and (answer := _parse_object(body)):
             answers.append(answer)
-            sources = sources or _sources(answer, backend)
-    capacity = next(filter(None, map(_told_capacity, answers)), None)
+            sources = sources or _usable_sources(answer, engine)
+    capacity = next(filter(None, map(_reported_capacity, answers)), None)
     if is_up and capacity is None:
-        metrics = await backend.fetch("/metrics")
+        metrics = await engine.fetch("/metrics")
         is_up = metrics is not None
         capacity = read_capacity((metrics or b"").decode("utf-8", "replace"))
-    return Discovered(is_up, tuple(sources), capacity)
+    return Discovery(is_up, tuple(sources), capacity)
 
 
-def configured(settings: EngineHookSettings, backend: Backend) -> EventSource | None:
-    """The source that the settings name for a single backend; None if they name none.
+def configured_source(settings: EngineHookSettings, engine: EngineClient) -> EventSource | None:
+    """Return the source that the settings name for a single backend, if any.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: invalid address.
     """
     if settings.endpoint is None:
         return None
     return EventSource(
-        f"{backend.name}/0",
+        f"{engine.name}/0",
         settings.endpoint,
         replay_endpoint=settings.replay_endpoint,
         topic=settings.topic,
@@ -68,8 +107,37 @@ def configured(settings: EngineHookSettings, backend: Backend) -> EventSource | 
     )
 
 
+def find_sources(answer: Mapping[str, Any], *, backend_url: str, name: str) -> list[EventSource]:
+    """Read the event sources from a response; return none if the engine publishes no events.
+
+    Args:
+        answer: the JSON object returned by one of `DISCOVERY_PATHS`.
+        backend_url: its host replaces a wildcard address.
+        name: of the replica; the rank is appended.
+
+    Raises:
+        ConfigError: an address of another kind.
+    """
+    host = urlsplit(backend_url).hostname or "127.0.0.1"
+    host = f"[{host}]" if ":" in host else host
+    events = answer.get("kv_events")
+    if isinstance(events, Mapping):
+        return _sglang_sources(events, host=host, name=name)
+    ranks = [(key, value) for key, value in answer.items() if isinstance(value, Mapping)]
+    return [
+        EventSource(
+            name=f"{name}/{rank}",
+            endpoint=_without_wildcard(config["endpoint"], host),
+            replay_endpoint=_without_wildcard(config.get("replay_endpoint"), host),
+            topic=config.get("topic") or "",
+        )
+        for rank, config in ranks
+        if config.get("publisher") == "zmq" and isinstance(config.get("endpoint"), str)
+    ]
+
+
 def read_capacity(metrics: str) -> int | None:
-    """Tokens that the prefix cache holds, from metrics in Prometheus text format."""
+    """Read the prefix cache's capacity in tokens from metrics in Prometheus text format."""
     for line in metrics.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         if name == "vllm:cache_config_info":
@@ -85,7 +153,33 @@ def read_capacity(metrics: str) -> int | None:
     return None
 
 
-def _as_object(body: bytes) -> Mapping[str, Any] | None:
+def _sglang_sources(events: Mapping[str, Any], *, host: str, name: str) -> list[EventSource]:
+    port, replay = events.get("endpoint_port_base"), events.get("replay_endpoint_port_base")
+    if events.get("publisher") != "zmq" or not isinstance(port, int):
+        return []
+    reported = events.get("endpoint_host")
+    host = reported if isinstance(reported, str) and reported not in _WILDCARDS else host
+    ranks = events.get("dp_size")
+    return [
+        EventSource(
+            name=f"{name}/{rank}",
+            endpoint=f"tcp://{host}:{port + rank}",
+            replay_endpoint=f"tcp://{host}:{replay + rank}" if isinstance(replay, int) else None,
+            topic=events.get("topic") or "",
+        )
+        for rank in range(ranks if isinstance(ranks, int) else 1)
+    ]
+
+
+def _without_wildcard(endpoint: Any, host: str) -> Any:
+    if isinstance(endpoint, str) and endpoint.startswith("tcp://"):
+        address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        if address in _WILDCARDS:
+            return f"tcp://{host}:{port}"
+    return endpoint
+
+
+def _parse_object(body: bytes) -> Mapping[str, Any] | None:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
@@ -93,13 +187,13 @@ def _as_object(body: bytes) -> Mapping[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _sources(answer: Mapping[str, Any], backend: Backend) -> list[EventSource]:
+def _usable_sources(answer: Mapping[str, Any], engine: EngineClient) -> list[EventSource]:
     try:
-        return find_sources(answer, backend_url=backend.url, name=backend.name)
+        return find_sources(answer, backend_url=engine.url, name=engine.name)
     except ConfigError:
-        return []  # not an address that we can use: the backend publishes for somebody else
+        return []  # an address that ZeroMQ cannot use, meant for another subscriber
 
 
-def _told_capacity(answer: Mapping[str, Any]) -> int | None:
-    told = answer.get("max_total_num_tokens")  # SGLang's /server_info
-    return told if isinstance(told, int) and told > 0 else None
+def _reported_capacity(answer: Mapping[str, Any]) -> int | None:
+    reported = answer.get("max_total_num_tokens")  # SGLang's /server_info
+    return reported if isinstance(reported, int) and reported > 0 else None

@@ -1,6 +1,6 @@
 """Compare predicted with reported cached tokens, request by request.
 
-Knows numbers only. The proxy says what it predicted at dispatch and what the answer reported.
+Knows numbers only. Does not know how they were predicted or reported.
 """
 
 import logging
@@ -19,9 +19,9 @@ class Fidelity(NamedTuple):
 
     Attributes:
         num_requests: requests in the window.
-        precision: of the tokens predicted as cached, the share that was.
-        recall: of the tokens that were cached, the share that was predicted.
-        predicted_over_reported: quotient of the sums; None where nothing was reported as cached.
+        precision: share of the tokens predicted as cached that were cached.
+        recall: share of the cached tokens that were predicted.
+        predicted_over_reported: ratio of the sums; None if none were reported as cached.
     """
 
     num_requests: int
@@ -31,16 +31,16 @@ class Fidelity(NamedTuple):
 
 
 class FidelityTracker:
-    """Rolling agreement of prediction and report, with a warning when it falls.
+    """Precision and recall of predictions over a window, with a warning when they fall.
 
     Args:
-        window: requests that count.
-        warn_below: precision or recall under which a warning is logged, once per fall.
+        window: requests in the window.
+        warn_below: precision or recall below which a warning is logged, once until they recover.
         min_requests: requests before the first warning.
 
     Attributes:
-        histogram: since the start, requests per bucket of `ERROR_BOUNDS`.
-        is_low: whether the last look found precision or recall below `warn_below`.
+        histogram: requests per bucket of `ERROR_BOUNDS`, since the start.
+        is_low: precision or recall is below `warn_below`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FidelityTracker:
         self._predicted = self._reported = self._both = 0
 
     def record(self, *, predicted: int, reported: int, prompt_tokens: int) -> float:
-        """Add one answered request, and return (predicted - reported) / prompt tokens."""
+        """Add one request and return its error, (predicted - reported) / prompt tokens."""
         predicted = min(predicted, prompt_tokens)
         if len(self._window) == self._window.maxlen:
             self._add(*self._window[0], sign=-1)
@@ -66,7 +66,7 @@ class FidelityTracker:
         return error
 
     def read(self) -> Fidelity:
-        """The figures of the window."""
+        """Return the figures of the window."""
         return Fidelity(
             num_requests=len(self._window),
             precision=self._both / self._predicted if self._predicted else 1.0,
@@ -87,8 +87,8 @@ class FidelityTracker:
         if is_low and not self.is_low:
             logger.warning(
                 "predicted cached tokens no longer match what the backend reports: precision %.3f, "
-                "recall %.3f over %d requests; /ready says whether the engine's KV events are "
-                "followed, `ragboost doctor` what is wrong with them",
+                "recall %.3f over %d requests; see /ready for the state of the KV event streams, "
+                "and run `ragboost doctor`",
                 figures.precision,
                 figures.recall,
                 figures.num_requests,

@@ -1,7 +1,7 @@
-"""Keep the context indexes of one backend in step with its engine.
+"""Keep the context indexes of one backend in step with its engine's prefix cache.
 
-Changes come from any thread and are merged until the event loop applies them, a few at a time.
-Knows request ids, tenants and documents. Does not know sockets, routes or where streams come from.
+Changes arrive from any thread and are merged until the event loop applies them, a few at a time.
+Knows request ids, tenants and documents. Does not know sockets, routes or how events arrive.
 """
 
 import asyncio
@@ -9,90 +9,96 @@ import contextlib
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
 from ragboost.booster.residency import Residency
-from ragboost.cache_sync.documents import DocumentTracker, ResidentContext
+from ragboost.bounded_map import BoundedMap
+from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.in_flight import InFlight
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
-from ragboost.cache_sync.stream import EventStream, StreamState
 from ragboost.errors import ContextIndexError
 from ragboost.index import EvictionForecast, IndexEntry
-from ragboost.rewriting.tenants import CacheMode, Tenants
+from ragboost.rewriting.tenants import CacheMode, TenantKey, Tenants
 
 logger = logging.getLogger(__name__)
 
-# An answer's events follow it: what no event has confirmed after this long is not cached.
+# Events follow the response: what no event has confirmed after this long is not cached.
 _CONFIRM_S = 1.0
-_LOOK_S = 0.1
-_PER_TURN = 32
-_MIN_CUT_TOKENS = 16
+_POLL_S = 0.1
+_CHANGES_PER_STEP = 32
 _MAX_REQUESTS = 100_000
+_MAX_PREAMBLES = 10_000
 _SCALE_WEIGHT = 0.1
+_STATES = (StreamState.FALLBACK, StreamState.DEGRADED, StreamState.EXACT)  # the worst one first
 
 
-class _Due(NamedTuple):
-    at: float
-    front: PromptLayout
+class _Unconfirmed(NamedTuple):
+    """An answered request whose events may still arrive."""
+
+    deadline: float
+    layout: PromptLayout
     request_id: str | None
 
 
 class CacheFollower:
-    """See the module. Everything but `on_change` belongs to the event loop.
+    """The context indexes of one backend. Only `on_change` may be called from other threads.
+
+    Args:
+        name: of the backend.
+        tenants: the owners of the context indexes.
 
     Attributes:
-        name: of the backend.
-        streams: the engine's streams by name.
-        capacity_tokens: of its prefix cache, where it says so.
+        streams: the engine's event streams by name.
+        capacity_tokens: of its prefix cache, if reported.
     """
 
     def __init__(self, name: str, tenants: Tenants) -> None:
         self.name = name
         self.streams: dict[str, EventStream] = {}
         self.capacity_tokens: int | None = None
-        self._scale: float | None = None  # for documents whose lengths are estimates
-        self._unknown_tokens = 0  # for those that were counted
         self._tenants = tenants
         self._mode = CacheMode()
-        self._pressure = EvictionForecast()
+        self._forecast = EvictionForecast()
         self._in_flight = InFlight()
-        self._tracker = DocumentTracker(max_requests=_MAX_REQUESTS)
-        self._fronts: OrderedDict[str, PromptLayout] = OrderedDict()
-        self._left: deque[PromptLayout] = deque()  # of ids that now name other documents
-        self._answered: deque[_Due] = deque()
+        self._layouts = BoundedMap[str, PromptLayout](max_entries=_MAX_REQUESTS)  # by request id
+        self._replaced: deque[PromptLayout] = deque()  # their ids now name other documents
+        self._unconfirmed: deque[_Unconfirmed] = deque()
         self._failed: deque[tuple[PromptLayout, IndexEntry]] = deque()
-        self._guard = threading.Lock()
+        # The request with this text before its documents whose blocks changed last.
+        self._by_preamble = BoundedMap[tuple[TenantKey, str], str](max_entries=_MAX_PREAMBLES)
+        self._scale: float | None = None  # of layouts with estimated lengths
+        self._unknown_tokens = 0  # of layouts with counted lengths
+        self._lock = threading.Lock()  # of the next three
         self._pending = Changes({})
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._wake = asyncio.Event()
         self._is_woken = False
+        self._wake = asyncio.Event()
         self._is_applying = False
 
     @property
     def state(self) -> StreamState | None:
-        """The worst of the streams' states; None without streams."""
-        states = [stream.state for stream in self.streams.values()]
-        order = (StreamState.FALLBACK, StreamState.DEGRADED, StreamState.EXACT)
-        return min(states, key=order.index, default=None)
+        """The worst state of the streams; None without streams."""
+        return min((each.state for each in self.streams.values()), key=_STATES.index, default=None)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the indexes hold what events say."""
+        """The indexes hold what events report."""
         return self._mode.is_exact
 
     @property
     def is_settled(self) -> bool:
-        """Everything that came in is applied, and nothing is expected any more."""
-        with self._guard:
+        """All changes are applied, and no request waits for its events."""
+        with self._lock:
             is_idle = not self._pending.resident_tokens and not self._pending.is_cleared
-        return is_idle and not (self._is_applying or self._answered or self._failed or self._left)
+        is_waiting = self._unconfirmed or self._failed or self._replaced
+        return is_idle and not self._is_applying and not is_waiting
 
     def on_change(self, _stream: str, changes: Changes) -> None:
-        """Take in changes, in any thread; later ones of a request replace earlier ones."""
-        with self._guard:
+        """Queue changes, in any thread; later ones of a request replace earlier ones."""
+        with self._lock:
             resident = {} if changes.is_cleared else self._pending.resident_tokens
             resident.update(changes.resident_tokens)
             is_cleared = changes.is_cleared or self._pending.is_cleared
@@ -101,248 +107,236 @@ class CacheFollower:
         if loop is not None and not is_woken:
             loop.call_soon_threadsafe(self._wake.set)
 
-    def sent(
-        self, request_id: str | None, front: PromptLayout, *, cached_tokens: int
+    def on_sent(
+        self, request_id: str | None, layout: PromptLayout, *, cached_tokens: int
     ) -> PromptLayout:
-        """A request is sent on, under an id that the engine puts into its events if there are any.
+        """Track a request that is being sent; return its layout, corrected by earlier requests.
 
-        An id that a caller gives to several requests names the latest one's documents. What only an
-        earlier one had is no longer followed, and counts as not cached.
+        An id that a client gives to several requests names the latest one's documents. Documents
+        that only an earlier one had are not followed any more, and count as not cached.
 
         Args:
-            request_id: the id; None: the engine tells nothing.
-            front: its documents.
-            cached_tokens: of them, what is expected to be cached, in the index's tokens.
+            request_id: its id in the events; None if they are not followed.
+            layout: of its prompt.
+            cached_tokens: documents' tokens expected to be cached, as the index counts.
         """
-        if front.is_measured:
-            front = front._replace(unknown_tokens=self._unknown_tokens)
+        if layout.is_measured:
+            layout = layout._replace(unknown_tokens=self._unknown_tokens)
         else:
-            front = front._replace(scale=self._scale or 1.0)
+            layout = layout._replace(scale=self._scale or 1.0)
         if request_id is None:
-            return front
-        old = self._fronts.pop(request_id, None)
-        if old is not None and old.documents != front.documents[: len(old.documents)]:
-            self._left.append(old)
-        self._track(request_id, front)
-        self._in_flight.sent(
+            return layout
+        old = self._layouts.peek(request_id)
+        if old is not None and old.documents != layout.documents[: len(old.documents)]:
+            self._replaced.append(old)
+        self._layouts.put(request_id, layout)
+        self._in_flight.add(
             request_id,
-            prompt_tokens=front.total,
-            cached_tokens=self.predict(front, cached_tokens),
-            block_size=self._block_size(),
+            prompt_tokens=layout.total,
+            cached_tokens=self.predict(layout, cached_tokens),
+            block_size=self._block_size,
         )
-        self._press()
-        return front
+        self._update_forecast()
+        return layout
 
-    def answered(
+    def on_response(
         self,
         request_id: str | None,
-        front: PromptLayout,
+        layout: PromptLayout,
         *,
         prompt_tokens: int | None,
         ends: tuple[int, ...] | None = None,
     ) -> None:
-        """A request's answer is over.
+        """Handle the end of a request's response.
 
         Args:
-            request_id: the id that it was sent with; None: it was not followed.
-            front: what `sent` returned.
-            prompt_tokens: of the prompt, as reported; None: unknown.
-            ends: where its documents end in the prompt, if the answer told its token ids.
+            request_id: as passed to `on_sent`.
+            layout: as returned by `on_sent`.
+            prompt_tokens: length of the prompt, if reported.
+            ends: of the documents in the prompt, if the response had its token ids.
         """
         if request_id is not None:
-            self._in_flight.answered(request_id, prompt_tokens=prompt_tokens)
-            self._press()
+            self._in_flight.answer(request_id, prompt_tokens=prompt_tokens)
+            self._update_forecast()
         if prompt_tokens:
-            front = self._learn(front, prompt_tokens, ends=ends, request_id=request_id)
+            corrected = layout.corrected(prompt_tokens)._replace(exact_ends=ends)
+            self._learn(corrected)
+            if request_id is not None and self._layouts.peek(request_id) is layout:
+                self._correct(request_id, corrected)
+            layout = corrected
         if self._mode.is_exact:
-            self._answered.append(_Due(time.monotonic() + _CONFIRM_S, front, request_id))
+            deadline = time.monotonic() + _CONFIRM_S
+            self._unconfirmed.append(_Unconfirmed(deadline, layout, request_id))
         elif request_id is not None:
-            self._in_flight.done(request_id)
+            self._in_flight.remove(request_id)
 
-    def failed(self, request_id: str | None, front: PromptLayout, recorded: IndexEntry) -> None:
-        """A request was not computed."""
-        self._failed.append((front, recorded))
+    def on_failure(
+        self, request_id: str | None, layout: PromptLayout, recorded: IndexEntry
+    ) -> None:
+        """Handle a request that the engine did not compute."""
+        self._failed.append((layout, recorded))
         if request_id is not None:
-            self._in_flight.done(request_id)
+            self._in_flight.remove(request_id)
 
-    def _learn(
-        self,
-        front: PromptLayout,
-        prompt_tokens: int,
-        *,
-        ends: tuple[int, ...] | None,
-        request_id: str | None,
-    ) -> PromptLayout:
-        """Take in how long a prompt really was; the front with its documents in their places."""
-        told = front.corrected(prompt_tokens)._replace(ends_told=ends)
-        if told.is_measured:
-            self._unknown_tokens = told.unknown_tokens
-        elif self._scale is None:
-            self._scale = told.scale
-        else:
-            self._scale += _SCALE_WEIGHT * (told.scale - self._scale)
-        if request_id is not None and self._fronts.get(request_id) is front:
-            self._track(request_id, told)
-            tokens = self._resident_tokens(request_id)
-            if tokens is not None:
-                self.on_change("", Changes({request_id: tokens}))
-        return told
-
-    def predict(self, front: PromptLayout | None, cached_tokens: int) -> int:
-        """The engine's cached tokens for a request, where the index expects this.
+    def predict(self, layout: PromptLayout | None, cached_tokens: int) -> int:
+        """Predict the cached tokens that the engine will report for a request.
 
         Args:
-            front: its documents; None in a later turn.
-            cached_tokens: of them, in the index's tokens.
+            layout: of its prompt; None in a later turn.
+            cached_tokens: documents' tokens expected to be cached, as the index counts.
         """
-        if front is None:
+        if layout is None:
             return round(cached_tokens * (self._scale or 1.0))
-        size = self._block_size() or 1
-        return front.cached_prompt(cached_tokens) // size * size
+        size = self._block_size or 1
+        tokens = layout.cached_prompt(cached_tokens) or self._cached_before(layout)
+        return tokens // size * size
 
     async def run(self) -> None:
-        """Apply what comes in until cancelled."""
+        """Apply changes until cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), _LOOK_S)
+                await asyncio.wait_for(self._wake.wait(), _POLL_S)
             self._wake.clear()
             await self.step()
 
     async def step(self) -> None:
-        """Apply what has come in so far."""
+        """Apply the queued changes."""
         self._is_applying = True
-        changes = self._take()
+        with self._lock:
+            self._is_woken = False
+            changes, self._pending = self._pending, Changes({})
         if changes.is_cleared:
             await self._clear()
         await self._apply(changes.resident_tokens)
-        mode = CacheMode(
-            self.state is StreamState.EXACT, self.capacity_tokens, pressure=self._pressure
-        )
+        is_exact = self.state is StreamState.EXACT
+        mode = CacheMode(is_exact, self.capacity_tokens, pressure=self._forecast)
         if mode != self._mode:
-            await self._follow(mode)
-        await self._drop()
-        self._press()
+            await self._switch(mode)
+        await self._drop_failed()
+        await self._drop_replaced()
+        await self._drop_unconfirmed()
+        self._update_forecast()
         self._is_applying = False
 
-    async def _follow(self, mode: CacheMode) -> None:
-        """Go over to events, to the model, or to another capacity."""
+    def _learn(self, layout: PromptLayout) -> None:
+        """Correct later layouts by a reported prompt length."""
+        if layout.is_measured:
+            self._unknown_tokens = layout.unknown_tokens
+        elif self._scale is None:
+            self._scale = layout.scale
+        else:
+            self._scale += _SCALE_WEIGHT * (layout.scale - self._scale)
+
+    def _correct(self, request_id: str, layout: PromptLayout) -> None:
+        self._layouts.put(request_id, layout)
+        tokens = self._resident_tokens(request_id)
+        if tokens is not None:
+            self.on_change("", Changes({request_id: tokens}))
+
+    def _cached_before(self, layout: PromptLayout) -> int:
+        """Return the cached tokens of the text before the documents, such as a system prompt."""
+        request_id = self._by_preamble.peek((layout.tenant, layout.preamble))
+        resident = None if request_id is None else self._resident_tokens(request_id)
+        # Labels begin alike: about half of a frame belongs to the common text.
+        return min(resident or 0, layout.start + sum(layout.frames[:1]) // 2)
+
+    async def _switch(self, mode: CacheMode) -> None:
+        """Switch all indexes to events, to the model, or to another capacity."""
         becomes_exact = mode.is_exact and not self._mode.is_exact
         if mode.is_exact != self._mode.is_exact:
-            logger.info("backend %s: its cache is %s", self.name, _how(mode))
+            how = "follows its events" if mode.is_exact else "is a model, its events are incomplete"
+            logger.info("backend %s: the context index %s", self.name, how)
         self._mode = self._tenants.modes[self.name] = mode
         for tenant in self._tenants.all():
             async with tenant.lock:
-                booster = tenant.booster(self.name)
-                booster.residency.follow(
+                tenant.booster(self.name).residency.follow(
                     is_exact=mode.is_exact,
                     capacity_tokens=mode.capacity_tokens,
                     eviction_forecast=mode.pressure,
                 )
-        if becomes_exact:  # what the model believed goes
+        if becomes_exact:  # drop what the model assumed
             await self._clear()
 
     async def _clear(self) -> None:
         for tenant in self._tenants.all():
             async with tenant.lock:
                 tenant.booster(self.name).residency.clear()
-        # Other ranks, or what was stored again since.
-        now = {name: self._resident_tokens(name) for name in list(self._fronts)}
-        await self._apply({name: tokens for name, tokens in now.items() if tokens})
+        # Caches of other ranks, and blocks stored again in the meantime.
+        resident = {name: self._resident_tokens(name) for name in list(self._layouts)}
+        await self._apply({name: tokens for name, tokens in resident.items() if tokens})
 
     async def _apply(self, resident_tokens: Mapping[str, int]) -> None:
-        # Of two requests with a common prefix the longer one knows more: a request is told of each
-        # block that it loses, but not of one that comes back for another request.
+        # Of two requests with a common prefix the longer one knows more: events report each block
+        # that a request loses, but not one that is stored again for another request.
         in_order = sorted(resident_tokens.items(), key=lambda item: item[1])
-        size = self._block_size()
         for number, (request_id, tokens) in enumerate(in_order, start=1):
-            front = self._fronts.get(request_id)
-            slack = front.slack(tokens) if front is not None else 0
-            context = self._tracker.resident(request_id, tokens, block_size=size + slack)
-            if front is not None and context is not None:
-                await self._set(front, context)
-            self._in_flight.stored(request_id, tokens)
+            layout = self._layouts.peek(request_id)
+            if layout is not None:
+                await self._set_resident(layout, tokens)
+                if tokens:
+                    self._by_preamble.put((layout.tenant, layout.preamble), request_id)
+            self._in_flight.confirm(request_id, tokens)
             if not tokens:
-                self._fronts.pop(request_id, None)
-            if number % _PER_TURN == 0:
+                self._layouts.pop(request_id)
+            if number % _CHANGES_PER_STEP == 0:
                 await asyncio.sleep(0)
 
-    async def _set(self, front: PromptLayout, context: ResidentContext) -> None:
-        count = context.num_resident
-        cut = 0
-        if count < len(front.documents):
-            told = context.resident_tokens + front.start
-            cut = front.cached_documents(told) - sum(front.tokens[:count])
-            cut = cut if cut > _MIN_CUT_TOKENS else 0
-        async with self._residency(front) as residency:
+    async def _set_resident(self, layout: PromptLayout, resident_tokens: int) -> None:
+        count, partial = layout.resident(resident_tokens, block_size=self._block_size)
+        async with self._residency(layout) as residency:
             if residency is None:
                 return
             try:
                 residency.set_resident(
-                    front.documents, front.tokens, num_documents=count, partial_tokens=cut
+                    layout.documents, layout.tokens, num_documents=count, partial_tokens=partial
                 )
-            except ContextIndexError as error:  # better no index than a wrong one
-                logger.error("backend %s: emptying a broken index: %s", self.name, error)
+            except ContextIndexError as error:  # an empty index is better than a wrong one
+                logger.error("backend %s: clearing a broken index: %s", self.name, error)
                 residency.clear()
 
-    async def _drop(self) -> None:
-        """Take back what failed, was expected for too long, or is not followed any more."""
+    async def _drop_failed(self) -> None:
         while self._failed:
-            front, recorded = self._failed.popleft()
-            async with self._residency(front) as residency:
+            layout, recorded = self._failed.popleft()
+            async with self._residency(layout) as residency:
                 if residency is not None:
                     residency.failed(recorded)
-        while self._left:
-            front = self._left.popleft()
-            async with self._residency(front) as residency:
+
+    async def _drop_replaced(self) -> None:
+        while self._replaced:
+            layout = self._replaced.popleft()
+            async with self._residency(layout) as residency:
                 if residency is not None and self._mode.is_exact:
-                    residency.set_resident(front.documents, front.tokens, num_documents=0)
+                    residency.set_resident(layout.documents, layout.tokens, num_documents=0)
+
+    async def _drop_unconfirmed(self) -> None:
         now = time.monotonic()
-        while self._answered and self._answered[0].at <= now:
-            _, front, answered = self._answered.popleft()
-            if answered is not None:
-                self._in_flight.done(answered)
-            async with self._residency(front) as residency:
+        while self._unconfirmed and self._unconfirmed[0].deadline <= now:
+            _, layout, request_id = self._unconfirmed.popleft()
+            if request_id is not None:
+                self._in_flight.remove(request_id)
+            async with self._residency(layout) as residency:
                 if residency is not None:
-                    residency.drop_unconfirmed(front.documents)
+                    residency.drop_unconfirmed(layout.documents)
 
     @contextlib.asynccontextmanager
-    async def _residency(self, front: PromptLayout) -> AsyncIterator[Residency | None]:
-        """Of a front's tenant, which is locked meanwhile; None: the tenant is forgotten."""
-        tenant = self._tenants.find(front.tenant)
+    async def _residency(self, layout: PromptLayout) -> AsyncIterator[Residency | None]:
+        """Yield the residency of the layout's tenant under its lock; None if it was dropped."""
+        tenant = self._tenants.find(layout.tenant)
         if tenant is None:
             yield None
             return
         async with tenant.lock:
             yield tenant.booster(self.name).residency
 
-    def _press(self) -> None:
-        """Say what of the cache will be there when a request that is sent now gets its turn."""
+    def _update_forecast(self) -> None:
         if self._mode.is_exact:
             mirrors = [stream.mirror for stream in self.streams.values()]
             is_batched = any(mirror.is_tree for mirror in mirrors)
             resident = sum(mirror.num_resident_tokens for mirror in mirrors)
             self._in_flight.capacity_tokens = self.capacity_tokens
-            turn = self._in_flight.next_turn(resident_tokens=resident, is_batched=is_batched)
-            self._pressure.update(*turn, is_batched=is_batched)
-
-    def _take(self) -> Changes:
-        with self._guard:
-            self._is_woken = False
-            changes, self._pending = self._pending, Changes({})
-        return changes
-
-    def _track(self, request_id: str, front: PromptLayout) -> None:
-        self._fronts[request_id] = front
-        self._fronts.move_to_end(request_id)
-        if len(self._fronts) > _MAX_REQUESTS:
-            self._fronts.popitem(last=False)
-        self._tracker.sent(
-            request_id,
-            front.documents,
-            ends=front.ends,
-            tokens_before=front.start,
-        )
+            batch = self._in_flight.next_batch(resident_tokens=resident, is_batched=is_batched)
+            self._forecast.update(*batch, is_batched=is_batched)
 
     def _resident_tokens(self, request_id: str) -> int | None:
         for stream in self.streams.values():
@@ -351,9 +345,6 @@ class CacheFollower:
                 return tokens
         return None
 
+    @property
     def _block_size(self) -> int:
         return max((stream.mirror.block_size for stream in self.streams.values()), default=0)
-
-
-def _how(mode: CacheMode) -> str:
-    return "followed exactly" if mode.is_exact else "modelled, its events are not complete"

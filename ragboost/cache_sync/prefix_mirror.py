@@ -1,14 +1,15 @@
-"""A mirror of one engine's prefix cache, built from its events.
+"""Mirror one engine's prefix cache from its events.
 
-Knows blocks, media and request ids. Does not know sequence numbers, sockets or documents. Stands
-for the model of RAGBoost section 4.1 ("Index update") where an engine tells what it does.
+Knows blocks, media and request ids. Does not know sequence numbers, sockets or documents. Replaces
+the cache model of RAGBoost section 4.1 ("Index update") for engines that report their cache events.
 """
 
+import hashlib
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
-from ragboost.cache_sync.blocks import MirrorBlock, block_key, root_key, token_bytes
 from ragboost.engine_hooks.events import BlockHash, BlockRemoved, BlockStored, EventBatch
 from ragboost.errors import ContextIndexError
 
@@ -17,38 +18,134 @@ FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attent
 
 
 class Changes(NamedTuple):
-    """What a batch of events did to the requests that the mirror knows.
+    """The requests whose cached tokens a batch of events changed.
 
     Attributes:
-        resident_tokens: by request id, the leading tokens of its prompt (and answer) that are
-            cached now. 0: nothing is left, and the mirror has forgotten the request.
-        is_cleared: everything was removed; every request not in `resident_tokens` has 0.
+        resident_tokens: by request id, the leading tokens of its prompt (and response) that are
+            cached now. 0: all were evicted, and the mirror has dropped the request.
+        is_cleared: the cache was cleared; requests not in `resident_tokens` have 0.
     """
 
     resident_tokens: dict[str, int]
     is_cleared: bool = False
 
 
+class MirrorBlock:
+    """One cached block, or the placeholder of an evicted one whose descendants are still cached.
+
+    Attributes:
+        key: identity, 16 bytes: namespace, all tokens up to here, multimodal ids.
+        end: tokens of the prompt up to and including this block.
+        copies: physical copies on the GPU.
+        other_copies: physical copies on other media.
+        is_reachable: it and all blocks before it are resident.
+        requests: ids of the requests whose deepest known block this is.
+    """
+
+    __slots__ = (
+        "block_hash",
+        "copies",
+        "end",
+        "first_child",
+        "is_reachable",
+        "key",
+        "next_sibling",
+        "other_copies",
+        "parent",
+        "previous_sibling",
+        "requests",
+    )
+
+    def __init__(
+        self,
+        block_hash: BlockHash | None,
+        parent: "MirrorBlock | None",
+        *,
+        key: bytes,
+        num_tokens: int,
+    ) -> None:
+        self.block_hash = block_hash
+        self.parent = parent
+        self.key = key
+        self.end = num_tokens
+        self.copies = 0
+        self.other_copies: dict[str, int] | None = None
+        self.is_reachable = parent is None
+        self.requests: set[str] | None = None
+        self.first_child: MirrorBlock | None = None
+        self.next_sibling: MirrorBlock | None = None
+        self.previous_sibling: MirrorBlock | None = None
+        if parent is not None:
+            self.end += parent.end
+            self.next_sibling = parent.first_child
+            if parent.first_child is not None:
+                parent.first_child.previous_sibling = self
+            parent.first_child = self
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of this block."""
+        return self.end - (self.parent.end if self.parent is not None else 0)
+
+    @property
+    def is_needed(self) -> bool:
+        """It is cached on any medium, or a block after it is."""
+        return bool(self.copies or self.other_copies or self.first_child)
+
+    def children(self) -> Iterator["MirrorBlock"]:
+        """Iterate over the blocks that continue this one, latest first."""
+        child = self.first_child
+        while child is not None:
+            yield child
+            child = child.next_sibling
+
+    def detach(self) -> None:
+        """Remove this block from its parent's children; `parent` stays set."""
+        if self.previous_sibling is not None:
+            self.previous_sibling.next_sibling = self.next_sibling
+        elif self.parent is not None:
+            self.parent.first_child = self.next_sibling
+        if self.next_sibling is not None:
+            self.next_sibling.previous_sibling = self.previous_sibling
+        self.next_sibling = self.previous_sibling = None
+
+    def copies_on(self, medium: str) -> int:
+        """Return the number of physical copies on a medium."""
+        if medium == "GPU":
+            return self.copies
+        return self.other_copies.get(medium, 0) if self.other_copies else 0
+
+    def add_copies(self, medium: str, change: int) -> None:
+        """Add physical copies on a medium, or remove them if negative."""
+        if medium == "GPU":
+            self.copies += change
+            return
+        self.other_copies = self.other_copies or {}
+        self.other_copies[medium] = self.other_copies.get(medium, 0) + change
+        if not self.other_copies[medium]:
+            del self.other_copies[medium]
+
+
 class PrefixMirror:
-    """Which token prefixes are cached, exactly, as long as every event is applied in order.
+    """The token prefixes in one engine's cache, exact if every event is applied in order.
 
     Copies are counted per hash: vLLM stores equal blocks more than once, and removes each. A chain
-    whose parent is unknown is left out, never attached to the root. Only one full-attention group
-    counts. `resident_tokens` may be called from another thread; everything else may not.
+    whose parent is unknown is skipped, never attached to the root. Of a hybrid model's groups, one
+    with full attention counts. Only `resident_tokens` may be called from other threads.
 
     Args:
         media: the media that count as resident.
-        max_blocks: blocks kept; what comes beyond is left out, and the mirror is partial.
-        max_requests: request ids kept; the least recently stored go first.
+        max_blocks: further blocks are skipped, which makes the mirror partial.
+        max_requests: request ids kept, by last store.
 
     Attributes:
-        block_size: tokens per block as the events say; 0 before the first stored block.
-        is_partial: the engine may hold blocks that the mirror does not know.
+        block_size: tokens per block as reported; 0 before the first stored block.
+        is_partial: the engine may hold blocks that the mirror does not.
         num_unknown: events that could not be applied: chains without a known parent, removals of
             blocks never stored, blocks that contradict earlier ones, unknown kinds.
         num_resident_tokens: tokens of all blocks that a prompt could hit.
-        is_tree: a radix tree, such as SGLang's, which names no groups of blocks. It holds a prompt
-            when its prefill is over; others hold blocks as soon as they are scheduled.
+        is_tree: the cache is a radix tree, such as SGLang's, which reports no KV cache groups. It
+            holds a prompt after its prefill; other caches hold blocks once they are scheduled.
     """
 
     def __init__(
@@ -63,7 +160,7 @@ class PrefixMirror:
         self.max_requests = max_requests
         self.num_unknown = 0
         self._blocks: dict[BlockHash, MirrorBlock] = {}
-        self._by_key: dict[bytes, MirrorBlock] = {}  # namespaces' roots and blocks, by own identity
+        self._by_key: dict[bytes, MirrorBlock] = {}  # roots of namespaces, and blocks
         self._requests: OrderedDict[str, MirrorBlock] = OrderedDict()
         self._touched: set[str] = set()
         self.clear(is_partial=True)
@@ -73,11 +170,15 @@ class PrefixMirror:
 
     @property
     def num_requests(self) -> int:
-        """Request ids of which something is resident."""
+        """Number of requests with resident blocks."""
         return len(self._requests)
 
     def clear(self, *, is_partial: bool) -> None:
-        """Forget everything; `is_partial` says whether the engine's cache may hold blocks."""
+        """Drop all blocks and requests.
+
+        Args:
+            is_partial: the engine's cache may still hold blocks.
+        """
         self._blocks.clear()
         self._by_key.clear()
         self._requests.clear()
@@ -89,9 +190,9 @@ class PrefixMirror:
         self.is_partial = is_partial
 
     def apply(self, batch: EventBatch) -> Changes:
-        """Apply the events of one batch in order, and say which requests changed."""
+        """Apply the events of one batch in order and return the requests that changed."""
         is_cleared = False
-        self._miss(len(batch.unknown))
+        self._count_unknown(len(batch.unknown))
         for event in batch.events:
             if isinstance(event, BlockStored):
                 self._store(event)
@@ -104,11 +205,15 @@ class PrefixMirror:
         return Changes({request: self._settle(request) for request in sorted(touched)}, is_cleared)
 
     def resident_tokens(self, request_id: str) -> int | None:
-        """Leading tokens of a request that are cached now; None if the mirror does not know it."""
+        """Return the leading tokens of a request that are cached; None if it is unknown."""
         block = self._requests.get(request_id)
         while block is not None and not block.is_reachable:
             block = block.parent
         return None if block is None else block.end
+
+    def copies(self) -> dict[BlockHash, int]:
+        """Return the physical copies on the GPU by block hash, leaving out placeholders."""
+        return {key: block.copies for key, block in self._blocks.items() if block.copies}
 
     def match_tokens(
         self,
@@ -117,18 +222,18 @@ class PrefixMirror:
         lora_name: str | None = None,
         cache_salt: str | None = None,
     ) -> int:
-        """Leading tokens of a prompt that are cached now, in whole blocks.
+        """Return the leading tokens of a prompt that are cached, in whole blocks.
 
         Args:
-            token_ids: the whole prompt as the engine tokenises it.
-            lora_name: the adapter's name, where the request uses one.
-            cache_salt: the request's cache salt, where it has one.
+            token_ids: the whole prompt as tokenized by the engine.
+            lora_name: the request's adapter, if any.
+            cache_salt: the request's cache salt, if any.
         """
         size, end = self.block_size, 0
-        key = root_key(lora_name, () if cache_salt is None else (cache_salt,))
-        raw = token_bytes(token_ids)
+        key = _root_key(lora_name, () if cache_salt is None else (cache_salt,))
+        raw = _token_bytes(token_ids)
         while size and end + size <= len(token_ids):
-            key = block_key(key, raw[end * 8 : (end + size) * 8], None)
+            key = _block_key(key, raw[end * 8 : (end + size) * 8], None)
             block = self._by_key.get(key)
             if block is None or not block.is_reachable:
                 break
@@ -136,7 +241,7 @@ class PrefixMirror:
         return end
 
     def _store(self, event: BlockStored) -> None:
-        if not self._counts_group(event.group_idx, kind=event.kv_cache_spec_kind):
+        if not self._is_counted_group(event.group_idx, kind=event.kv_cache_spec_kind):
             return
         hashes, size = event.block_hashes, event.block_size
         extras = (
@@ -144,35 +249,36 @@ class PrefixMirror:
         )
         parent = self._parent(event, extras[0] if extras else None)
         if parent is None or size <= 0 or len(event.token_ids) not in (0, len(hashes) * size):
-            self._miss(1)
+            self._count_unknown(1)
+            self._prune(parent)
             return
         self.is_tree = event.group_idx is None
         medium = event.medium or "GPU"
-        raw, width = token_bytes(event.token_ids), size * 8
+        raw, width = _token_bytes(event.token_ids), size * 8
         for i, block_hash in enumerate(hashes):
             block = self._blocks.get(block_hash)
             if block is None:
                 if not raw or len(self._blocks) >= self.max_blocks:
-                    self._miss(1)
+                    self._count_unknown(1)
+                    self._prune(parent)
                     return
                 extra = extras[i] if extras else None
-                key = block_key(parent.key, raw[i * width : (i + 1) * width], extra)
+                key = _block_key(parent.key, raw[i * width : (i + 1) * width], extra)
                 block = MirrorBlock(block_hash, parent, key=key, num_tokens=size)
                 self._blocks[block_hash] = block
                 self._by_key.setdefault(key, block)
                 self.block_size = self.block_size or size
             elif block.parent is not parent:
-                self._miss(1)
-            block.count(medium, 1)
+                self._count_unknown(1)
+            block.add_copies(medium, 1)
             if not block.is_reachable and medium in self.media and parent.is_reachable:
-                self._reach(block)
+                self._mark_reachable(block)
             parent = block
         if event.session_id is not None and hashes:
             self._place(event.session_id, parent)
             self._touched.add(event.session_id)
 
-    def _counts_group(self, group: int | None, *, kind: str | None) -> bool:
-        """Of a hybrid model's groups the first one of full attention speaks for all."""
+    def _is_counted_group(self, group: int | None, *, kind: str | None) -> bool:
         if kind is not None and kind not in FULL_ATTENTION:
             return False
         if group is None:
@@ -182,10 +288,12 @@ class PrefixMirror:
         return group == self._group
 
     def _parent(self, event: BlockStored, extra: list[Any] | None) -> MirrorBlock | None:
-        """The block before the first one of the event; a namespace's root; None if not known."""
+        """Return the block before the event's first one, or the namespace's root."""
         if event.parent_block_hash is not None:
             return self._blocks.get(event.parent_block_hash)
-        if not event.token_ids and event.block_hashes:  # a tier may name known blocks only
+        if (
+            not event.token_ids and event.block_hashes
+        ):  # a tier may report the hashes of known blocks only
             known = self._blocks.get(event.block_hashes[0])
             return known and known.parent
         key = _namespace(event, extra)
@@ -201,19 +309,19 @@ class PrefixMirror:
         for block_hash in event.block_hashes:
             block = self._blocks.get(block_hash)
             if block is None or not block.copies_on(medium):
-                self._miss(1)
+                self._count_unknown(1)
                 continue
-            block.count(medium, -1)
+            block.add_copies(medium, -1)
             if block.is_reachable and not self._is_resident(block):
-                self._unreach(block)
+                self._mark_unreachable(block)
             self._prune(block)
 
     def _is_resident(self, block: MirrorBlock) -> bool:
         if block.copies and "GPU" in self.media:
             return True
-        return block.elsewhere is not None and not self.media.isdisjoint(block.elsewhere)
+        return block.other_copies is not None and not self.media.isdisjoint(block.other_copies)
 
-    def _reach(self, block: MirrorBlock) -> None:
+    def _mark_reachable(self, block: MirrorBlock) -> None:
         pending = [block]
         while pending:
             block = pending.pop()
@@ -221,7 +329,7 @@ class PrefixMirror:
             self.num_resident_tokens += block.num_tokens
             pending += [child for child in block.children() if self._is_resident(child)]
 
-    def _unreach(self, block: MirrorBlock) -> None:
+    def _mark_unreachable(self, block: MirrorBlock) -> None:
         pending = [block]
         while pending:
             block = pending.pop()
@@ -231,16 +339,14 @@ class PrefixMirror:
                 self._touched |= block.requests
             pending += [child for child in block.children() if child.is_reachable]
 
-    def _prune(self, block: MirrorBlock) -> None:
-        """Drop places that no longer lead to a cached block, and namespaces without blocks."""
-        while not block.is_needed:
+    def _prune(self, block: MirrorBlock | None) -> None:
+        """Drop placeholders that no longer lead to a cached block, and empty namespaces."""
+        while block is not None and not block.is_needed:
             if block.block_hash is not None:
                 del self._blocks[block.block_hash]
             if self._by_key.get(block.key) is block:
                 del self._by_key[block.key]
             block.detach()
-            if block.parent is None:
-                return
             block = block.parent
 
     def _place(self, request_id: str, block: MirrorBlock) -> None:
@@ -257,7 +363,7 @@ class PrefixMirror:
             block.requests.discard(request_id)
 
     def _settle(self, request_id: str) -> int:
-        """Move a request up to its deepest block that is still resident; 0 where none is."""
+        """Move a request to its deepest resident block; return the tokens up to there."""
         start = block = self._requests.get(request_id)
         while block is not None and not block.is_reachable:
             block = block.parent
@@ -268,7 +374,7 @@ class PrefixMirror:
             self._place(request_id, block)
         return block.end
 
-    def _miss(self, count: int) -> None:
+    def _count_unknown(self, count: int) -> None:
         if count:
             self.num_unknown += count
             self.is_partial = True
@@ -277,36 +383,38 @@ class PrefixMirror:
         """Check every invariant, in time linear in the number of blocks.
 
         Raises:
-            ContextIndexError: an invariant is broken; the message says where.
+            ContextIndexError: an invariant is broken.
         """
         reached = 0
         for block_hash, block in self._blocks.items():
             parent = block.parent
             if parent is None or block.block_hash != block_hash:
-                raise ContextIndexError(f"block {block_hash!r} hangs at the wrong place")
+                raise ContextIndexError(f"block {block_hash!r} has no parent or another hash")
             if block.is_reachable != (parent.is_reachable and self._is_resident(block)):
                 raise ContextIndexError(
                     f"block {block_hash!r}: is_reachable {block.is_reachable}, its parent "
-                    f"{parent.is_reachable}, copies {block.copies} and {block.elsewhere}"
+                    f"{parent.is_reachable}, copies {block.copies} and {block.other_copies}"
                 )
             if not block.is_needed or block.copies < 0:
-                raise ContextIndexError(f"block {block_hash!r} is kept with {block.copies} copies")
+                raise ContextIndexError(f"block {block_hash!r} has {block.copies} copies")
             reached += block.num_tokens * block.is_reachable
         if reached != self.num_resident_tokens:
             raise ContextIndexError(
-                f"{reached} tokens resident, counted {self.num_resident_tokens}"
+                f"{reached} tokens are resident, {self.num_resident_tokens} counted"
             )
         roots = [block for block in self._by_key.values() if block.parent is None]
-        hung = sum(1 for block in (*roots, *self._blocks.values()) for _ in block.children())
-        if hung != len(self._blocks):
-            raise ContextIndexError(f"{len(self._blocks)} blocks kept, {hung} hang in the tree")
+        if not all(root.is_needed for root in roots):
+            raise ContextIndexError(f"a namespace without blocks, {len(roots)} in all")
+        linked = sum(1 for block in (*roots, *self._blocks.values()) for _ in block.children())
+        if linked != len(self._blocks):
+            raise ContextIndexError(f"{len(self._blocks)} blocks stored, {linked} in the tree")
         for request, block in self._requests.items():
             if block.requests is None or request not in block.requests or not block.is_reachable:
-                raise ContextIndexError(f"request {request!r} is not held by a resident block")
+                raise ContextIndexError(f"request {request!r} belongs to no resident block")
 
 
 def _namespace(event: BlockStored, extra: list[Any] | None) -> bytes:
-    """LoRA name, then salt: vLLM puts both into the first block's extra keys, SGLang in fields."""
+    """Read LoRA name and salt: from the first block's extra keys (vLLM), or fields (SGLang)."""
     lora = event.lora_name
     texts = [part for part in extra or () if isinstance(part, str)]
     if lora is not None and lora in texts:
@@ -315,4 +423,30 @@ def _namespace(event: BlockStored, extra: list[Any] | None) -> bytes:
         lora = f"lora_id:{event.lora_id}"
     if event.cache_salt is not None:
         texts.append(event.cache_salt)
-    return root_key(lora, texts)
+    return _root_key(lora, texts)
+
+
+def _root_key(lora_name: str | None, parts: Iterable[str]) -> bytes:
+    """Hash a namespace: LoRA name and cache salt, quoted, so never ambiguous."""
+    return hashlib.blake2b(repr((lora_name, *parts)).encode(), digest_size=16).digest()
+
+
+def _block_key(parent_key: bytes, tokens: memoryview, extra: list[Any] | None) -> bytes:
+    """Hash a block: its parent's key, its tokens (8 bytes each) and its multimodal ids."""
+    digest = hashlib.blake2b(parent_key, digest_size=16)
+    digest.update(tokens)
+    if extra:
+        media = [part for part in extra if not isinstance(part, str)]
+        if media:  # equal placeholder tokens may belong to another image
+            digest.update(repr(media).encode())
+    return digest.digest()
+
+
+def _token_bytes(token_ids: Sequence[int] | Sequence[int | tuple[int, ...]]) -> memoryview:
+    """Pack token ids into 8 bytes each; of a bigram the first token, the one at that position."""
+    ids: array[int]
+    try:
+        ids = array("q", cast(Sequence[int], token_ids))
+    except TypeError:
+        ids = array("q", [t if isinstance(t, int) else t[0] for t in token_ids])
+    return memoryview(ids).cast("B")

@@ -1,40 +1,60 @@
-"""Where the documents at the front of a request stand in its prompt, in the engine's tokens.
+"""Locate the documents at the front of a request in its prompt, in the engine's tokens.
 
-Knows lengths, counted or estimated, and corrects them by the prompts that answers report. Does not
-know engines, events or the context index.
+Knows lengths, counted or estimated, and corrects them by what responses report. Does not know
+engines, events or the context index.
 """
 
-from collections.abc import Hashable
+from array import array
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ragboost.cache_sync.documents import document_ends
+from ragboost.context import Context
 from ragboost.rewriting.tenants import TenantKey
+from ragboost.tokens import TokenCounter
 
-# A cached prefix that ends this close to a document's end ends there: taking back what goes on
-# behind would be worse than a few tokens too many.
-_SLACK_MEASURED = 8
+# A cached prefix that ends this close to a document's end is taken to end there: dropping what
+# follows it in the index would cost more than a few tokens too many.
+_SLACK_COUNTED = 8
 _SLACK_ESTIMATED = 16
 _SLACK_SHARE = 0.01
 _SCALES = 0.25, 4.0
-# What a prompt has beyond what we know of it, such as tools, stands before the messages. Less than
-# this is an error of the estimates on both sides of the documents.
+# Tokens of a prompt beyond its estimate, such as tools, are before the messages. Fewer than this
+# are an error of the estimates on both sides of the documents.
 _MIN_UNKNOWN_TOKENS = 48
+_UNKNOWN_SHARE = 0.25  # of the estimated text behind the documents
+_MIN_PARTIAL_TOKENS = 16
+_BREAKS_PER_FRAME = 2  # tokens of the line breaks around a label
+_TEMPLATE_TOKENS = 8  # of a chat template, around one message
+
+
+class ResidentDocuments(NamedTuple):
+    """The cached part of a request's documents.
+
+    Attributes:
+        num_documents: leading documents that are cached, up to the last block that they fill.
+        partial_tokens: cached tokens of the next document, in the index's tokens.
+    """
+
+    num_documents: int
+    partial_tokens: int = 0
 
 
 class PromptLayout(NamedTuple):
-    """The documents at the front of a request, as the context index knows them.
+    """The documents at the front of a request, as the context index holds them.
 
     Attributes:
-        tenant: whose index holds them.
+        tenant: the owner of the context index.
         documents: in prompt order.
         tokens: their lengths in the index.
-        frames: estimated tokens around each of them.
-        tokens_before: estimated tokens of the prompt in front of them.
+        frames: tokens around each of them.
+        tokens_before: estimated tokens before the first document.
         prompt_tokens: estimated length of the whole prompt.
         is_measured: `tokens` were counted, not estimated.
-        scale: the engine's tokens per estimated token, where they were not.
-        unknown_tokens: of the prompt in front of the documents, beside `tokens_before`.
-        ends_told: where the documents end, if the engine's own token ids say so.
+        preamble: identifies the text before the documents.
+        scale: the engine's tokens per estimated token; 1 if the lengths were counted.
+        unknown_tokens: tokens before the documents in addition to `tokens_before`.
+        exact_ends: ends of the documents, if a response contained the prompt's token ids.
     """
 
     tenant: TenantKey
@@ -44,22 +64,68 @@ class PromptLayout(NamedTuple):
     tokens_before: int
     prompt_tokens: int
     is_measured: bool = False
+    preamble: str = ""
     scale: float = 1.0
     unknown_tokens: int = 0
-    ends_told: tuple[int, ...] | None = None
+    exact_ends: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        context: Context,
+        tenant: TenantKey,
+        *,
+        preamble: str,
+        bytes_before: int,
+        bytes_behind: int,
+        is_measured: bool,
+        counter: TokenCounter,
+    ) -> "PromptLayout":
+        """Estimate the layout of a boosted request.
+
+        Args:
+            context: with documents at the front of the payload.
+            tenant: of the request.
+            preamble: identifies the text before the documents.
+            bytes_before: length of that text.
+            bytes_behind: length of the text behind the documents, without question and hints.
+            is_measured: the documents' lengths were counted.
+            counter: lengths of labels, and the estimate of other text.
+        """
+        entry = context.index_entry
+        assert entry is not None, "a later turn has no documents at the front"
+        per_byte = counter.tokens_per_byte
+        frames = tuple(counter.count_frames(context.labels))
+        behind = (len(context.query) + bytes_behind) * per_byte
+        if context.hints and frames:
+            behind += _hint_tokens(context, frames, per_byte)
+        before = round(bytes_before * per_byte) + _TEMPLATE_TOKENS
+        return cls(
+            tenant,
+            entry.documents,
+            entry.tokens,
+            frames=frames,
+            tokens_before=before,
+            prompt_tokens=before + sum(entry.tokens) + sum(frames) + round(behind),
+            is_measured=is_measured,
+            preamble=preamble,
+        )
 
     @property
     def start(self) -> int:
-        """Where the first document's frame begins."""
+        """Start of the first document's frame."""
         return round(self.tokens_before * self.scale) + self.unknown_tokens
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where the documents end in the prompt."""
-        if self.ends_told is not None:
-            return self.ends_told
-        lengths = [a + b for a, b in zip(self.tokens, self.frames, strict=True)]
-        return document_ends(lengths, tokens_before=self.start, scale=self.scale)
+        """Ends of the documents in the prompt."""
+        if self.exact_ends is not None:
+            return self.exact_ends
+        ends, end, scale = [], float(self.start), self.scale
+        for length, frame in zip(self.tokens, self.frames, strict=True):
+            end += (length + frame) * scale
+            ends.append(round(end))
+        return tuple(ends)
 
     @property
     def total(self) -> int:
@@ -67,26 +133,29 @@ class PromptLayout(NamedTuple):
         return round(self.prompt_tokens * self.scale) + self.unknown_tokens
 
     def slack(self, tokens: int) -> int:
-        """How far a cached prefix of so many tokens may end from a document's end and mean it."""
-        if self.ends_told is not None:
+        """Return how close a prefix of `tokens` must end to a document's end to count as that."""
+        if self.exact_ends is not None:
             return 0
         if self.is_measured:
-            return _SLACK_MEASURED
+            return _SLACK_COUNTED
         return _SLACK_ESTIMATED + round(_SLACK_SHARE * tokens)
 
     def corrected(self, prompt_tokens: int) -> "PromptLayout":
-        """The same, for a prompt that is reported to be so long."""
+        """Return the layout of a prompt with this reported length."""
         if self.is_measured:
+            behind = self.prompt_tokens - self.tokens_before - sum(self.tokens) - sum(self.frames)
             unknown = prompt_tokens - self.prompt_tokens
-            unknown = unknown if unknown > _MIN_UNKNOWN_TOKENS else 0
-            return self._replace(unknown_tokens=unknown)
+            is_error = unknown <= _MIN_UNKNOWN_TOKENS + _UNKNOWN_SHARE * behind
+            return self._replace(unknown_tokens=0 if is_error else unknown)
         least, most = _SCALES
         scale = prompt_tokens / max(self.prompt_tokens, 1)
         return self._replace(scale=min(max(scale, least), most))
 
     def cached_prompt(self, cached_tokens: int) -> int:
-        """Leading tokens of the prompt that are cached, where so many index tokens of its documents
-        are; 0 where none are."""
+        """Convert cached tokens of the documents, as the index counts, into a prompt prefix.
+
+        Returns 0 if none are cached, whatever is cached of the text before them.
+        """
         if not cached_tokens:
             return 0
         frames, rest = 0, cached_tokens
@@ -98,7 +167,7 @@ class PromptLayout(NamedTuple):
         return round(known * self.scale) + self.unknown_tokens
 
     def cached_documents(self, cached_tokens: int) -> int:
-        """Tokens of documents, in index tokens, in so many leading tokens of the prompt."""
+        """Convert a prompt prefix into tokens of the documents, as the index counts."""
         found, begin = 0, self.start
         for length, frame, end in zip(self.tokens, self.frames, self.ends, strict=True):
             if cached_tokens >= end:
@@ -107,3 +176,68 @@ class PromptLayout(NamedTuple):
             inside = int((cached_tokens - begin) / self.scale) - frame
             return found + max(0, min(length, inside))
         return found
+
+    def resident(self, cached_tokens: int, *, block_size: int) -> ResidentDocuments:
+        """Return the documents within a cached prompt prefix.
+
+        The block in which a document ends also holds what follows it, so another request may have
+        the same document without that block. A document counts as cached without it: the error is
+        less than a block, and engines reuse whole blocks only.
+
+        Args:
+            cached_tokens: length of the prefix.
+            block_size: of the engine's cache.
+        """
+        if not cached_tokens:
+            return ResidentDocuments(0)
+        ends = self.ends
+        count = bisect_left(ends, cached_tokens + block_size + self.slack(cached_tokens))
+        if count == len(ends):
+            return ResidentDocuments(count)
+        end = max(cached_tokens, ends[count - 1] if count else 0)
+        partial = self.cached_documents(end) - sum(self.tokens[:count])
+        return ResidentDocuments(count, partial if partial > _MIN_PARTIAL_TOKENS else 0)
+
+
+def locate_documents(
+    prompt: Sequence[int], documents: Sequence[Sequence[int]], *, margin: int = 2
+) -> tuple[int, ...]:
+    """Return the ends of documents in a prompt of known token ids.
+
+    Tokens at the border of a document may merge with their neighbours, so `margin` tokens at both
+    ends are not compared. Stops at the first document that is not found, since those behind it
+    cannot be located either.
+
+    Args:
+        prompt: token ids of the whole prompt.
+        documents: token ids of each document's text alone, in prompt order.
+        margin: tokens ignored at both ends of a document.
+    """
+    raw, ends, at = array("q", prompt).tobytes(), [], 0
+    for ids in documents:
+        skipped = margin if len(ids) > 2 * margin else 0
+        core = ids[skipped : len(ids) - skipped]
+        start = _find(raw, array("q", core).tobytes(), at * 8)
+        if start is None:
+            break
+        at = start + len(core)
+        ends.append(min(at + skipped, len(prompt)))
+    return tuple(ends)
+
+
+def _find(raw: bytes, part: bytes, start: int) -> int | None:
+    """Return the position of a run of token ids, in tokens."""
+    at = raw.find(part, start)
+    while at >= 0 and at % 8:
+        at = raw.find(part, at + 1)
+    return at // 8 if at >= 0 else None
+
+
+def _hint_tokens(context: Context, frames: Sequence[int], per_byte: float) -> float:
+    """Estimate the hints: labels as long as those of the documents, and the text between them."""
+    labels, hints = context.labels, context.hints
+    num_labels = sum([len(hint.labels) for hint in hints])
+    num_bytes = sum([len(hint.text) for hint in hints])
+    label_bytes = sum([len(label) for label in labels]) / len(labels)
+    label_tokens = sum(frames) / len(frames) - _BREAKS_PER_FRAME
+    return num_labels * label_tokens + (num_bytes - num_labels * label_bytes) * per_byte

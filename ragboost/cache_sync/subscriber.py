@@ -1,6 +1,6 @@
-"""Listen to the KV event streams of all replicas, in one thread of its own.
+"""Subscribe to KV event streams over ZeroMQ, in a background thread.
 
-Knows ZeroMQ: sockets, reconnects, replays and time. Does not know what events mean; see `stream`.
+Knows sockets, reconnects, replays and time. Does not know what events mean, see `event_stream`.
 """
 
 import logging
@@ -13,16 +13,17 @@ from typing import NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
-from ragboost.cache_sync.sources import EventSource
-from ragboost.cache_sync.stream import EventStream
+from ragboost.cache_sync.discovery import EventSource
+from ragboost.cache_sync.event_stream import EventStream
+from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 _END = (-1).to_bytes(8, "big", signed=True)
-_TICK_MS = 100
-_FRAMES_PER_TURN = 256
+_POLL_MS = 100
+_FRAMES_PER_POLL = 256
+_MAX_QUEUED_FRAMES = 10_000  # during a replay; more become a gap
 _MAX_FRAME_BYTES = 256 * 1024 * 1024
 _MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
@@ -30,24 +31,22 @@ _MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 class _Options(NamedTuple):
     replay_timeout_s: float
     probe_interval_s: float
-    max_queued_frames: int
 
 
 class Subscriber:
-    """One thread that keeps a mirror per source in step with its engine.
+    """A thread that keeps one mirror per source in step with its engine.
 
     Use as a context manager, or call `start` and `stop`. Reading `streams` (state, status,
-    `resident_tokens`) is safe from any thread and never waits for the listener.
+    `resident_tokens`) is safe from any thread and never blocks.
 
     Args:
-        sources: the publishers; one stream each.
-        on_change: called in the listener's thread with the stream's name; an asyncio program hands
-            over to `loop.call_soon_threadsafe`.
-        media: what counts as resident, see `PrefixMirror`.
-        replay_timeout_s: silence of a replay endpoint after which it counts as down.
-        probe_interval_s: silence of a stream after which the replay endpoint is asked whether the
-            last batches were lost.
-        max_queued_frames: live frames kept by ZeroMQ while a replay runs; more become a gap.
+        sources: the publishers.
+        on_change: called in the subscriber's thread with the stream's name.
+        replay_timeout_s: seconds without a frame after which a replay fails.
+        probe_interval_s: seconds without a frame after which a stream is probed for lost batches.
+
+    Attributes:
+        streams: by name of the source.
     """
 
     def __init__(
@@ -55,20 +54,17 @@ class Subscriber:
         sources: Iterable[EventSource],
         *,
         on_change: Callable[[str, Changes], None] | None = None,
-        media: Iterable[str] = ("GPU",),
         replay_timeout_s: float = 5.0,
         probe_interval_s: float = 2.0,
-        max_queued_frames: int = 10_000,
     ) -> None:
         self.streams: dict[str, EventStream] = {}
         self._sources = tuple(sources)
-        self._options = _Options(replay_timeout_s, probe_interval_s, max_queued_frames)
+        self._options = _Options(replay_timeout_s, probe_interval_s)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         for source in self._sources:
             self.streams[source.name] = EventStream(
                 source.name,
-                mirror=PrefixMirror(media=media),
                 has_replay=source.replay_endpoint is not None,
                 on_change=on_change and partial(on_change, source.name),
             )
@@ -81,10 +77,10 @@ class Subscriber:
         self.stop()
 
     def start(self) -> None:
-        """Open the sockets and begin to listen.
+        """Open the sockets and start the thread.
 
         Raises:
-            ConfigError: an endpoint that ZeroMQ cannot use.
+            ConfigError: ZeroMQ cannot use an endpoint.
         """
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         links: list[_Link] = []
@@ -102,7 +98,7 @@ class Subscriber:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening; every stream is at FALLBACK afterwards."""
+        """Stop the thread; every stream is FALLBACK afterwards."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -113,9 +109,9 @@ class Subscriber:
                 poller = zmq.Poller()
                 for link in links:
                     link.register(poller)
-                ready = {socket for socket, _ in poller.poll(_TICK_MS)}
+                ready = {socket for socket, _ in poller.poll(_POLL_MS)}
                 for link in links:
-                    link.turn(ready, time.monotonic())
+                    link.poll(ready, time.monotonic())
         finally:
             for link in links:
                 link.close()
@@ -125,7 +121,7 @@ class Subscriber:
 
 
 class _Link:
-    """The sockets of one stream; lives in the listener's thread."""
+    """The sockets of one stream, owned by the subscriber's thread."""
 
     def __init__(
         self,
@@ -138,11 +134,11 @@ class _Link:
         self._stream = stream
         self._context = context
         self._options = options
-        self._heard_at = time.monotonic()
+        self._active_at = time.monotonic()
         self._dealer: zmq.Socket[bytes] | None = None
         self._sub = context.socket(zmq.SUB)
-        self._sub.set_hwm(options.max_queued_frames)
-        self._set(self._sub, source.endpoint)
+        self._sub.set_hwm(_MAX_QUEUED_FRAMES)
+        self._configure(self._sub, source.endpoint)
         self._sub.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
         self._sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
         self._sub.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
@@ -152,16 +148,16 @@ class _Link:
             self._sub.bind(source.endpoint)
         else:
             self._sub.connect(source.endpoint)
-        if source.endpoint.startswith("inproc://"):  # has no handshake to wait for
+        if source.endpoint.startswith("inproc://"):  # has no handshake
             stream.connected()
 
     def register(self, poller: zmq.Poller) -> None:
-        """Say what to wait for; live frames wait in their socket while a replay runs."""
+        """Register the sockets to read; live frames stay queued in theirs during a replay."""
         poller.register(self._monitor, zmq.POLLIN)
         poller.register(self._dealer or self._sub, zmq.POLLIN)
 
-    def turn(self, ready: set[object], now: float) -> None:
-        """Read what is there, a bounded number of frames, and look at the clock."""
+    def poll(self, ready: set[object], now: float) -> None:
+        """Read a bounded number of frames, and handle requests and timeouts."""
         if self._monitor in ready:
             self._read_monitor(now)
         if self._dealer is not None and self._dealer in ready:
@@ -170,16 +166,15 @@ class _Link:
             self._read_live(now)
         request = self._stream.take_request()
         if request is not None:
-            self._ask(request, now)
-        elif self._dealer is not None and now - self._heard_at > self._options.replay_timeout_s:
+            self._request_replay(request, now)
+        elif self._dealer is not None and now - self._active_at > self._options.replay_timeout_s:
             self._drop_dealer()
             self._stream.replay_failed()
-        elif self._dealer is None and now - self._heard_at > self._options.probe_interval_s:
-            self._heard_at = now
+        elif self._dealer is None and now - self._active_at > self._options.probe_interval_s:
+            self._active_at = now
             self._stream.probe()
 
     def close(self) -> None:
-        """Close all sockets."""
         self._drop_dealer()
         self._sub.disable_monitor()
         self._monitor.close(linger=0)
@@ -188,7 +183,7 @@ class _Link:
     def _read_monitor(self, now: float) -> None:
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
-            self._heard_at = now
+            self._active_at = now
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 logger.info("KV event stream %s: connected", self._source.name)
                 self._stream.connected()
@@ -198,18 +193,18 @@ class _Link:
                 self._stream.disconnected()
 
     def _read_live(self, now: float) -> None:
-        self._heard_at = now
-        for _ in range(_FRAMES_PER_TURN):
+        self._active_at = now
+        for _ in range(_FRAMES_PER_POLL):
             if self._stream.is_replaying or not self._sub.poll(0):
                 return
-            frame = _numbered(self._sub.recv_multipart())
+            frame = _parse_frame(self._sub.recv_multipart())
             if frame is not None:
                 self._stream.receive(*frame)
-            time.sleep(0)  # let the event loop's thread run between two batches
+            time.sleep(0)  # yield the GIL to the event loop's thread between two batches
 
     def _read_replay(self, dealer: "zmq.Socket[bytes]", now: float) -> None:
-        self._heard_at = now
-        for _ in range(_FRAMES_PER_TURN):
+        self._active_at = now
+        for _ in range(_FRAMES_PER_POLL):
             if not dealer.poll(0):
                 return
             parts = dealer.recv_multipart()
@@ -217,23 +212,23 @@ class _Link:
                 self._drop_dealer()
                 self._stream.replay_ended()
                 return
-            frame = _numbered(parts)
+            frame = _parse_frame(parts)
             if frame is not None:
                 self._stream.replay(*frame)
             if not self._stream.is_replaying or self._stream.has_request:
                 return
             time.sleep(0)
 
-    def _ask(self, start: int, now: float) -> None:
+    def _request_replay(self, start: int, now: float) -> None:
         self._drop_dealer()
-        self._heard_at = now
+        self._active_at = now
         endpoint = self._source.replay_endpoint
         if endpoint is None:
             return
-        # A DEALER: one request is answered by many messages.
+        # A DEALER, since one request has many responses.
         self._dealer = self._context.socket(zmq.DEALER)
-        self._dealer.set_hwm(20_000)  # the ROUTER drops what we do not take in time
-        self._set(self._dealer, endpoint)
+        self._dealer.set_hwm(20_000)  # the ROUTER drops what is not read in time
+        self._configure(self._dealer, endpoint)
         self._dealer.connect(endpoint)
         self._dealer.send_multipart([b"", start.to_bytes(8, "big")])
 
@@ -243,15 +238,15 @@ class _Link:
             self._dealer = None
 
     @staticmethod
-    def _set(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    def _configure(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in endpoint))
 
 
-def _numbered(parts: list[bytes]) -> tuple[int, bytes] | None:
-    """Number and payload, the last two parts: with and without a topic before them."""
+def _parse_frame(parts: list[bytes]) -> tuple[int, bytes] | None:
+    """Return sequence number and payload, the last two parts of a message."""
     if len(parts) < 2 or len(parts[-2]) != 8:
-        logger.warning("a KV event message of %d parts has no sequence number", len(parts))
+        logger.warning("invalid KV event message of %d parts, no sequence number", len(parts))
         return None
     return int.from_bytes(parts[-2], "big"), parts[-1]

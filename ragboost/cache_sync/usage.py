@@ -1,7 +1,7 @@
-"""Read what an answer says about cached prompt tokens.
+"""Read the cached prompt tokens that a response reports.
 
 Knows the shapes of OpenAI, Anthropic, vLLM, SGLang and their relatives. Does not know streams or
-HTTP: the caller parses an answer, or one event of a stream, and passes the object.
+HTTP: the caller parses a response, or one event of a stream, and passes the object.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 
 class Usage(NamedTuple):
-    """Prompt tokens of one answer.
+    """Prompt tokens of one response; None if not reported.
 
     Attributes:
         prompt_tokens: all tokens of the prompt, cached ones too.
-        cached_tokens: tokens read from the prefix cache; None where the answer does not say.
-        cache_write_tokens: tokens newly written to the cache; None where the answer does not say.
-        prompt_ids: the prompt as the engine tokenised it, where the answer tells (vLLM's
-            `return_token_ids`); else None.
+        cached_tokens: tokens read from the prefix cache.
+        cache_write_tokens: tokens newly written to the cache.
+        prompt_ids: token ids of the prompt, for requests with `return_token_ids` (vLLM, SGLang).
     """
 
     prompt_tokens: int
@@ -26,13 +25,13 @@ class Usage(NamedTuple):
 
 
 def read_usage(answer: Mapping[str, Any]) -> Usage | None:
-    """Find the usage in an answer or in one event of a stream; None where there is none.
+    """Find the usage in a response or in one event of a stream; return None if there is none.
 
     Fields that are missing, null or of the wrong type count as not reported.
     """
     for holder in (answer, answer.get("message"), answer.get("response")):
         if isinstance(holder, dict):
-            for name in ("usage", "meta_info"):  # SGLang's /generate answers with meta_info
+            for name in ("usage", "meta_info"):  # meta_info in SGLang's /generate
                 usage = holder.get(name)
                 if isinstance(usage, dict):
                     found = _from_usage(usage)
@@ -42,7 +41,7 @@ def read_usage(answer: Mapping[str, Any]) -> Usage | None:
 
 
 def _prompt_ids(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """vLLM: beside the choices of a chat, in the choices of a completion."""
+    # vLLM: beside the choices of a chat, in the choices of a completion. SGLang: in the choices.
     choices = answer.get("choices")
     first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
     for holder in (answer, first):
@@ -52,13 +51,10 @@ def _prompt_ids(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
     return None
 
 
-def merge_usage(told: Iterable[Usage | None]) -> Usage | None:
-    """One usage from what the events of a stream tell, in their order.
-
-    The latest one counts that says what was cached, else the latest one.
-    """
+def merge_usage(reported: Iterable[Usage | None]) -> Usage | None:
+    """Merge the usages of a stream's events: the last one with cached tokens, or else the last."""
     merged: Usage | None = None
-    for usage in told:
+    for usage in reported:
         if usage is None or (
             merged is not None and merged.cached_tokens is not None and usage.cached_tokens is None
         ):
@@ -71,7 +67,7 @@ def _from_usage(usage: Mapping[str, Any]) -> Usage | None:
     read, written = _count(usage, "cache_read_input_tokens"), _anthropic_written(usage)
     fresh = _count(usage, "input_tokens")
     if fresh is not None and (read is not None or written is not None):
-        # Anthropic counts read and written tokens beside input_tokens, the others inside.
+        # Anthropic counts read and written tokens in addition to input_tokens, others within.
         return Usage(fresh + (read or 0) + (written or 0), read or 0, written or 0)
     prompt = _count(usage, "prompt_tokens")
     prompt = fresh if prompt is None else prompt
@@ -105,7 +101,7 @@ def _anthropic_written(usage: Mapping[str, Any]) -> int | None:
 
 def _count(holder: Mapping[str, Any], name: str) -> int | None:
     value = holder.get(name)
-    return value if type(value) is int and value >= 0 else None  # a bool is no count
+    return value if type(value) is int and value >= 0 else None  # not a bool
 
 
 def _first(*values: int | None) -> int | None:

@@ -1,9 +1,10 @@
-"""Decode the KV cache events of vLLM and SGLang.
+"""The KV cache events of vLLM and SGLang on the wire.
 
-Accepts maps tagged by `type` (current releases) and positional arrays (older ones), shorter and
-longer than known here. Does not know sockets, sequence numbers or what a hash means.
+Decodes maps tagged by `type` (current releases) and positional arrays (older ones), with fewer or
+more fields than are known here, and encodes maps. Does not know sockets or sequence numbers.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,14 +12,19 @@ import msgspec
 from ragboost.errors import EventStreamError
 
 BlockHash = int | bytes
-"""An engine's name for a block: opaque, 64 bit signed or unsigned, or bytes."""
+"""An engine's name for a block: opaque, a signed or unsigned 64-bit integer, or bytes."""
 
 _MAP_TYPES = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 _ARRAY_TYPES = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 
 
+def _null() -> Any:
+    # With a default of None, `omit_defaults` would leave the field out; engines write a null.
+    return msgspec.field(default_factory=lambda: None)
+
+
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Blocks that are now in the prefix cache, a chain from `parent_block_hash` on.
+    """A chain of blocks, following `parent_block_hash`, that entered the prefix cache.
 
     Attributes:
         block_hashes: one per block, in prompt order.
@@ -28,16 +34,16 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
         extra_keys: vLLM, per block: LoRA name, (multimodal id, offset) pairs, cache salt.
         group_idx: the KV cache group of hybrid models.
         kv_cache_spec_kind: the group's kind of attention.
-        session_id: what the request that stored the blocks called itself.
+        session_id: the session id of the request that stored the blocks.
     """
 
     block_hashes: list[BlockHash]
-    parent_block_hash: BlockHash | None = None
+    parent_block_hash: BlockHash | None = _null()
     token_ids: list[int | tuple[int, ...]] = []
     block_size: int = 0
-    lora_id: int | str | None = None
+    lora_id: int | str | None = _null()
     medium: str | None = None
-    lora_name: str | None = None
+    lora_name: str | None = _null()
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
@@ -46,7 +52,7 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Blocks that left the prefix cache."""
+    """Blocks that were evicted from the prefix cache."""
 
     block_hashes: list[BlockHash]
     medium: str | None = None
@@ -54,24 +60,24 @@ class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_def
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
-    """The whole prefix cache was emptied."""
+    """The whole prefix cache was cleared."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, frozen=True):
-    """What one frame carries.
+    """The events of one message.
 
     Attributes:
         ts: seconds since the epoch by the engine's clock.
         events: in the order in which they happened.
-        dp_rank: the data-parallel rank of the publisher, where it says so.
-        unknown: names of events that this release does not know, and left out.
+        dp_rank: the data-parallel rank of the publisher, if reported.
+        unknown: names of skipped events of unknown types.
     """
 
     ts: float
-    events: tuple[Event, ...]
+    events: Sequence[Event]
     dp_rank: int | None = None
     unknown: tuple[str, ...] = ()
 
@@ -94,23 +100,43 @@ class _Stored(msgspec.Struct, array_like=True, tag="BlockStored"):
     ownership: str | None = None
     session_id: str | None = None
 
+    def event(self) -> BlockStored:
+        return BlockStored(
+            block_hashes=self.block_hashes,
+            parent_block_hash=self.parent_block_hash,
+            token_ids=self.token_ids,
+            block_size=self.block_size,
+            lora_id=self.lora_id,
+            medium=self.medium,
+            lora_name=self.lora_name,
+            extra_keys=self.extra_keys,
+            group_idx=self.group_idx,
+            kv_cache_spec_kind=self.kv_cache_spec_kind,
+            session_id=self.session_id,
+        )
+
 
 class _Removed(msgspec.Struct, array_like=True, tag="BlockRemoved"):
     block_hashes: list[BlockHash]
     medium: str | None = None
     group_idx: int | None = None
 
+    def event(self) -> BlockRemoved:
+        return BlockRemoved(
+            block_hashes=self.block_hashes, medium=self.medium, group_idx=self.group_idx
+        )
+
 
 class _Cleared(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
-    pass
+    def event(self) -> AllBlocksCleared:
+        return AllBlocksCleared()
 
 
 class _Tag(msgspec.Struct):
     type: str
 
 
-_decode_outer = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
-_decode_events = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_decode_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _decode_map = msgspec.msgpack.Decoder(Event).decode
 _decode_array = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared).decode
 _decode_tag = msgspec.msgpack.Decoder(_Tag).decode
@@ -124,13 +150,13 @@ def decode_batch(payload: bytes) -> EventBatch:
     """Decode the last frame of a message: `[ts, events]` or `[ts, events, dp_rank, ...]`.
 
     Raises:
-        EventStreamError: the payload is no such array, or a known event lacks its fields.
+        EventStreamError: the payload is not such an array, or a known event lacks a field.
     """
     try:
-        parts = _decode_outer(payload)
+        parts = _decode_list(payload)
         if len(parts) < 2:
             raise EventStreamError(f"event batch has {len(parts)} parts, expected [ts, events]")
-        decoded = [_decode_event(raw) for raw in _decode_events(parts[1])]
+        decoded = [_decode_event(raw) for raw in _decode_list(parts[1])]
         return EventBatch(
             ts=_decode_float(parts[0]),
             events=tuple(event for event in decoded if not isinstance(event, str)),
@@ -147,42 +173,21 @@ def encode_batch(batch: EventBatch) -> bytes:
 
 
 def _decode_event(raw: msgspec.Raw) -> Event | str:
-    """The event, or the name of one that is not known here."""
+    """Decode an event; return the name of one of unknown type."""
     first = memoryview(raw)[0]
     try:
         if first in _MAP_TYPES:
             event: Event = _decode_map(raw)
             return event
         if first in _ARRAY_TYPES:
-            return _from_array(_decode_array(raw))
+            positional: _Stored | _Removed | _Cleared = _decode_array(raw)
+            return positional.event()
     except msgspec.ValidationError:
         name = _name(raw)
         if name in ("BlockStored", "BlockRemoved", "AllBlocksCleared"):
             raise
         return name
-    raise EventStreamError(f"event is neither map nor array, first byte is {first:#04x}")
-
-
-def _from_array(event: _Stored | _Removed | _Cleared) -> Event:
-    if isinstance(event, _Removed):
-        return BlockRemoved(
-            block_hashes=event.block_hashes, medium=event.medium, group_idx=event.group_idx
-        )
-    if isinstance(event, _Cleared):
-        return AllBlocksCleared()
-    return BlockStored(
-        block_hashes=event.block_hashes,
-        parent_block_hash=event.parent_block_hash,
-        token_ids=event.token_ids,
-        block_size=event.block_size,
-        lora_id=event.lora_id,
-        medium=event.medium,
-        lora_name=event.lora_name,
-        extra_keys=event.extra_keys,
-        group_idx=event.group_idx,
-        kv_cache_spec_kind=event.kv_cache_spec_kind,
-        session_id=event.session_id,
-    )
+    raise EventStreamError(f"event is neither a map nor an array, its first byte is {first:#04x}")
 
 
 def _name(raw: msgspec.Raw) -> str:

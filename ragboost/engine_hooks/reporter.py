@@ -1,6 +1,6 @@
-"""The sending half of the in-engine hook: hand events over without ever waiting.
+"""Report an engine's cache events to the proxy over HTTP, without ever blocking the engine.
 
-Runs inside the engine's process. Knows HTTP and the proxy's address; does not know the engine.
+Knows HTTP and the proxy's address. Does not know the engine or what an event means.
 """
 
 import http.client
@@ -24,7 +24,7 @@ from ragboost.engine_hooks.reports import (
     REPORT_PATH,
     Report,
     decode_reply,
-    encode_report,
+    encode,
 )
 
 logger = logging.getLogger(__name__)
@@ -41,19 +41,24 @@ _BYTES_PER_REPORT = 1024 * 1024
 
 
 class Reporter:
-    """Numbers batches, keeps the latest for replays, and posts them from a thread of its own.
+    """Number event batches, keep the latest for replays, and post them from a background thread.
 
-    `put` appends to a queue and returns: no lock, no socket, no encoding. A proxy that hangs or is
-    away costs the engine nothing; what the queue cannot hold leaves a gap in the numbers.
+    `put` only appends to a queue: it takes no lock, opens no socket and encodes nothing, so a proxy
+    that hangs or is down costs the engine nothing. A batch dropped because the queue is full leaves
+    a gap in the sequence numbers.
 
     Args:
-        url: of the proxy, such as `http://proxy:8080`.
-        stream: name under which the proxy keeps this engine's cache.
-        max_queued: batches between `put` and the thread.
+        url: base URL of the proxy, such as `http://proxy:8080`.
+        stream: the stream's name at the proxy.
+        max_queued: batches queued for the thread.
         max_kept: batches kept for replays.
-        max_kept_bytes: size of those, encoded.
-        timeout_s: for each answer of the proxy.
-        key: that the proxy wants to be shown; None: none.
+        max_kept_bytes: encoded size of the batches kept for replays.
+        timeout_s: timeout of each request to the proxy.
+        key: the proxy's API key, if it requires one.
+
+    Attributes:
+        epoch: random id of this process.
+        num_dropped: batches dropped because the queue was full.
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class Reporter:
         if key:
             self._headers["authorization"] = f"Bearer {key}"
         self.epoch = secrets.token_hex(8)
-        self.num_lost = 0
+        self.num_dropped = 0
         self._url = urlsplit(url)
         self._timeout_s = timeout_s
         self._max_kept, self._max_kept_bytes = max_kept, max_kept_bytes
@@ -81,30 +86,34 @@ class Reporter:
         self._queue: deque[tuple[int, float, Sequence[Any]]] = deque()
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
-        self._next = 0  # number of the first batch that the proxy has not taken
+        self._next = 0  # number of the first batch that the proxy has not acknowledged
         self._connection: http.client.HTTPConnection | None = None
-        self._encode = msgspec.msgpack.Encoder().encode
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ragboost-reporter", daemon=True)
         self._thread.start()
 
     def put(self, events: Sequence[Any]) -> None:
-        """Hand over one step's events: the engine's own objects, not to be changed afterwards."""
+        """Queue the events of one step; the objects must not be modified afterwards."""
         number = next(self._numbers)
         if len(self._queue) < self._max_queued:
             self._queue.append((number, time.time(), events))
         else:
-            self.num_lost += 1
+            self.num_dropped += 1
+
+    @property
+    def is_idle(self) -> bool:
+        """All batches have left the queue."""
+        return not self._queue
 
     def close(self) -> None:
-        """Stop the thread; what is not sent by now is not sent."""
+        """Stop the thread and drop unsent batches."""
         self._stopping.set()
         self._thread.join()
 
     def _run(self) -> None:
         backoff, reported_at = 0.0, 0.0
         while not self._stopping.wait(max(_POLL_S, backoff)):
-            self._take()
+            self._encode_queued()
             is_due = time.monotonic() - reported_at > _HEARTBEAT_S
             if not is_due and not (self._kept and self._kept[-1][0] >= self._next):
                 continue
@@ -118,11 +127,10 @@ class Reporter:
                 backoff = min(max(2 * backoff, 0.1), _MAX_BACKOFF_S)
         self._disconnect()
 
-    def _take(self) -> None:
-        """Move what the engine handed over into the log, encoded."""
+    def _encode_queued(self) -> None:
         while self._queue:
             number, ts, events = self._queue.popleft()
-            payload = self._encode((ts, events))
+            payload = encode((ts, events))
             self._kept.append((number, payload))
             self._kept_bytes += len(payload)
             while len(self._kept) > self._max_kept or self._kept_bytes > self._max_kept_bytes:
@@ -147,7 +155,7 @@ class Reporter:
                 replay_from = batches[-1][0] + 1
 
     def _from(self, number: int) -> list[tuple[int, bytes]]:
-        """Kept batches from a number on, as many as fit into one report."""
+        """Return the kept batches from a number on, as many as fit into one report."""
         found: list[tuple[int, bytes]] = []
         size = 0
         start = bisect_left(self._kept, number, key=lambda kept: kept[0])
@@ -170,7 +178,7 @@ class Reporter:
         )
         connection = self._connection or self._connect()
         path = self._url.path.rstrip("/") + REPORT_PATH
-        connection.request("POST", path, body=encode_report(report), headers=self._headers)
+        connection.request("POST", path, body=encode(report), headers=self._headers)
         response = connection.getresponse()
         body = response.read()
         if response.status != 200:
@@ -192,12 +200,16 @@ class Reporter:
             self._connection = None
 
 
-def reporter_of(rank: int, *, url: str | None = None) -> Reporter | None:
-    """The reporter that the environment asks for; None where it asks for none.
+def make_reporter(rank: int, *, url: str | None = None) -> Reporter | None:
+    """Make the reporter configured in the environment; return None if there is no URL.
 
-    `RAGBOOST_ENGINE_HOOKS__REPORT_URL` is the proxy's address (or `url` is), and
-    `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM` the replica's name, by default the host's.
-    `RAGBOOST_ENGINE_HOOKS__REPORT_KEY` is one of the proxy's API keys, where it has any.
+    `RAGBOOST_ENGINE_HOOKS__REPORT_URL` is the proxy's base URL (unless `url` is given),
+    `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM` the replica's name (the host name by default), and
+    `RAGBOOST_ENGINE_HOOKS__REPORT_KEY` one of the proxy's API keys.
+
+    Args:
+        rank: data-parallel rank, part of the stream's name.
+        url: base URL of the proxy.
     """
     url = url or os.environ.get(URL_VARIABLE)
     if not url:

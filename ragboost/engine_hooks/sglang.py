@@ -1,33 +1,33 @@
-"""The SGLang plug-in (`sglang.srt.plugins`): a publisher named `ragboost` for cache events.
+"""The SGLang plug-in (`sglang.srt.plugins`): a publisher of cache events named `ragboost`.
 
-Chosen with `--kv-events-config '{"publisher": "ragboost"}'`; the proxy's address is its `endpoint`,
-or stands in the environment, see `reporter_of`.
+Enabled with `--kv-events-config '{"publisher": "ragboost"}'`. Its `endpoint` is the proxy's URL;
+without one the environment names it, see `make_reporter`.
 """
 
 import logging
 from typing import Any
 
-from ragboost.engine_hooks.reporter import reporter_of
+from ragboost.engine_hooks.reporter import make_reporter
 
 logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Register the publisher with SGLang's factory; SGLang calls this in each process."""
+    """Register the publisher with SGLang's factory; called by SGLang in each process."""
     try:
         from sglang.srt.disaggregation.kv_events import EventPublisher, EventPublisherFactory
     except ImportError as error:
-        logger.warning("RAGBoost's hook does not fit this SGLang: %s", error)
+        logger.warning("RAGBoost's plug-in does not support this SGLang version: %s", error)
         return
 
     class Reporting(EventPublisher):  # type: ignore[misc]
-        """Hands each batch to a reporter."""
+        """Pass each batch to a reporter."""
 
         def __init__(self, attn_dp_rank: int = 0, endpoint: str = "", **_: Any) -> None:
             url = endpoint if endpoint.startswith(("http://", "https://")) else None
-            self.reporter = reporter_of(attn_dp_rank, url=url)
+            self.reporter = make_reporter(attn_dp_rank, url=url)
             if self.reporter is None:
-                logger.warning("the ragboost publisher has no http:// endpoint, reporting nothing")
+                logger.warning("the ragboost publisher has no http:// endpoint, no reports")
 
         def publish(self, events: Any) -> None:
             if self.reporter is not None:
@@ -40,4 +40,4 @@ def register() -> None:
     try:
         EventPublisherFactory.register_publisher("ragboost", Reporting)
     except KeyError:  # loaded twice in this process
-        logger.debug("the ragboost publisher is registered already")
+        logger.debug("the ragboost publisher is already registered")

@@ -1,19 +1,19 @@
-"""The vLLM plug-in (`vllm.general_plugins`): reports cache events without a ZeroMQ port.
+"""The vLLM plug-in (`vllm.general_plugins`): report cache events over HTTP.
 
-Does nothing unless the environment names the proxy, see `reporter_of`.
+Does nothing unless the environment names the proxy, see `make_reporter`.
 """
 
 import logging
 import os
 from typing import Any
 
-from ragboost.engine_hooks.reporter import URL_VARIABLE, Reporter, reporter_of
+from ragboost.engine_hooks.reporter import URL_VARIABLE, Reporter, make_reporter
 
 logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Let vLLM record its cache events and hand them to a reporter too; vLLM calls this."""
+    """Make vLLM record cache events and pass them to a reporter; called by vLLM."""
     if not os.environ.get(URL_VARIABLE):
         return
     try:
@@ -22,11 +22,11 @@ def register() -> None:
 
         create, init = EventPublisherFactory.create, KVCacheManager.__init__
     except (ImportError, AttributeError) as error:
-        logger.warning("RAGBoost's hook does not fit this vLLM, cache events stay off: %s", error)
+        logger.warning("RAGBoost's plug-in does not support this vLLM version: %s", error)
         return
 
     class Reporting(EventPublisher):  # type: ignore[misc]
-        """Reports each batch, then does what the configured publisher does."""
+        """Report each batch, then publish it with the configured publisher."""
 
         def __init__(self, publisher: Any, reporter: Reporter) -> None:
             self.publisher, self.reporter = publisher, reporter
@@ -42,7 +42,7 @@ def register() -> None:
             return self.publisher.get_publisher_config()
 
     def create_reporting(config: Any, data_parallel_rank: int = 0) -> Any:
-        publisher, reporter = create(config, data_parallel_rank), reporter_of(data_parallel_rank)
+        publisher, reporter = create(config, data_parallel_rank), make_reporter(data_parallel_rank)
         return publisher if reporter is None else Reporting(publisher, reporter)
 
     def init_recording(self: Any, *args: Any, **options: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ragboost.cache_sync.sources import DISCOVERY_PATHS, EventSource, find_sources
+from ragboost.cache_sync.discovery import DISCOVERY_PATHS, EventSource, find_sources
 from ragboost.config import Settings
 from ragboost.errors import BackendError, ConfigError
 from ragboost.proxy.upstream.backends import Backend, Backends

@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ragboost.cache_sync.follower import CacheFollower
+from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.cache_sync.tracked_request import (
     SESSION_FIELD,
     SESSION_HEADER,
     EngineRequestId,
     TrackedRequest,
-    ends_told,
-    front_of,
+    exact_ends,
 )
 from ragboost.cache_sync.usage import Usage
 from ragboost.config import Settings
@@ -159,17 +159,17 @@ class BoostPipeline:
             prompt_tokens=usage.prompt_tokens,
         )
         self._metrics.observe_prediction(error, self._sync.fidelity.read())
-        front = tracked.front
+        layout = tracked.layout
         cached_tokens = min(max(cached_tokens, 0), usage.prompt_tokens)
-        if front is not None:
-            upstream.tenant.tokens.correct(front.prompt_tokens, usage.prompt_tokens)
-            front = front.corrected(usage.prompt_tokens)
+        if layout is not None:
+            upstream.tenant.tokens.correct(layout.prompt_tokens, usage.prompt_tokens)
+            layout = layout.corrected(usage.prompt_tokens)
         async with upstream.tenant.lock:
             upstream.tenant.booster(backend).report_usage(
                 context,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=cached_tokens,
-                cached_document_tokens=front.cached_documents(cached_tokens) if front else None,
+                cached_document_tokens=layout.cached_documents(cached_tokens) if layout else None,
             )
 
     def report_end(
@@ -184,18 +184,18 @@ class BoostPipeline:
             is_computed: the backend answered it.
         """
         tracked, context = upstream.tracked, upstream.context
-        if tracked is None or tracked.front is None or context is None:
+        if tracked is None or tracked.layout is None or context is None:
             return
         is_computed = is_computed and backend == tracked.follower.name
         if context.index_entry is not None and not is_computed:
-            tracked.follower.failed(tracked.name, tracked.front, context.index_entry)
+            tracked.follower.on_failure(tracked.name, tracked.layout, context.index_entry)
             return
         tokens = upstream.tenant.tokens if upstream.tenant is not None else None
-        tracked.follower.answered(
+        tracked.follower.on_response(
             tracked.name,
-            tracked.front,
+            tracked.layout,
             prompt_tokens=usage and usage.prompt_tokens,
-            ends=ends_told(usage, context, tokens) if tokens is not None else None,
+            ends=exact_ends(usage, context, tokens) if tokens is not None else None,
         )
 
     def _is_plain(self, request: ParsedRequest, conversation: Conversation | None) -> bool:
@@ -236,7 +236,7 @@ class BoostPipeline:
                 result = self._rewrite(request, conversation, tenant, assignment)
                 fields, is_usage_added = self._complete(request, result, has_options=has_options)
                 is_followed = has_options and bool(follower.streams)
-                if is_followed and tag.is_ours and result.context is not None:
+                if is_followed and tag.is_generated and result.context is not None:
                     fields = {**fields, SESSION_FIELD: tag.name}
                 return result, request.body.encode(fields), is_usage_added
 
@@ -311,8 +311,8 @@ class BoostPipeline:
         result, tracked = boosted.result, boosted.tracked
         is_read = is_read or (result is not None and result.context is not None)
         sent = request_headers(headers, is_read=is_read)
-        if tracked is not None and tracked.tag is not None and tracked.tag.is_ours:
-            sent = with_header(sent, SESSION_HEADER, tracked.tag.name.encode())
+        if tracked is not None and tracked.engine_id is not None and tracked.engine_id.is_generated:
+            sent = with_header(sent, SESSION_HEADER, tracked.engine_id.name.encode())
         return UpstreamRequest(
             boosted.body,
             sent,
@@ -353,17 +353,18 @@ def _track(
     context = result.context
     if context is None:
         return None
-    front = None
+    layout = None
     if context.index_entry is not None:
-        front = front_of(
+        layout = PromptLayout.of(
             context,
             tenant.key,
+            preamble=result.preamble,
             bytes_before=result.bytes_before,
             bytes_behind=result.bytes_after,
             is_measured=tenant.booster(follower.name).is_measured(context),
-            tokens=tenant.tokens,
+            counter=tenant.tokens,
         )
-        cached = context.predicted_cached_tokens
-        front = follower.sent(tag.name if follower.streams else None, front, cached_tokens=cached)
-    predicted = follower.predict(front, context.predicted_cached_tokens)
-    return TrackedRequest(follower, front, tag if follower.streams else None, predicted)
+        name = tag.name if follower.streams else None
+        layout = follower.on_sent(name, layout, cached_tokens=context.predicted_cached_tokens)
+    predicted = follower.predict(layout, context.predicted_cached_tokens)
+    return TrackedRequest(follower, layout, tag if follower.streams else None, predicted)

@@ -48,7 +48,7 @@ class ProxyState:
     def of(cls, settings: Settings) -> Self:
         """Create the state; `lifespan` opens it."""
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
-        sync = CacheSync(settings, backends=backends, tenants=tenants)
+        sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
         pipeline = ShadowPipeline if settings.proxy.shadow else BoostPipeline

@@ -1,7 +1,7 @@
 """Cache the lengths of documents in tokens, so that no request waits for a tokenizer.
 
 A request uses a counted length if there is one, else an estimate. Estimated documents are queued to
-be counted for the next request, by `tokens.local` or `cache_sync.tokenize`. Does not know
+be counted for the next request, by `tokens.local` or `cache_sync.tokenizer`. Does not know
 engines.
 """
 
@@ -90,6 +90,19 @@ class TokenCounter:
         """Return the tokens of each document's title and text, at least 1 each."""
         return [self._length(document) for document in documents]
 
+    def count_frames(self, labels: Iterable[str]) -> list[int]:
+        """Return the tokens of each label with the line breaks around it, in the same cache.
+
+        Labels are digits and punctuation, so that estimates from their bytes are far too low.
+        """
+        frames = [f"\n\n{label}\n" for label in labels]
+        lengths, estimates = self._lengths, self._estimates
+        known = [lengths.get(frame) or estimates.get(frame) for frame in frames]
+        return [
+            self._add(frame, frame) if length is None else length
+            for frame, length in zip(frames, known, strict=True)
+        ]
+
     def are_exact(self, keys: Iterable[str]) -> bool:
         """Return True if the lengths of all these documents have been counted."""
         return all(key in self._lengths for key in keys)
@@ -151,6 +164,9 @@ class TokenCounter:
             except KeyError:  # dropped by another thread
                 pass
         text = f"{document.title}\n{document.text}" if document.title else document.text
+        return self._add(key, text)
+
+    def _add(self, key: str, text: str) -> int:
         length = self.count(text)  # outside the lock: a given counter may be slow
         with self._lock:
             if self._count is not None:

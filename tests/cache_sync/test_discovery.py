@@ -1,11 +1,16 @@
-"""What backends say about the size of their prefix cache."""
+"""Event sources and capacities in the responses of engines."""
 
 import asyncio
 
 import pytest
 
-from ragboost.cache_sync.discovery import discover, read_capacity
-from ragboost.cache_sync.sources import DISCOVERY_PATHS
+from ragboost.cache_sync.discovery import (
+    DISCOVERY_PATHS,
+    EventSource,
+    discover,
+    find_sources,
+    read_capacity,
+)
 from ragboost.config import BackendSettings, Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
@@ -57,3 +62,44 @@ async def test_a_backend_that_left_a_question_unanswered_is_not_up_yet(late: str
         backend.close()
         server.close()
         await server.wait_closed()
+
+
+def test_vllm_names_a_publisher_per_rank_and_wildcards_become_the_backends_host() -> None:
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://*:5557",
+        "replay_endpoint": "tcp://0.0.0.0:5657",
+        "topic": "kv@tiny",
+    }
+    second = config | {"endpoint": "tcp://10.0.0.9:5558", "replay_endpoint": None}
+    answer = {"0": config, "1": second, "2": {"publisher": "null"}}
+    assert find_sources(answer, backend_url="http://gpu-1:8000", name="r") == [
+        EventSource("r/0", "tcp://gpu-1:5557", replay_endpoint="tcp://gpu-1:5657", topic="kv@tiny"),
+        EventSource("r/1", "tcp://10.0.0.9:5558", topic="kv@tiny"),
+    ]
+
+
+def test_sglang_counts_ports_from_a_base() -> None:
+    events = {
+        "publisher": "zmq",
+        "endpoint_host": "*",
+        "endpoint_port_base": 5557,
+        "topic": "",
+        "block_size": 16,
+        "dp_size": 2,
+        "replay_endpoint_port_base": 5600,
+    }
+    found = find_sources({"kv_events": events}, backend_url="http://[::1]:3000", name="r")
+    assert found == [
+        EventSource("r/0", "tcp://[::1]:5557", replay_endpoint="tcp://[::1]:5600"),
+        EventSource("r/1", "tcp://[::1]:5558", replay_endpoint="tcp://[::1]:5601"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"kv_events": None}, {"kv_events": {"publisher": "ragboost"}}, {"detail": "Not Found"}],
+)
+def test_a_backend_without_events_has_no_sources(answer: dict[str, object]) -> None:
+    assert find_sources(answer, backend_url="http://a", name="r") == []

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ragboost.cache_sync.discovery import EventSource
+from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.prefix_mirror import PrefixMirror
-from ragboost.cache_sync.sources import EventSource
-from ragboost.cache_sync.stream import StreamState
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.engine_hooks.events import (
     AllBlocksCleared,
@@ -75,11 +75,11 @@ def test_golden_frames_survive_losses_delays_and_disorder_on_a_real_socket(
             for payload in frames(name):
                 publisher.publish_payload(payload)
         total = rounds * (len(frames(name)) + 1)
-        wait(lambda: stream.num_applied == total and stream.state is StreamState.EXACT)
+        wait(lambda: stream.next_seq == total and stream.state is StreamState.EXACT)
         stream.mirror.check_integrity()
         assert stream.mirror.num_resident_tokens == RESIDENT[name]
         publisher.publish_payload(CLEARED)
-        wait(lambda: stream.num_applied == total + 1 and stream.state is StreamState.EXACT)
+        wait(lambda: stream.next_seq == total + 1 and stream.state is StreamState.EXACT)
         assert (len(stream.mirror), stream.state) == (0, StreamState.EXACT)
     publisher.close()
 
@@ -96,20 +96,20 @@ def test_golden_frames_are_known_again_when_either_side_restarts(tmp_path: Path,
             stream = subscriber.streams["a"]
             wait(
                 lambda: (
-                    stream.num_applied == len(frames(name))  # noqa: B023
+                    stream.next_seq == len(frames(name))  # noqa: B023
                     and stream.state is StreamState.EXACT  # noqa: B023
                 )
             )
             assert stream.mirror.num_resident_tokens == RESIDENT[name]
     with Subscriber([source], probe_interval_s=0.1) as subscriber:
         stream = subscriber.streams["a"]
-        wait(lambda: stream.num_applied == len(frames(name)))
+        wait(lambda: stream.next_seq == len(frames(name)))
         publisher.close()  # the engine is killed
         wait(lambda: stream.state is StreamState.FALLBACK)
         publisher = Publisher(endpoint, replay_endpoint=replay)
         first = frames(name)[0]
         publisher.publish_payload(first)
-        wait(lambda: stream.num_applied == 1 and stream.state is StreamState.EXACT)
+        wait(lambda: stream.next_seq == 1 and stream.state is StreamState.EXACT)
         alone = PrefixMirror()
         alone.clear(is_partial=False)
         alone.apply(decode_batch(first))

@@ -195,7 +195,18 @@ def test_limits_bound_blocks_requests_and_namespaces() -> None:
     assert mirror.num_requests == 2
     assert mirror.resident_tokens("4") == 2
     apply(mirror, removed(*range(5)))
-    assert (len(mirror), len(mirror._by_key)) == (0, 0)
+    assert len(mirror) == 0
+    mirror.check_integrity()
+
+
+def test_namespaces_without_blocks_are_dropped() -> None:
+    mirror = empty(max_blocks=1)
+    apply(mirror, stored([1], [1, 1]))
+    for i in range(5):
+        apply(mirror, stored([10 + i], [2, 2], cache_salt=f"tenant-{i}"))
+    apply(mirror, stored([20], [2, 2, 2], cache_salt="odd length"))
+    assert (len(mirror), mirror.num_unknown) == (1, 6)
+    mirror.check_integrity()
 
 
 DOCUMENTS = [[100 * i + j for j in range(4 + 3 * (i % 3))] for i in range(6)]

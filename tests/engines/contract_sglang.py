@@ -111,7 +111,7 @@ def drive(cache: Any) -> dict[str, object]:
     return {
         "batches": batches,
         "stream": reporter.stream.rpartition("/")[2],
-        "lost": reporter.num_lost,
+        "lost": reporter.num_dropped,
         "wrong_sizes": wrong_sizes,
         "wrong_hits": wrong_hits,
         "wrong_requests": wrong_requests,

@@ -117,7 +117,7 @@ def main() -> None:
             {
                 "batches": len(payloads),
                 "stream": reporter.stream.rpartition("/")[2],
-                "lost": reporter.num_lost,
+                "lost": reporter.num_dropped,
                 "wrong_states": wrong_states,
                 "wrong_hits": wrong_hits,
                 "wrong_requests": wrong_requests,

@@ -6,7 +6,7 @@ Run as anybody runs it; each line of figures is printed, whether it passes or no
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,51 +15,70 @@ from tests.engines.conftest import require
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(900)]
 
-BARS = {"events": 0.99, "hook": 0.97}
-# Eight in flight, as predicted at dispatch: a guess at what others evict before a request's turn.
-# Below what was measured (docs/lab), as runs differ by how requests happen to meet.
-DISPATCH_BARS = {"vllm": 0.96, "embedded": 0.94, "sglang": 0.93}
+
+class Run(NamedTuple):
+    kind: Kind
+    signal: str
+    ends: str
+
+    def measure(self, capsys: pytest.CaptureFixture[str], *, concurrency: int) -> dict[str, Any]:
+        command = [sys.executable, "-m", "benchmarks.fidelity", "--engine", self.kind]
+        command += ["--signal", self.signal, "--ends", self.ends, "--cache", "small", "--json"]
+        command += ["--requests", "300", "--concurrency", str(concurrency)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840)
+        assert done.returncode == 0, done.stderr[-3000:]
+        figures: dict[str, Any] = json.loads(done.stdout)
+        named = ("precision", "recall", "predicted_over_reported", "num_probes", "hit_rate")
+        shown = " ".join(f"{name}={figures[name]}" for name in named)
+        with capsys.disabled():
+            sys.stdout.write(f"\nfidelity {' '.join(self)}, {concurrency} in flight: {shown}\n")
+        assert figures["state"] == "exact"
+        assert figures["hit_rate"] > 0.1, "nothing was reused, so nothing was predicted"
+        return figures
 
 
-def measure(
-    kind: Kind, capsys: pytest.CaptureFixture[str], *, signal: str, concurrency: int
-) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.fidelity", "--engine", kind, "--signal", signal]
-    command += ["--requests", "300", "--cache", "small", "--concurrency", str(concurrency)]
-    done = subprocess.run(
-        [*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=840
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    figures: dict[str, Any] = json.loads(done.stdout)
-    named = ("precision", "recall", "predicted_over_reported", "num_probes", "hit_rate")
-    told = " ".join(f"{name}={figures[name]}" for name in named)
-    with capsys.disabled():
-        sys.stdout.write(f"\nfidelity {kind} {signal}, {concurrency} in flight: {told}\n")
-    return figures
+# Measured through the proxy in November 2026, see docs/lab/fidelity.md.
+RUNS = {
+    Run("embedded", "events", "counted"): 0.99,
+    Run("vllm", "events", "counted"): 0.99,
+    Run("sglang", "events", "counted"): 0.99,
+    Run("vllm", "hook", "counted"): 0.99,
+    Run("sglang", "hook", "counted"): 0.99,
+    Run("vllm", "events", "told"): 0.99,
+    Run("sglang", "events", "told"): 0.99,
+    # Ends of documents are guessed from bytes: a cached block more or less in one request of five.
+    Run("embedded", "events", "estimated"): 0.96,
+}
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
-@pytest.mark.parametrize(
-    ("kind", "signal"),
-    [
-        ("embedded", "events"),
-        ("vllm", "events"),
-        ("sglang", "events"),
-        ("vllm", "hook"),
-        ("sglang", "hook"),
-    ],
-)
+@pytest.mark.parametrize(("run", "bar"), RUNS.items(), ids=["-".join(run) for run in RUNS])
 def test_the_index_equals_the_engines_cache(
-    kind: Kind, signal: str, concurrency: int, capsys: pytest.CaptureFixture[str]
+    run: Run, bar: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    require(kind)
-    figures = measure(kind, capsys, signal=signal, concurrency=concurrency)
-    assert figures["state"] == "exact"
+    require(run.kind)
+    figures = run.measure(capsys, concurrency=1)
+    assert figures["num_probes"] == 300
+    assert figures["precision"] >= bar
+    assert figures["recall"] >= bar
+    assert bar <= figures["predicted_over_reported"] <= 1 / bar
+
+
+# Sums of 17 probes, in which a single block of 32 tokens is 1 %.
+AT_REST = 0.97
+# A forecast of what the others evict before the request is computed. Single runs on two cores with
+# a load of 15 were off by 5 % with vLLM, 4 % with the embedded engine and 7 % with SGLang, whose
+# scheduler sees requests sent within a millisecond in another order.
+AT_DISPATCH = {"vllm": 0.94, "embedded": 0.94, "sglang": 0.92}
+
+
+@pytest.mark.parametrize("run", list(RUNS)[:5], ids=["-".join(run) for run in list(RUNS)[:5]])
+def test_eight_requests_in_flight_are_predicted(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require(run.kind)
+    figures = run.measure(capsys, concurrency=8)
     assert figures["num_probes"] >= 15
-    assert figures["hit_rate"] > 0.1, "nothing was reused, so nothing was predicted"
-    for of in (figures["at_rest"]["mirror"], figures["at_rest"]["documents"]):
-        assert of["precision"] >= BARS[signal], figures["at_rest"]
-        assert of["recall"] >= BARS[signal], figures["at_rest"]
-    bar = BARS[signal] if concurrency == 1 else DISPATCH_BARS[kind]
-    ratio = figures["predicted_over_reported"]
-    assert bar <= ratio <= 1 / bar
+    assert figures["precision"] >= AT_REST
+    assert figures["recall"] >= AT_REST
+    bar = AT_DISPATCH[run.kind]
+    assert bar <= figures["predicted_over_reported"] <= 1 / bar

@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks.engine_servers import EngineServer, Kind
 from benchmarks.report_route import report_route
-from ragboost.cache_sync.sources import DISCOVERY_PATHS, find_sources
-from ragboost.cache_sync.stream import EventStream, StreamState
+from ragboost.cache_sync.discovery import DISCOVERY_PATHS, find_sources
+from ragboost.cache_sync.event_stream import EventStream, StreamState
+from ragboost.cache_sync.report_receiver import ReportReceiver
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.cache_sync.usage import read_usage
-from ragboost.engine_hooks.reports import ReportReceiver
 from tests.engines.conftest import KINDS, require
 from tests.eventually import eventually as wait
 

@@ -1,8 +1,8 @@
 """Publish the prefix cache's events in vLLM 0.32's wire format, over ZeroMQ.
 
 Three frames per batch: topic, sequence number (8 bytes, big endian, from 0), msgpack array
-`[timestamp, events, data parallel rank]` with events as maps tagged by `type`. Unlike vLLM, an
-endpoint is always bound, never connected. Knows events and sockets, not the cache.
+`[timestamp, events, data-parallel rank]`, see `engine_hooks.events`. Unlike in vLLM an endpoint is
+always bound, never connected. Knows events and sockets. Does not know the cache.
 """
 
 import logging
@@ -12,10 +12,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-import msgspec
 import zmq
 
 from ragboost.engine.runtime.prefix_cache import Cleared, Event, Removed, Stored
+from ragboost.engine_hooks import events as wire
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -26,81 +26,43 @@ _MAX_UNSENT = 100_000  # batches per slow subscriber
 _POLL_MS = 20
 
 
-class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
-    """Blocks that can be reused from now on, consecutive below `parent_block_hash`."""
-
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    extra_keys: list[list[str] | None] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    session_id: str | None = None
-
-
-class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
-    """Blocks that are gone."""
-
-    block_hashes: list[int]
-    medium: str | None
-    group_idx: int | None = None
-
-
-class AllBlocksCleared(msgspec.Struct, tag=True):
-    """All blocks are gone."""
-
-
-class Batch(msgspec.Struct, array_like=True):
-    """The payload of one message."""
-
-    ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-    data_parallel_rank: int = 0
-
-
 def wire_hash(key: bytes) -> int:
-    """The unsigned 64 bits of a block key that go on the wire."""
+    """Return the block hash on the wire, the last 64 bits of a block key, unsigned."""
     return int.from_bytes(key[-8:], "big")
 
 
-def to_wire(event: Event, *, block_size: int) -> BlockStored | BlockRemoved | AllBlocksCleared:
-    """Translate an event of the prefix cache. The medium is "GPU", which is what engines say on a
-    CPU too."""
+def to_wire(event: Event, *, block_size: int) -> wire.Event:
+    """Translate an event of the prefix cache. The medium is "GPU", as engines report it on a CPU
+    too."""
     match event:
         case Stored():
             # Only the first block of a prompt carries the salt; the rest inherit it by hash.
             first = [event.salt] if event.parent is None and event.salt is not None else None
-            return BlockStored(
+            return wire.BlockStored(
                 block_hashes=[wire_hash(key) for key in event.keys],
                 parent_block_hash=None if event.parent is None else wire_hash(event.parent),
                 token_ids=list(event.tokens),
                 block_size=block_size,
-                lora_id=None,
                 medium="GPU",
-                lora_name=None,
                 extra_keys=[first, *[None] * (len(event.keys) - 1)],
                 group_idx=0,
                 kv_cache_spec_kind="full_attention",
                 session_id=event.session_id,
             )
         case Removed(key):
-            return BlockRemoved(block_hashes=[wire_hash(key)], medium="GPU", group_idx=0)
+            return wire.BlockRemoved(block_hashes=[wire_hash(key)], medium="GPU", group_idx=0)
         case Cleared():
-            return AllBlocksCleared()
+            return wire.AllBlocksCleared()
 
 
 class EventPublisher:
-    """Sends batches from a thread of its own, and replays the last 10,000 on request.
+    """Send batches from a background thread, and replay the last 10,000 on request.
 
-    A batch that finds the queue full is dropped but keeps its number, so that subscribers see a
+    A batch that finds the queue full is dropped but keeps its number, so that subscribers detect a
     gap and do not trust a wrong mirror.
 
     Attributes:
-        endpoint, replay_endpoint: as bound, with the real port where a wildcard was asked for.
+        endpoint, replay_endpoint: as bound, with the real port in place of a wildcard.
         topic: of every message.
         num_dropped: batches dropped so far.
 
@@ -120,7 +82,7 @@ class EventPublisher:
         self.topic = topic
         self.num_dropped = 0
         self._block_size = block_size
-        self._queue: queue.Queue[tuple[int, Batch]] = queue.Queue(max_queued)
+        self._queue: queue.Queue[tuple[int, wire.EventBatch]] = queue.Queue(max_queued)
         self._next_seq = 0
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=_REPLAY_BATCHES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -140,16 +102,17 @@ class EventPublisher:
         self._thread.start()
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Queue a batch; never blocks. Called from one thread only."""
-        wire = [to_wire(event, block_size=self._block_size) for event in events]
+        """Queue a batch without blocking. Call from one thread only."""
+        translated = [to_wire(event, block_size=self._block_size) for event in events]
+        batch = wire.EventBatch(time.time(), translated, dp_rank=0)
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         try:
-            self._queue.put_nowait((seq, Batch(time.time(), wire)))
+            self._queue.put_nowait((seq, batch))
         except queue.Full:
             self.num_dropped += 1
 
     def close(self) -> None:
-        """Send what is queued, and close the sockets. Twice does nothing."""
+        """Send the queued batches and close the sockets. A second call does nothing."""
         if not self._stopping.is_set():
             self._stopping.set()
             self._thread.join()
@@ -164,12 +127,11 @@ class EventPublisher:
         except zmq.ZMQError as error:
             raise ConfigError(
                 f"engine.{name}: cannot bind {endpoint!r}: {error}; "
-                "give a free address of this machine, such as tcp://127.0.0.1:5557"
+                "set a free address of this machine, such as tcp://127.0.0.1:5557"
             ) from None
         return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _run(self) -> None:
-        encoder = msgspec.msgpack.Encoder()
         topic = self.topic.encode()
         while not (self._stopping.is_set() and self._queue.empty()):
             if self._router is not None and self._router.poll(0):
@@ -178,15 +140,15 @@ class EventPublisher:
                 seq, batch = self._queue.get(timeout=_POLL_MS / 1000)
             except queue.Empty:
                 continue
-            payload = encoder.encode(batch)
+            payload = wire.encode_batch(batch)
             self._buffer.append((seq, payload))
             self._pub.send_multipart([topic, seq.to_bytes(8, "big"), payload])
 
     def _replay(self, router: "zmq.Socket[bytes]", topic: bytes) -> None:
-        """Answer `[identity, b"", first number]` with all later batches and an end mark."""
+        """Answer `[identity, b"", first number]` with all batches from there on and an end mark."""
         frames = router.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
-            logger.warning("unreadable replay request of %d frames", len(frames))
+            logger.warning("invalid replay request of %d frames", len(frames))
             return
         client, first = frames[0], int.from_bytes(frames[2], "big")
         for seq, payload in self._buffer:

@@ -12,8 +12,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from ragboost.booster.booster import Booster
+from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.fidelity import ERROR_BOUNDS, Fidelity
-from ragboost.cache_sync.stream import StreamState
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context

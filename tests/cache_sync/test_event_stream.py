@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
-from ragboost.cache_sync.stream import EventStream, StreamState
 from ragboost.engine_hooks.events import EventBatch, encode_batch
 from tests.cache_sync.toy import ToyCache
 
@@ -71,9 +71,9 @@ class World:
 
     def check(self) -> None:
         self.stream.mirror.check_integrity()
-        held = Counter({h: b.copies for h, b in self.stream.mirror._blocks.items() if b.copies})
+        held = Counter(self.stream.mirror.copies())
         if self.stream.state is StreamState.EXACT:
-            position = self.stream._expected
+            position = self.stream.next_seq
             assert position is not None
             states = [truth[position] for truth in self.truth if position < len(truth)]
             assert held in states
@@ -151,7 +151,7 @@ def test_with_replay_every_trouble_ends_exact_after_one_replay() -> None:
             world.answer(keep=10_000, is_ending=True)
         world.check()
         assert world.stream.state is StreamState.EXACT
-        assert world.stream._expected == len(world.truth[-1]) - 1
+        assert world.stream.next_seq == len(world.truth[-1]) - 1
 
 
 def test_an_unreadable_batch_empties_the_mirror_and_is_counted() -> None:

@@ -1,0 +1,306 @@
+"""Apply the numbered event batches of one publisher to a mirror, exactly once and in order.
+
+Detects gaps, duplicates and restarts, and decides what to request from the replay endpoint. Does
+not know sockets, threads or clocks: the caller feeds frames and carries out `take_request`.
+"""
+
+import enum
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
+from ragboost.engine_hooks.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    decode_batch,
+)
+from ragboost.errors import EventStreamError
+
+logger = logging.getLogger(__name__)
+
+_COUNTER_OF_EVENT = {
+    BlockStored: "num_stored",
+    BlockRemoved: "num_removed",
+    AllBlocksCleared: "num_cleared",
+}
+
+
+class StreamState(enum.StrEnum):
+    """How reliable a stream's mirror is."""
+
+    EXACT = "exact"
+    """The mirror equals the engine's cache."""
+    DEGRADED = "degraded"
+    """The mirror is right but may be incomplete, or a gap is being replayed."""
+    FALLBACK = "fallback"
+    """The mirror is unusable: not connected, or no frame received yet."""
+
+
+class StreamStatus(NamedTuple):
+    """A stream's state and its counters since the start, for metrics and `/ready`."""
+
+    state: StreamState
+    num_unknown: int
+    num_blocks: int
+    num_resident_tokens: int
+    num_batches: int = 0
+    num_duplicates: int = 0
+    num_gaps: int = 0
+    num_restarts: int = 0
+    num_replays: int = 0
+    num_unreadable: int = 0
+    num_stored: int = 0
+    num_removed: int = 0
+    num_cleared: int = 0
+
+
+class EventStream:
+    """The stream of one publisher and the mirror that it updates.
+
+    Every replay starts one batch before the gap. If that batch differs from the one applied,
+    another process is publishing now, and the whole stream is replayed. Without a replay endpoint a
+    gap clears the mirror, because a removal may have been missed.
+
+    Args:
+        name: for log messages.
+        has_replay: `take_request` may request replays.
+        on_change: called after each batch that changed the resident tokens of a request, by the
+            thread that feeds the stream.
+
+    Attributes:
+        mirror: of the publisher's cache.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        has_replay: bool = False,
+        on_change: Callable[[Changes], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.mirror = PrefixMirror()
+        self.has_replay = has_replay
+        self.is_connected = False
+        self._on_change = on_change
+        self._next_seq: int | None = None  # None: unknown
+        self._last_digest = 0  # of the payload of batch _next_seq - 1
+        self._last_ts = 0.0
+        self._replay: _Replay | None = None
+        self._request: int | None = None
+        self._is_replay_down = False
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def state(self) -> StreamState:
+        """EXACT only if every batch since the engine's cache was empty has been applied."""
+        if not self.is_connected or self._next_seq is None:
+            return StreamState.FALLBACK
+        if self.mirror.is_partial or (self._replay is not None and self._replay.is_needed):
+            return StreamState.DEGRADED
+        return StreamState.EXACT
+
+    @property
+    def next_seq(self) -> int | None:
+        """The sequence number after the last applied batch; None if there is none."""
+        return self._next_seq
+
+    @property
+    def is_replaying(self) -> bool:
+        """A replay is running; live frames should wait for its end."""
+        return self._replay is not None
+
+    @property
+    def has_request(self) -> bool:
+        """`take_request` returns a number; further frames of a running replay are ignored."""
+        return self._request is not None
+
+    def status(self) -> StreamStatus:
+        """Return the state and the counters."""
+        return StreamStatus(
+            state=self.state,
+            num_unknown=self.mirror.num_unknown,
+            num_blocks=len(self.mirror),
+            num_resident_tokens=self.mirror.num_resident_tokens,
+            **self._counts,
+        )
+
+    def resident_tokens(self, request_id: str) -> int | None:
+        """Return the leading tokens of a request that are cached; None if unknown."""
+        if self.state is StreamState.FALLBACK:
+            return None
+        return self.mirror.resident_tokens(request_id)
+
+    def take_request(self) -> int | None:
+        """Return the sequence number to replay from, once; None if no replay is needed."""
+        request, self._request = self._request, None
+        return request
+
+    def connected(self) -> None:
+        """Handle a connection to a publisher, the same one as before or another."""
+        self.is_connected = True
+        if self.has_replay:
+            self._request_replay(is_full=self._is_replay_down, is_needed=True)
+
+    def disconnected(self) -> None:
+        """Handle the loss of the connection.
+
+        With a replay endpoint the mirror is kept, but not read, until the replay after `connected`
+        shows whether it is still right.
+        """
+        self.is_connected = False
+        self._replay = self._request = None
+        if not self.has_replay:
+            self._reset(is_partial=True)
+            self._next_seq = None
+
+    def probe(self) -> None:
+        """Request a replay to find batches lost at the end, or a replay endpoint that is back."""
+        if self.is_connected and self.has_replay and self._replay is None:
+            self._request_replay(is_full=self._is_replay_down, is_needed=False)
+
+    def receive(self, seq: int, payload: bytes) -> None:
+        """Handle a live frame; one that arrives during a replay is dropped and replayed later."""
+        if self._replay is not None:
+            return
+        can_replay = self.has_replay and not self._is_replay_down
+        if self._next_seq is None and seq and can_replay:
+            self._request_replay(is_full=True, is_needed=True)
+        elif self._next_seq is None:
+            self._reset(is_partial=seq != 0)
+            self._apply(seq, payload)
+        elif seq == self._next_seq:
+            self._apply(seq, payload)
+        elif seq < self._next_seq and self._is_old(payload):
+            self._counts["num_duplicates"] += 1
+        elif can_replay:
+            self._counts["num_gaps"] += seq > self._next_seq
+            self._request_replay(is_full=False, is_needed=True)
+        else:
+            self._counts["num_gaps" if seq > self._next_seq else "num_restarts"] += 1
+            logger.info(
+                "KV event stream %s: got batch %d, expected %d", self.name, seq, self._next_seq
+            )
+            self._reset(is_partial=seq != 0)
+            self._apply(seq, payload)
+
+    def replay(self, seq: int, payload: bytes) -> None:
+        """Handle a frame of the requested replay."""
+        replay = self._replay
+        if replay is None or replay.has_hole:
+            return
+        if replay.is_full:
+            self._reset(is_partial=seq != 0)
+            replay.is_full, replay.is_verified, replay.has_progress = False, True, True
+            self._apply(seq, payload)
+        elif not replay.is_verified:
+            if (seq + 1, hash(payload)) == (self._next_seq, self._last_digest):
+                replay.is_verified = True
+            else:
+                self._restart()
+        elif seq == self._next_seq:
+            replay.is_needed = True  # a batch was missing
+            replay.has_progress = True
+            self._apply(seq, payload)
+        elif self._next_seq is None or seq > self._next_seq:
+            # A ROUTER drops frames for a slow reader: request the rest again.
+            replay.has_hole = True
+
+    def replay_ended(self) -> None:
+        """Handle the end mark of a replay."""
+        replay = self._replay
+        if replay is None:
+            return
+        self._replay = None
+        self._is_replay_down = False
+        if replay.is_full:  # nothing was ever published, so nothing is cached
+            self._reset(is_partial=False)
+            self._next_seq = 0
+        elif not replay.is_verified:
+            self._restart()
+        elif replay.has_hole and replay.has_progress:
+            self._request_replay(is_full=False, is_needed=True)
+        elif replay.has_hole:
+            self._replay = replay
+            self.replay_failed()
+
+    def replay_failed(self) -> None:
+        """Handle a replay that did not end; continue without replays until `probe` succeeds."""
+        replay, self._replay = self._replay, None
+        self._is_replay_down = True
+        if replay is not None and replay.is_needed:
+            logger.warning("KV event stream %s: replay failed, clearing its mirror", self.name)
+            self._reset(is_partial=True)
+            self._next_seq = None
+
+    def _request_replay(self, *, is_full: bool, is_needed: bool) -> None:
+        is_full = is_full or self._next_seq is None
+        start = 0 if is_full or self._next_seq is None else max(self._next_seq - 1, 0)
+        is_verified = self._next_seq == 0  # no batch applied yet that could be compared
+        self._replay = _Replay(is_full=is_full, is_needed=is_needed, is_verified=is_verified)
+        self._request = start
+        self._counts["num_replays"] += 1
+
+    def _restart(self) -> None:
+        """Start over: another process publishes now, or its buffer no longer reaches back to us."""
+        self._counts["num_restarts"] += 1
+        logger.info("KV event stream %s: its publisher restarted, replaying everything", self.name)
+        self._reset(is_partial=True)
+        self._next_seq = None
+        self._request_replay(is_full=True, is_needed=True)
+
+    def _apply(self, seq: int, payload: bytes) -> None:
+        self._next_seq = seq + 1
+        self._last_digest = hash(payload)
+        try:
+            batch = decode_batch(payload)
+        except EventStreamError as error:
+            self._counts["num_unreadable"] += 1
+            logger.warning("KV event stream %s: batch %d: %s", self.name, seq, error)
+            self._reset(is_partial=True)
+            return
+        self._counts["num_batches"] += 1
+        for event in batch.events:
+            self._counts[_COUNTER_OF_EVENT[type(event)]] += 1
+        self._last_ts = batch.ts
+        was_partial = self.mirror.is_partial
+        changes = self.mirror.apply(batch)
+        if self.mirror.is_partial and not was_partial:
+            logger.warning(
+                "KV event stream %s: batch %d contradicts earlier ones%s",
+                self.name,
+                seq,
+                f", unknown events {batch.unknown}" if batch.unknown else "",
+            )
+        self._notify(changes)
+
+    def _is_old(self, payload: bytes) -> bool:
+        """Tell an old frame from the frame of a new publisher with the same number."""
+        try:
+            return decode_batch(payload).ts <= self._last_ts
+        except EventStreamError:
+            return False
+
+    def _reset(self, *, is_partial: bool) -> None:
+        had_any = bool(len(self.mirror))
+        self.mirror.clear(is_partial=is_partial)
+        if had_any:
+            self._notify(Changes({}, is_cleared=True))
+
+    def _notify(self, changes: Changes) -> None:
+        if self._on_change is not None and (changes.is_cleared or changes.resident_tokens):
+            self._on_change(changes)
+
+
+class _Replay:
+    """A running replay."""
+
+    def __init__(self, *, is_full: bool, is_needed: bool, is_verified: bool) -> None:
+        self.is_full = is_full  # from the first batch on, none of which has arrived yet
+        self.is_needed = is_needed  # a batch is known to be missing
+        self.is_verified = is_verified  # the publisher is the one whose batches were applied
+        self.has_hole = False
+        self.has_progress = False

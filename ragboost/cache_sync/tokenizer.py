@@ -1,0 +1,98 @@
+"""Count tokens with the backends' own tokenizers (`POST /tokenize`), in the background.
+
+Knows the responses of vLLM, SGLang and the embedded engine. Does not know requests: a length
+counted too late for one is used for the next.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ragboost.cache_sync.base import EngineClient
+from ragboost.cache_sync.follower import CacheFollower
+from ragboost.rewriting.tenants import Tenants
+from ragboost.tokens import TokenCounter, Wanted
+
+TOKENIZE_PATH = "/tokenize"
+_POLL_S = 0.2
+_BATCH = 8
+_RETRY_S = 5.0
+
+
+class BackendTokenizer:
+    """Replace the estimates of all tenants by counted lengths.
+
+    Only backends that report on their prefix cache are asked, since hosted APIs have no such route.
+    One that refuses is not asked again.
+
+    Args:
+        engines: the first usable one is asked.
+        followers: by name of the backend.
+        tenants: whose estimates are replaced.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[EngineClient],
+        *,
+        followers: Mapping[str, CacheFollower],
+        tenants: Tenants,
+    ) -> None:
+        self._engines = engines
+        self._followers = followers
+        self._tenants = tenants
+        self._refused: set[str] = set()
+
+    async def run(self) -> None:
+        """Count until cancelled."""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            self._tenants.is_counting = self._usable_engine() is not None
+            for model, counter in list(self._tenants.counters.items()):
+                engine = self._usable_engine()
+                counter.is_counted = engine is not None
+                if engine is not None and not await self._count(engine, model, counter):
+                    await asyncio.sleep(_RETRY_S)
+
+    def _usable_engine(self) -> EngineClient | None:
+        for engine in self._engines:
+            follower = self._followers[engine.name]
+            is_known = bool(follower.streams) or follower.capacity_tokens is not None
+            if is_known and engine.is_healthy and engine.name not in self._refused:
+                return engine
+        return None
+
+    async def _count(self, engine: EngineClient, model: str, counter: TokenCounter) -> bool:
+        """Count all wanted texts; return False if the backend cannot be reached."""
+        while wanted := counter.take_wanted(_BATCH):
+            for at, each in enumerate(wanted):
+                ids = await self._ids(engine, model, each)
+                if ids is None:
+                    counter.give_up(key for key, _ in wanted[at:])
+                    return engine.name in self._refused
+                counter.learn(each.key, len(ids), ids=ids)
+        return True
+
+    async def _ids(self, engine: EngineClient, model: str, wanted: Wanted) -> list[int] | None:
+        text = wanted.text.encode("utf-8", "replace").decode()
+        body = {"prompt": text, "add_special_tokens": False, **({"model": model} if model else {})}
+        answer = await engine.fetch(TOKENIZE_PATH, body=json.dumps(body).encode())
+        if answer is None:
+            return None
+        ids = read_ids(answer)
+        if ids is None:
+            self._refused.add(engine.name)
+        return ids
+
+
+def read_ids(body: bytes) -> list[int] | None:
+    """Return the token ids in a response of `/tokenize`; None if it has none."""
+    try:
+        answer: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    ids = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(ids, list) or not all(isinstance(number, int) for number in ids):
+        return None
+    return ids
