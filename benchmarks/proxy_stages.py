@@ -32,43 +32,51 @@ from ragboost.proxy.upstream.backends import Backend
 
 # The functions of each stage, as `module:name`, in the module that calls them.
 STAGES = {
-    "decode JSON": ["proxy.payload:Payload.__init__"],
-    "find documents": ["proxy.rewrite:Rewriter.detect"],
+    "decode JSON": ["rewriting.json_body:JsonBody.__init__"],
+    "find documents": ["rewriting.parsed_request:find_format"],
     "make and hash documents": [
         "formats.groups:TextGroup.document",
         "formats.ragboost_object:as_documents",
     ],
-    "hash messages": ["proxy.recognition:_links"],
-    "recognise and remember the conversation": [
-        "proxy.recognition:Recognition.recognise",
-        "proxy.recognition:Recognition.add",
-        "proxy.boosting:Boosting.report_answer",
+    "hash messages": [
+        "rewriting.parsed_request:history_links",
+        "rewriting.sent_history:chain_links",
     ],
-    "admit and route": ["proxy.dispatch:Dispatcher.admit"],
-    "de-duplicate, count tokens": ["booster:Booster._retrieve"],
-    "search the index, order": ["booster:Booster._order"],
-    "label, hint, check": ["booster:compose"],
-    "record in the index": ["booster:Booster._record_leading"],
+    "recognise and remember the conversation": [
+        "rewriting.recognition:Histories.match",
+        "rewriting.recognition:Histories.add",
+        "rewriting.recognition:Histories.add_answers",
+    ],
+    "admit and route": ["proxy.routing.admission:Admission.take"],
+    "de-duplicate, count tokens": ["booster.booster:Booster._retrieve"],
+    "search the index, order": ["booster.booster:Booster._order"],
+    "label, hint, check": ["booster.booster:compose"],
+    "record in the index": ["booster.booster:Booster._record_leading"],
     "write documents": [
         "formats.messages:Messages.replace",
         "formats.ragboost_object:RagboostObject.replace",
     ],
-    "encode JSON": ["proxy.payload:Payload.encode", "proxy.payload:Payload.encode_bytes"],
-    "predict and follow": ["proxy.boosting:_follow", "proxy.boosting:Boosting.answered"],
-    "all else of rewriting": ["proxy.rewrite:Rewriter.rewrite"],
-    "all else of preparing": ["proxy.boosting:Boosting.prepare"],
+    "encode JSON": [
+        "rewriting.json_body:JsonBody.encode",
+        "rewriting.json_body:JsonBody.encode_bytes",
+    ],
+    "predict and follow": [
+        "proxy.pipeline:_track",
+        "proxy.pipeline:BoostPipeline.report_end",
+    ],
+    "all else of rewriting": ["rewriting.rewriter:Rewriter.rewrite"],
+    "all else of preparing": ["proxy.pipeline:BoostPipeline.prepare"],
     "read usage and answer": [
-        "proxy.usage:JsonTap.finish",
-        "proxy.usage:StrippingTap.feed",
-        "proxy.answer:AnswerReader.feed",
+        "proxy.upstream.response_reader:ResponseReader.feed",
+        "proxy.upstream.response_reader:ResponseReader.finish",
     ],
     "metrics and recent requests": [
-        "proxy.metrics:Metrics.count_request",
-        "proxy.metrics:Metrics.observe_first_byte",
-        "proxy.metrics:Metrics.observe_wait",
-        "proxy.boosting:Boosting._finish",
-        "proxy.boosting:Boosting.report_usage",
-        "proxy.recent:RecentRequests.add",
+        "proxy.observability.metrics:Metrics.count_request",
+        "proxy.observability.metrics:Metrics.observe_first_byte",
+        "proxy.observability.metrics:Metrics.observe_wait",
+        "proxy.pipeline:BoostPipeline._count",
+        "proxy.pipeline:BoostPipeline.report_usage",
+        "proxy.observability.recent_requests:RecentRequests.add",
     ],
 }
 _RELAYED = ("host", "content-length")
@@ -83,11 +91,7 @@ class Stopwatches:
 
     def put(self, stage: str, place: str) -> None:
         """Put a stopwatch around a function, given as `module:name`."""
-        module, _, path = place.partition(":")
-        *owners, name = path.split(".")
-        owner: Any = importlib.import_module(f"ragboost.{module}")
-        for each in owners:
-            owner = getattr(owner, each)
+        owner, name = find(place)
         function = getattr(owner, name)
         is_async = asyncio.iscoroutinefunction(function)
         around = self._around_async if is_async else self._around
@@ -121,6 +125,16 @@ class Stopwatches:
         took = time.perf_counter_ns() - started
         self.ns[stage] += took - self._inside.pop()
         self._inside[-1] += took
+
+
+def find(place: str) -> tuple[Any, str]:
+    """Return the module or class that holds the function `module:name`, and its name there."""
+    module, _, path = place.partition(":")
+    *owners, name = path.split(".")
+    owner: Any = importlib.import_module(f"ragboost.{module}")
+    for each in owners:
+        owner = getattr(owner, each)
+    return owner, name
 
 
 def main() -> None:

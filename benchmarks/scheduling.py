@@ -143,7 +143,7 @@ class Run:
         documents = tuple(self.documents[name] for name in names)
         job = RoutingRequest(
             tenant=self.tenant,
-            front=Request("why?", documents),
+            leading=Request("why?", documents),
             prompt_tokens=sum(self.tokens[name] for name in names),
         )
         ticket = await self.dispatcher.enter(job)

@@ -53,6 +53,10 @@ class BoundedMap(Generic[K, V]):
         """Return the values, least recently used first."""
         return [value for _, _, value in self._entries.values()]
 
+    def items(self) -> list[tuple[K, V]]:
+        """Return the keys and values, least recently used first."""
+        return [(key, value) for key, (_, _, value) in self._entries.items()]
+
     def get(self, key: K) -> V | None:
         """Return the value of a key, which counts as use; None if it is absent or expired."""
         if self._ttl_s is not None:
@@ -77,14 +81,15 @@ class BoundedMap(Generic[K, V]):
 
     def put(self, key: K, value: V, *, size: int = 0) -> None:
         """Keep a value as just used; evict others, and at last it, while a bound is exceeded."""
-        if size or self.size:
-            old = self._entries.get(key)
-            self.size += size - (old[1] if old else 0)
+        old = self._entries.get(key)
         self._entries[key] = (0.0 if self._ttl_s is None else self._clock(), size, value)
-        self._entries.move_to_end(key)
-        while len(self._entries) > self._max_entries or (
-            self._max_size is not None and self.size > self._max_size
-        ):
+        if old is not None:
+            self.size -= old[1]
+            self._entries.move_to_end(key)
+        elif len(self._entries) > self._max_entries:
+            self._evict()
+        self.size += size
+        while self._max_size is not None and self.size > self._max_size:
             self._evict()
 
     def pop(self, key: K) -> V | None:

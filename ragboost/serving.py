@@ -1,7 +1,4 @@
-"""Run an ASGI application on uvicorn: in a thread, for tests and the demo, or in the foreground.
-
-Knows sockets and uvicorn. Does not know what the application does.
-"""
+"""Serve an ASGI application with uvicorn: in a thread, or in the foreground."""
 
 import logging
 import socket
@@ -30,7 +27,7 @@ def serve_in_thread(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iter
         port: 0 picks a free one.
 
     Raises:
-        ConfigError: the address cannot be bound, or the application does not start.
+        ConfigError: the address cannot be bound, or the application fails to start.
     """
     listening = bind(host, port)
     server = uvicorn.Server(
@@ -72,7 +69,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Bind a socket to an address; port 0 picks a free one.
 
     Raises:
-        ConfigError: the address is taken or not ours.
+        ConfigError: the address is in use or not one of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -91,5 +88,5 @@ def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> Non
     deadline = time.monotonic() + _START_TIMEOUT_S
     while not server.started:
         if not thread.is_alive() or time.monotonic() > deadline:
-            raise ConfigError("the server did not start; its log says why")
+            raise ConfigError("the server did not start; see its log")
         time.sleep(0.01)

@@ -30,7 +30,8 @@ EXTRAS = (  # litellm wants older packages than the engine
 )
 LOWEST_TESTS = (
     *("index", "ordering", "dedup", "hints", "formats", "sessions", "batch", "engine_hooks"),
-    *("test_booster.py", "test_config.py", "proxy/test_relay.py", "proxy/test_chat_sessions.py"),
+    *("booster/test_booster.py", "test_config.py", "proxy/asgi", "proxy/upstream/test_relay.py"),
+    "proxy/routes/test_sessions.py",
 )
 
 

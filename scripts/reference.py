@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from ragboost.config import ENV_PREFIX, Settings
 from ragboost.proxy.app import create_app
-from ragboost.proxy.observability.metrics import Metrics
+from scripts.openapi_page import openapi_page
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -78,7 +78,7 @@ def _choices(info: FieldInfo) -> str:
 
 def metrics_page() -> str:
     """Every metric of the proxy with its type and labels."""
-    registry = Metrics().registry
+    registry = create_app(Settings()).state.metrics.registry
     lines = [
         "# Metrics",
         "",
@@ -91,32 +91,25 @@ def metrics_page() -> str:
     families = {family.name: family for family in registry.collect()}
     for name, family in sorted(families.items()):
         # NOTE: the library has no public way to ask a metric without samples for its label names.
-        collector = registry._names_to_collectors.get(name)
-        labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
+        holders = (family, registry._names_to_collectors.get(name))
+        names = [label for holder in holders for label in getattr(holder, "_labelnames", ())]
+        labels = ", ".join(f"`{label}`" for label in names)
         full = f"{name}_total" if family.type == "counter" else name
         lines.append(f"| `{full}` | {family.type} | {labels} | {_text(family.documentation)} |")
     return "\n".join(lines) + "\n"
 
 
 def http_page() -> str:
-    """Every route of the proxy."""
-    lines = [
-        "# HTTP API",
-        "",
-        "What is not listed goes to the backend as it came. Errors of the proxy have OpenAI's "
-        'shape, `{"error": {"message", "type", "param", "code"}}`; errors of the backend pass '
-        "through byte for byte. Fields and headers: [the proxy](../proxy.md), "
-        "[the chat-session API](../sessions.md).",
-        "",
-        "| route | methods | |",
-        "|---|---|---|",
-    ]
-    for route in create_app(Settings()).routes:
-        path = getattr(route, "path", "")
-        methods = sorted(set(getattr(route, "methods", None) or {"all"}) - {"HEAD"})
-        about = (getattr(route, "endpoint", None).__doc__ or "").strip().split("\n\n")[0]
-        lines.append(f"| `{path}` | {', '.join(methods)} | {_text(about)} |")
-    return "\n".join(lines) + "\n"
+    """Every route of the proxy with its bodies, from its OpenAPI document."""
+    return openapi_page(
+        create_app(Settings()).openapi(),
+        title="HTTP API",
+        introduction="All other requests are forwarded to the backend unchanged. Completions have "
+        "the backend's body with the fields below added; its responses and errors are relayed byte "
+        "for byte. The errors listed are the proxy's own, `ProxyErrorResponse` objects. "
+        "`proxy.docs` serves this document at `/openapi.json` and `/docs`. More: "
+        "[the proxy](../proxy.md), [the chat-session API](../sessions.md).",
+    )
 
 
 def engine_http_page() -> str:

@@ -36,7 +36,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.formats": NUMPY | SETTINGS,
     "ragboost.booster": NUMPY | SETTINGS,
     "ragboost.simulate": NUMPY | SETTINGS,
-    "ragboost.batch": NUMPY | SETTINGS,
+    "ragboost.batch": {"msgspec"} | NUMPY | SETTINGS,
     "ragboost.rewriting": {"msgspec"} | NUMPY | SETTINGS,
     "ragboost.engine_hooks": {"msgspec"},  # inside an engine's process
     "ragboost.cache_sync": EVENTS | NUMPY | SETTINGS,

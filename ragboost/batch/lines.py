@@ -18,6 +18,8 @@ from ragboost.formats import Format, Found, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
 from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus
+from ragboost.rewriting.json_body import JsonBody
+from ragboost.rewriting.preamble import preamble
 from ragboost.types import Document, DocumentId, as_documents
 
 _OPENAI_FIELDS = ("custom_id", "method", "url", "body")
@@ -220,8 +222,8 @@ def _write_plain(value: dict[str, Any], field: str, context: Context | None) -> 
 
 
 def _head(body: Mapping[str, Any], shape: Format, found: Found) -> str:
-    before = None if found.message is None else body["messages"][: found.message]
-    parts = [body.get("model"), body.get("tools"), shape.name, before, found.preamble]
+    text_before = preamble(JsonBody(json.dumps(body).encode()), shape, found)
+    parts = [body.get("model"), shape.name, text_before]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

@@ -171,6 +171,11 @@ class ProxySettings(Section):
         False, description="Forward requests unchanged and measure what boosting would have saved."
     )
     access_log: bool = Field(False, description="Log one line of JSON per request.")
+    docs: bool = Field(
+        False,
+        description="Serve the proxy's own API documentation at /openapi.json and /docs, which are "
+        "else the backend's paths.",
+    )
     tracing: bool = Field(
         False, description="Record OpenTelemetry spans of completions; needs the extra otel."
     )

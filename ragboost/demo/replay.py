@@ -20,7 +20,7 @@ from ragboost.config import (
 from ragboost.demo.workload import Workload, WorkloadTurn
 from ragboost.errors import BackendStatusError
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.proxy.upstream.client import Response
+from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.rewriting.headers import get_header
 
 MODEL = "demo"
@@ -140,7 +140,7 @@ async def _chat(client: Backend, body: Mapping[str, Any]) -> tuple[Cost, str]:
     return Cost(usage["prompt_tokens"], cached, ttft_s, dropped), "".join(answer)
 
 
-async def _lines(response: Response) -> AsyncIterator[bytes]:
+async def _lines(response: UpstreamResponse) -> AsyncIterator[bytes]:
     """Yield the lines of a stream as they arrive."""
     rest = b""
     while data := await response.read():

@@ -24,8 +24,9 @@ class Found:
         query: the question.
         documents: in relevance order.
         message: index of the message to rewrite; None if another field is rewritten.
-        preamble: hash of the text before the first document; empty if there is none or it is
-            unknown. Only requests with the same preamble share a prefix.
+        path: keys and indices of the text or list that holds the first document, if that is part
+            of a message already; empty for other shapes.
+        start: offset of the first document in it.
         num_repeated: documents in later messages that are replaced by a reference to earlier text
             of the payload.
         num_later: documents in later messages, including the repeated ones.
@@ -35,7 +36,8 @@ class Found:
     query: str
     documents: tuple[Document, ...]
     message: int | None
-    preamble: str = ""
+    path: tuple[str | int, ...] = ()
+    start: int = 0
     num_repeated: int = 0
     num_later: int = 0
     layout: object = None

@@ -16,7 +16,7 @@ from ragboost.formats.base import Found
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
 from ragboost.formats.references import EarlierTexts
-from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, preamble, put
+from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, put
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
 from ragboost.types import Document
@@ -71,13 +71,16 @@ class Messages:
         if leading is None:
             if not num_repeated:
                 return None
-            return Found("", (), None, "", num_repeated, num_later, layout)
+            return Found(
+                "", (), None, num_repeated=num_repeated, num_later=num_later, layout=layout
+            )
         slot, group = leading
         return Found(
             query="",
             documents=tuple([group.document(block) for block in group.blocks]),
             message=slot.message,
-            preamble=preamble(body, slot, group.blocks[0].start),
+            path=slot.path,
+            start=group.blocks[0].start,
             num_repeated=num_repeated,
             num_later=num_later,
             layout=layout,
@@ -133,21 +136,14 @@ class Messages:
         self, leading: _Place | None, later: Sequence[_Place]
     ) -> tuple[dict[Path, list[Edit]], int]:
         earlier = EarlierTexts(self._settings.hints.location_template)
-        for block in leading.group.blocks if leading and later else ():
-            if block.text is not None:
-                earlier.add(block.text)
+        if leading is not None and later:
+            earlier.edits(leading.group, may_refer=False)
         edits: dict[Path, list[Edit]] = defaultdict(list)
         num = 0
         for slot, group in later if self._has_references else ():
-            for block in group.blocks:
-                if block.text is None:
-                    continue
-                reference = earlier.reference(block.text)
-                if reference is None:
-                    earlier.add(block.text)
-                else:
-                    edits[slot.path].append(group.referred(block, reference))
-                    num += 1
+            if new := earlier.edits(group):
+                edits[slot.path].extend(new)
+                num += len(new)
         return dict(edits), num
 
     def _ordered(self, group: Group, found: Found, context: Context) -> list[Edit]:

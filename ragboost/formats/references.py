@@ -4,6 +4,8 @@ A reference quotes the beginning of the document, so that the model finds it in 
 depends on the payload alone: the same history always yields the same references.
 """
 
+from ragboost.formats.groups import Edit, Group
+
 _QUOTE_CHARS = 100
 _LOOK_CHARS = 400
 
@@ -20,8 +22,25 @@ class EarlierTexts:
         self._texts: set[str] = set()
         self._by_quote: dict[str, str | None] = {}  # None: two texts begin like this
 
-    def add(self, text: str) -> None:
-        """Add a whole text; surrounding white space is ignored."""
+    def edits(self, group: Group, *, may_refer: bool = True) -> list[Edit]:
+        """Return the edits that put references into a group, and add its other documents.
+
+        Args:
+            group: the next documents of the payload.
+            may_refer: False: only add them.
+        """
+        edits: list[Edit] = []
+        for block in group.blocks:
+            if block.text is None:
+                continue
+            reference = self._reference(block.text) if may_refer else None
+            if reference is None:
+                self._add(block.text)
+            else:
+                edits.append(group.referred(block, reference))
+        return edits
+
+    def _add(self, text: str) -> None:
         text = text.strip()
         if text in self._texts:
             return
@@ -29,7 +48,7 @@ class EarlierTexts:
         quote = _quote(text)
         self._by_quote[quote] = None if quote in self._by_quote else text
 
-    def reference(self, text: str) -> str | None:
+    def _reference(self, text: str) -> str | None:
         """Return a reference to a text; None if it does not occur earlier, if another text begins
         like it, or if the reference would not be shorter."""
         text = text.strip()

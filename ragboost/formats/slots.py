@@ -4,9 +4,7 @@ Knows OpenAI chat completions, completions and Responses, and Anthropic messages
 messages are not among them.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 from ragboost.formats.content_blocks import has_cache_mark
@@ -128,20 +126,3 @@ def at_path(body: Mapping[str, Any], path: Path) -> Any:
     for step in path:
         value = value[step]
     return value
-
-
-def preamble(body: Mapping[str, Any], slot: Slot, start: int) -> str:
-    """Hash what the model reads before offset `start` of a slot; empty if that is nothing."""
-    before: list[Any] = []
-    if body.get("tools"):
-        before.append(body["tools"])
-    if not is_instruction(slot.path):
-        before.extend(body[name] for name in _INSTRUCTIONS if body.get(name))
-    value: Any = body
-    for step in slot.path:
-        if isinstance(step, int) and step:
-            before.append(value[:step])
-        value = value[step]
-    if value[:start]:
-        before.append(value[:start])
-    return sha256(json.dumps(before).encode()).hexdigest()[:16] if before else ""

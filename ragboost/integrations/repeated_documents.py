@@ -40,23 +40,12 @@ class RepeatedDocuments:
         groups: Sequence[Group] = _known(text, documents) or find_groups(
             text, registered=self._registered, is_tool=is_tool
         )
+        may_refer = is_tool and self._has_references
         edits: list[Edit] = []
         for group in groups:
-            for block in group.blocks:
-                edit = self._read_block(group, block, may_refer=is_tool and self._has_references)
-                if edit is not None:
-                    edits.append(edit)
+            edits += self._earlier.edits(group, may_refer=may_refer)
         self.num_referred += len(edits)
         return str(splice(text, edits)) if edits else text
-
-    def _read_block(self, group: Group, block: DocumentBlock, *, may_refer: bool) -> Edit | None:
-        if block.text is None:
-            return None
-        reference = self._earlier.reference(block.text) if may_refer else None
-        if reference is None:
-            self._earlier.add(block.text)
-            return None
-        return group.referred(block, reference)
 
 
 def _known(text: str, documents: Sequence[str]) -> list[TextGroup]:

@@ -1,33 +1,34 @@
-"""Put the proxy together: one app, with everything that it remembers hanging on it."""
+"""Assemble the proxy: one app that owns all of its state."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import Settings
-from ragboost.engine_hooks.reports import REPORT_PATH
-from ragboost.proxy.asgi.errors import error_response
-from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.observability.stream_metrics import StreamMetrics
-from ragboost.proxy.pipeline import BoostPipeline
-from ragboost.proxy.routes.completions import Completions, Passthrough, Reports, Status
+from ragboost.errors import RequestError
+from ragboost.proxy.asgi.errors import (
+    on_internal_error,
+    on_request_error,
+    on_validation_error,
+)
+from ragboost.proxy.asgi.limits import ClientDisconnectedError
+from ragboost.proxy.routes import openapi
+from ragboost.proxy.routes.completions import Completions
 from ragboost.proxy.routes.dashboard import Dashboard
-from ragboost.proxy.routes.running_turns import RunningTurns
-from ragboost.proxy.routes.sessions import session_routes
-from ragboost.proxy.routing.admission import Dispatcher
-from ragboost.proxy.upstream.backends import Backends
-from ragboost.rewriting.chunk_positions import ChunkPositions
-from ragboost.rewriting.tenants import Tenants
-from ragboost.sessions import ChatSessionStore, make_store
+from ragboost.proxy.routes.passthrough import Passthrough
+from ragboost.proxy.routes.reports import report_route
+from ragboost.proxy.routes.sessions import SessionRoutes
+from ragboost.proxy.routes.status import StatusRoutes
+from ragboost.proxy.state import ProxyState
 from ragboost.version import __version__
 
 _BOOSTED = {
@@ -38,161 +39,82 @@ _BOOSTED = {
 }
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What the routes of one app share."""
-
-    settings: Settings
-    backends: Backends
-    metrics: Metrics
-    sync: CacheSync
-    chunks: ChunkPositions
-    boosting: BoostPipeline
-    dispatcher: Dispatcher
-    store: ChatSessionStore
-    turns: RunningTurns
-    dashboard: Dashboard
-
-    @classmethod
-    def of(cls, settings: Settings) -> "_Parts":
-        backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
-        sync = CacheSync(settings, engines=backends.all, tenants=tenants)
-        chunks = ChunkPositions(settings.backend, backends.all)
-        metrics.watch(StreamMetrics(sync))
-        boosting = BoostPipeline(settings, metrics, tenants=tenants, sync=sync, chunks=chunks)
-        dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
-        return cls(
-            settings,
-            backends=backends,
-            metrics=metrics,
-            sync=sync,
-            chunks=chunks,
-            boosting=boosting,
-            dispatcher=dispatcher,
-            store=make_store(settings.session),
-            turns=RunningTurns(),
-            dashboard=Dashboard(
-                settings, dispatcher=dispatcher, metrics=metrics, boosting=boosting, sync=sync
-            ),
-        )
-
-    @asynccontextmanager
-    async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        await self.store.open()
-        self.backends.open()
-        try:
-            await self.sync.open()
-            await self.chunks.open()
-            await self.dashboard.history.open()
-            yield
-        finally:
-            await self.dashboard.history.close()
-            await self.turns.drain()
-            await self.store.close()
-            self.dispatcher.close()
-            await self.chunks.close()
-            await self.sync.close()
-            await self.backends.close()
-
-
 class ProxyApp(FastAPI):
-    """FastAPI, with a short way to the endpoints that carry the load.
+    """FastAPI, with a direct way to the completion endpoints and these in its OpenAPI document.
 
     Attributes:
-        direct: endpoints by path, for POST; they are not called this way where the app is mounted
-            below another path or has middleware.
+        direct: completion endpoints by path, called for POST without routing or middleware, unless
+            the app is mounted below another path or has middleware of its own.
     """
 
     direct: Mapping[str, ASGIApp] = MappingProxyType({})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or run the lifespan."""
+        """Serve one request, or run the lifespan."""
         endpoint = None
         if scope["type"] == "http" and scope["method"] == "POST" and not self.user_middleware:
             endpoint = None if scope.get("root_path") else self.direct.get(scope["path"])
         await (endpoint or super().__call__)(scope, receive, send)
 
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document of all routes but the passthrough."""
+        document = super().openapi()
+        openapi.complete(document)
+        return document
+
 
 def create_app(settings: Settings | None = None) -> ProxyApp:
-    """Make the proxy's app.
+    """Create the proxy's ASGI app; two apps share nothing.
 
-    Two apps share nothing. Everything that is no route of ours goes to the backend, so that routes
-    added later must be put in front of the last one.
+    The last route forwards every request without a route of its own to the backend: put routes that
+    you add in front of it.
 
     Args:
         settings: None: the defaults.
     """
-    parts = _Parts.of(settings or Settings())
+    state = ProxyState.of(settings or Settings())
+    dashboard = Dashboard(state)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        async with state.lifespan(), dashboard.history:
+            yield
+
+    has_docs = state.settings.proxy.docs  # else these paths are the backend's
     app = ProxyApp(
         title="RAGBoost",
+        description="All other requests are forwarded to the backend unchanged.",
         version=__version__,
-        lifespan=parts.lifespan,
-        docs_url=None,  # these paths are the backend's
+        lifespan=lifespan,
+        openapi_url="/openapi.json" if has_docs else None,
+        docs_url="/docs" if has_docs else None,
         redoc_url=None,
-        openapi_url=None,
+        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
+        exception_handlers={
+            RequestError: on_request_error,
+            RequestValidationError: on_validation_error,
+            ClientDisconnectedError: _on_disconnect,
+            Exception: on_internal_error,
+        },
     )
-    app.state.cache_sync, app.state.chunk_spans = parts.sync, parts.chunks
-    app.add_exception_handler(Exception, _internal_error)
-    completions = _completions(parts)
+    app.state.cache_sync, app.state.chunk_reuse = state.sync, state.chunk_reuse
+    app.state.metrics = state.metrics
+    completions = {path: Completions(state, endpoint=name) for path, name in _BOOSTED.items()}
     app.direct = {
-        path: ServerErrorMiddleware(endpoint, handler=_internal_error)
+        path: ServerErrorMiddleware(endpoint, handler=on_internal_error)
         for path, endpoint in completions.items()
     }
-    for path, endpoint in completions.items():
-        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
-    app.router.routes.extend(_sessions(parts))
-    app.router.routes.extend(_operations(parts))
-    passthrough = Passthrough(parts.settings, dispatcher=parts.dispatcher, metrics=parts.metrics)
-    app.router.routes.append(Route("/{path:path}", passthrough))
+    app.router.routes += [
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in completions.items()),
+        *SessionRoutes(state).routes(),
+        report_route(state),
+        *StatusRoutes(state).routes(),
+        *dashboard.routes(),
+        Route("/{path:path}", Passthrough(state)),
+    ]
     return app
 
 
-def _completions(parts: _Parts) -> dict[str, Completions]:
-    """The endpoints that answer prompts, by path."""
-    return {
-        path: Completions(
-            parts.settings,
-            endpoint=endpoint,
-            dispatcher=parts.dispatcher,
-            metrics=parts.metrics,
-            boosting=parts.boosting,
-        )
-        for path, endpoint in _BOOSTED.items()
-    }
-
-
-def _sessions(parts: _Parts) -> list[Route]:
-    """The chat-session API."""
-    return session_routes(
-        parts.settings,
-        dispatcher=parts.dispatcher,
-        metrics=parts.metrics,
-        boosting=parts.boosting,
-        store=parts.store,
-        turns=parts.turns,
-    )
-
-
-def _operations(parts: _Parts) -> list[Route]:
-    """The endpoints for operators and for the in-engine hook."""
-    status = Status(
-        dispatcher=parts.dispatcher,
-        metrics=parts.metrics,
-        boosting=parts.boosting,
-        sync=parts.sync,
-    )
-    return [
-        Route(REPORT_PATH, Reports(parts.settings, sync=parts.sync), methods=["POST"]),
-        Route("/health", status.health, methods=["GET"]),
-        Route("/ready", status.ready, methods=["GET"]),
-        Route("/version", status.version, methods=["GET"]),
-        Route("/chunk_reuse", status.no_chunk_reuse, methods=["GET"]),
-        Route("/metrics", status.metrics, methods=["GET"]),
-        Route("/dashboard", parts.dashboard.page, methods=["GET"]),
-        Route("/dashboard/data", parts.dashboard.data, methods=["GET"]),
-    ]
-
-
-async def _internal_error(_request: Request, _error: Exception) -> Response:
-    return error_response(500, "internal error in RAGBoost; its log has the traceback")
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # never received: the client has disconnected

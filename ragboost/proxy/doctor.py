@@ -1,7 +1,6 @@
-"""Ask a backend what RAGBoost needs of it, and say what to change.
+"""Check what RAGBoost needs of a backend, and say what to change.
 
-Sends a handful of small requests. Changes nothing, and names no flag of an engine that it does not
-recognise.
+Sends a few small requests. Changes nothing, and names no flag of an engine it does not recognise.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ _PREFIX_CACHING = re.compile(
     r'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)"', re.MULTILINE
 )
 
-# What to change, by what is missing and by engine; "" stands for any other one.
+# What to change, by check and by engine; "" is any other engine.
 _FIXES: Mapping[str, Mapping[str, str]] = {
     "usage": {
         "vllm": "start vLLM with --enable-prompt-tokens-details",
@@ -48,12 +47,12 @@ _FIXES: Mapping[str, Mapping[str, str]] = {
         "them in `chat_template_kwargs`, or send documents in the `ragboost` object",
         "": "send documents in the `ragboost` object of the body",
     },
-    "tokenizer": {"": "none is needed: lengths are estimated, and corrected by usage"},
+    "tokenizer": {"": "nothing to change: lengths are estimated, and corrected by usage"},
     "KV events": {
         "vllm": f"start vLLM with --kv-events-config '{_EVENTS_JSON}'",
         "sglang": f"start SGLang with --kv-events-config '{_SGLANG_EVENTS_JSON}'",
         "ragboost": "start the engine with --kv-events-endpoint tcp://127.0.0.1:5557",
-        "": "none is known for this server; the cache is modelled from what is sent",
+        "": "nothing known for this server; its cache is modelled from the requests sent",
     },
 }
 
@@ -66,10 +65,10 @@ class Finding:
 
     Attributes:
         backend: name of the backend.
-        check: what was looked at.
-        status: `ok`; `advice`: it works, and more would be better; `failed`: it does not work.
-        message: what was found.
-        fix: what to change; empty if it is fine.
+        check: name of the check.
+        status: `ok`; `advice`: works, with room for improvement; `failed`: does not work.
+        message: the finding.
+        fix: what to change; empty if nothing.
     """
 
     backend: str
@@ -79,7 +78,7 @@ class Finding:
     fix: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """For `--json`."""
+        """Return the finding as a JSON object, for `--json`."""
         return asdict(self)
 
 
@@ -91,18 +90,18 @@ async def examine(settings: Settings, *, kv_events: str | None = None) -> list[F
         kv_events: a `tcp://host:port` at which the first backend publishes its cache events.
     """
     findings = []
-    for at, backend in enumerate(Backends.of(settings).all):
-        findings += await _Examination(backend, kv_events if at == 0 else None).run()
+    for index, backend in enumerate(Backends.of(settings).all):
+        findings += await _Examination(backend, kv_events if index == 0 else None).run()
     return findings
 
 
 def exit_code(findings: list[Finding]) -> int:
-    """0 if everything works, with or without advice; 1 if something does not."""
+    """Return 1 if a check failed, else 0."""
     return int(any(finding.status == "failed" for finding in findings))
 
 
 class _Examination:
-    """The checks of one backend, in an order in which each can rely on those before it."""
+    """The checks of one backend, in an order in which each may rely on those before it."""
 
     def __init__(self, backend: Backend, kv_events: str | None) -> None:
         self._backend = backend
@@ -112,16 +111,14 @@ class _Examination:
         self._findings: list[Finding] = []
 
     async def run(self) -> list[Finding]:
-        """All findings; only the first failure if the backend cannot be used at all."""
-        if await self._reachable():
-            self._engine = await self._recognise()
-            if await self._completion():
-                await self._documents()
-                await self._tokenizer()
-                await self._events()
+        """Return all findings; only the first failure if the backend cannot be used at all."""
+        if await self._reachable() and await self._completion():
+            await self._documents()
+            await self._tokenizer()
+            await self._events()
         return self._findings
 
-    def _note(self, check: str, status: Status, message: str, *, fix: str = "") -> None:
+    def _add(self, check: str, status: Status, message: str, *, fix: str = "") -> None:
         if status != "ok" and not fix:
             fixes = _FIXES[check]
             fix = fixes.get(self._engine, fixes[""])
@@ -132,7 +129,9 @@ class _Examination:
         models = answer.get("data") if isinstance(answer, dict) else None
         if status == 200 and isinstance(models, list) and models:
             self._model = str(models[0].get("id", ""))
-            self._note("reachable", "ok", f"{self._backend.url} serves {self._model}")
+            owner = models[0].get("owned_by")
+            self._engine = owner if owner in ("vllm", "sglang", "ragboost") else ""
+            self._add("reachable", "ok", f"{self._backend.url} serves {self._model}")
             return True
         if status in (401, 403):
             fix = "set backend.api_key (RAGBOOST_BACKEND__API_KEY)"
@@ -140,56 +139,47 @@ class _Examination:
             fix = "start the backend, or give its address: --backend URL"
         else:
             fix = "give the base URL of an OpenAI-compatible server: --backend URL"
-        found = answer if status == 0 else f"GET /v1/models is a {status}"
-        self._note("reachable", "failed", f"{self._backend.url}: {found}", fix=fix)
+        found = answer if status == 0 else f"GET /v1/models returned {status}"
+        self._add("reachable", "failed", f"{self._backend.url}: {found}", fix=fix)
         return False
 
-    async def _recognise(self) -> str:
-        """`vllm`, `sglang`, `ragboost` (the embedded engine), or empty."""
-        status, models = await self._call("/v1/models")
-        owner = models["data"][0].get("owned_by") if status == 200 else None
-        return owner if owner in ("vllm", "sglang", "ragboost") else ""
-
     async def _completion(self) -> bool:
-        """Two requests with the same long beginning: the second one shows the prefix cache."""
+        """Send two requests with the same long beginning; the second shows the prefix cache."""
         text = f"{uuid.uuid4()} " + "The quick brown fox jumps over the lazy dog. " * 80
         usage: dict[str, Any] = {}
         for question in ("One?", "Two?"):
             status, answer = await self._chat(text + question)
             if status != 200 or not isinstance(answer, dict):
-                fix = "look into the backend's log"
-                self._note("completion", "failed", f"a chat request is a {status}", fix=fix)
+                fix = "see the backend's log"
+                self._add("completion", "failed", f"a chat request returned {status}", fix=fix)
                 return False
             usage = answer.get("usage") or {}
-        self._note("completion", "ok", "chat requests are answered")
+        self._add("completion", "ok", "chat requests work")
         details = usage.get("prompt_tokens_details") or {}
         cached = details.get("cached_tokens", usage.get("cached_tokens"))
-        is_told = cached is not None
-        self._note(
-            "usage",
-            "ok" if is_told else "advice",
-            "cached tokens are reported" if is_told else "cached tokens are not reported",
-        )
+        if cached is None:
+            self._add("usage", "advice", "cached tokens are not reported")
+        else:
+            self._add("usage", "ok", "cached tokens are reported")
         await self._prefix_cache(cached, total=usage.get("prompt_tokens", 0))
         return True
 
     async def _prefix_cache(self, cached: int | None, *, total: int) -> None:
-        """Whether repeated tokens are cached; where usage does not say, whether the cache is on."""
         check = "prefix cache"
         if cached:
-            self._note(check, "ok", f"{cached} of {total} repeated tokens were cached")
+            self._add(check, "ok", f"{cached} of {total} repeated tokens were cached")
         elif cached is not None:
-            self._note(check, "failed", f"none of {total} repeated tokens was cached")
+            self._add(check, "failed", f"none of {total} repeated tokens were cached")
         elif (is_on := await self._has_prefix_cache()) is None:
-            fix = "let the backend report cached tokens (see usage) and look again"
-            self._note(check, "advice", "nothing shows whether it is on", fix=fix)
+            fix = "let the backend report cached tokens (see usage) and check again"
+            self._add(check, "advice", "cannot tell if it is enabled", fix=fix)
         elif is_on:
-            self._note(check, "ok", "it is on; what it holds of a request is not reported")
+            self._add(check, "ok", "enabled, but the cached tokens of a request are not reported")
         else:
-            self._note(check, "failed", "it is switched off")
+            self._add(check, "failed", "disabled")
 
     async def _has_prefix_cache(self) -> bool | None:
-        """What the engine says of its own settings; None: nothing that we know."""
+        """Read the engine's own settings; None if they do not say."""
         if self._engine == "sglang":
             status, answer = await self._call("/server_info")
             is_off = answer.get("disable_radix_cache") if isinstance(answer, dict) else None
@@ -201,16 +191,16 @@ class _Examination:
         return None
 
     async def _documents(self) -> None:
-        """Whether the chat template reads `documents`: the prompt is longer with them."""
+        """Check that the chat template reads `documents`, which makes the prompt longer."""
         documents = {"documents": [{"title": "Zebra", "text": "A zebra has stripes. " * 20}] * 2}
         alone = await self._prompt_tokens()
         if await self._prompt_tokens(**documents) > alone + 20:
-            self._note("documents", "ok", "the chat template renders the `documents` field")
+            self._add("documents", "ok", "the chat template renders the `documents` field")
         elif await self._prompt_tokens(chat_template_kwargs=documents) > alone + 20:
             found = "the chat template renders the `documents` of `chat_template_kwargs`"
-            self._note("documents", "ok", found)
+            self._add("documents", "ok", found)
         else:
-            self._note("documents", "advice", "the `documents` field does not reach the prompt")
+            self._add("documents", "advice", "the chat template ignores the `documents` field")
 
     async def _prompt_tokens(self, **fields: Any) -> int:
         status, answer = await self._chat("How many stripes?", **fields)
@@ -221,28 +211,28 @@ class _Examination:
         body = {"model": self._model, "prompt": "How many tokens?"}
         status, answer = await self._call("/tokenize", body)
         if status == 200 and isinstance(answer, dict) and "tokens" in answer:
-            self._note("tokenizer", "ok", "POST /tokenize answers")
+            self._add("tokenizer", "ok", "POST /tokenize works")
         else:
-            self._note("tokenizer", "advice", f"POST /tokenize is a {status}")
+            self._add("tokenizer", "advice", f"POST /tokenize returned {status}")
 
     async def _events(self) -> None:
         if self._kv_events is not None:
             if await _greets(self._kv_events):
-                self._note("KV events", "ok", f"a ZeroMQ socket answers at {self._kv_events}")
+                self._add("KV events", "ok", f"a ZeroMQ socket listens at {self._kv_events}")
             else:
-                self._note("KV events", "failed", f"no ZeroMQ socket at {self._kv_events}")
+                self._add("KV events", "failed", f"no ZeroMQ socket listens at {self._kv_events}")
             return
         for path in DISCOVERY_PATHS:
             status, answer = await self._call(path)
             sources = self._sources(answer) if status == 200 and isinstance(answer, dict) else []
             if sources and all(source.replay_endpoint for source in sources):
-                self._note("KV events", "ok", f"GET {path} names {sources[0].endpoint}")
+                self._add("KV events", "ok", f"GET {path} announces {sources[0].endpoint}")
                 return
             if sources:
-                found = "there is no replay_endpoint: a lost message empties the mirror"
-                self._note("KV events", "advice", found)
+                found = "no replay_endpoint: after a lost message the mirror starts empty"
+                self._add("KV events", "advice", found)
                 return
-        self._note("KV events", "advice", "the backend names no source of cache events")
+        self._add("KV events", "advice", "the backend announces no stream of cache events")
 
     def _sources(self, answer: Mapping[str, Any]) -> list[EventSource]:
         try:
@@ -260,13 +250,13 @@ class _Examination:
         return await self._call("/v1/chat/completions", body)
 
     async def _call(self, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and answer, decoded if it is JSON; 0 and the reason if there is none."""
+        """Return status and body, decoded if it is JSON; 0 and the reason without a response."""
         raw = None if body is None else json.dumps(body).encode()
         try:
-            status, told = await self._backend.ask(path, body=raw, timeout_s=_TIMEOUT_S)
+            status, data = await self._backend.ask(path, body=raw, timeout_s=_TIMEOUT_S)
         except BackendError as error:
             return 0, _reason(error)
-        text = told.decode("utf-8", "replace")
+        text = data.decode("utf-8", "replace")
         try:
             return status, json.loads(text)
         except ValueError:
@@ -274,17 +264,16 @@ class _Examination:
 
 
 def _reason(error: BackendError) -> str:
-    """Why there is no answer, in words."""
     cause = error.__cause__
     if isinstance(cause, socket.gaierror):
         return "no such host"
     if isinstance(cause, OSError) and cause.errno:
-        return f"no connection: {os.strerror(cause.errno).lower()}"
+        return f"cannot connect: {os.strerror(cause.errno).lower()}"
     return str(error)
 
 
 async def _greets(address: str) -> bool:
-    """Whether a ZeroMQ socket listens: it greets whoever connects."""
+    """Return True if a ZeroMQ socket listens, which greets every client."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         async with asyncio.timeout(_EVENT_TIMEOUT_S):

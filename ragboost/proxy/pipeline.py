@@ -1,7 +1,7 @@
-"""Prepare a request for the backend: parse, find tenant and conversation, rewrite, encode.
+"""Prepare a completion request for its backend: parse, route, rewrite, encode.
 
-The policy around `Rewriter`: what runs on the event loop, what is counted, and the proxy's rule to
-fail open. Does not know how requests are sent.
+The policy around the rewriter: what runs in a thread, what is counted, and the rule to forward the
+original body when boosting fails. Does not know how requests are sent.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.cache_sync.tracked_request import (
     SESSION_FIELD,
+    SESSION_HEADER,
     EngineRequestId,
     TrackedRequest,
     exact_ends,
@@ -22,50 +23,46 @@ from ragboost.cache_sync.tracked_request import (
 from ragboost.cache_sync.usage import Usage
 from ragboost.config import Settings
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.proxy.asgi.headers import request_headers, with_header
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
-from ragboost.proxy.requests import ParsedRequest, Place, UpstreamRequest
+from ragboost.proxy.offload import Stopwatch, call, is_large
+from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.assignment import Assignment
-from ragboost.rewriting.body import JsonBody, MalformedBodyError
-from ragboost.rewriting.cache_breakpoints import mark_shared
-from ragboost.rewriting.chunk_positions import ChunkPositions
-from ragboost.rewriting.conversations import Conversation, Conversations, HistoryDelta, SentHistory
+from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.upstream.request import UpstreamRequest
+from ragboost.rewriting.cache_breakpoints import add_breakpoint
+from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders
-from ragboost.rewriting.offload import Stopwatch, call, is_large
-from ragboost.rewriting.recognition import Known, Recognition
-from ragboost.rewriting.rewriter import Detected, Rewriter, Rewritten
-from ragboost.rewriting.session_id import session_name
-from ragboost.rewriting.tenants import Tenant, TenantKey, Tenants, user_of
+from ragboost.rewriting.json_body import MalformedBodyError
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
+from ragboost.rewriting.recognition import UNCHANGED, Digest, Histories
+from ragboost.rewriting.rewriter import BoostResult, Rewriter
+from ragboost.rewriting.sent_history import Conversation, Conversations
+from ragboost.rewriting.tenants import Tenant, Tenants
 from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.types import Request
 
 logger = logging.getLogger(__name__)
 
 
-class _Job(NamedTuple):
-    """A body to rewrite, with what its request says about it.
+class BoostedRequest(NamedTuple):
+    """A body to send, rewritten or not; `is_usage_added` and `tracked` as in `UpstreamRequest`."""
 
-    Attributes:
-        payload: the body.
-        detected: its documents.
-        can_ask_usage: the endpoint knows `stream_options.include_usage`.
-        name: of its conversation, over all tenants; None: it is known by its past, or not at all.
-        past: what the engine was sent for its history, or None.
-        tried: what it would have been sent without shadow mode, or None.
-        tag: the id by which its engine is to call it in its events.
-    """
-
-    payload: JsonBody
-    detected: Detected
-    can_ask_usage: bool
-    name: str | None
-    past: SentHistory | None
-    tried: SentHistory | None
-    tag: EngineRequestId
+    body: bytes
+    result: BoostResult | None = None
+    is_usage_added: bool = False
+    tracked: TrackedRequest | None = None
 
 
 class BoostPipeline:
-    """Everything about boosting that outlives a request."""
+    """Boost the requests of one app.
+
+    Attributes:
+        tenants: the context indexes.
+        conversations: those with a name.
+        recent: the last requests, for the dashboard.
+    """
 
     def __init__(
         self,
@@ -74,314 +71,286 @@ class BoostPipeline:
         *,
         tenants: Tenants,
         sync: CacheSync,
-        chunks: ChunkPositions,
+        chunk_reuse: ChunkReuseProbe,
     ) -> None:
-        self._sync = sync
-        self._chunks = chunks
+        self.tenants = tenants
+        self.conversations = Conversations(settings.session)
+        self.recent = RecentRequests()
         self._settings = settings
         self._metrics = metrics
+        self._sync = sync
+        self._chunk_reuse = chunk_reuse
+        self._parser = RequestParser(settings)
         self._rewriter = Rewriter(settings)
+        self._histories = Histories(settings.session)
         self._logged: set[str] = set()
-        self.tenants = tenants
-        self.conversations = Conversations(
-            max_sessions=settings.session.max_sessions,
-            max_bytes=settings.session.max_bytes,
-            ttl_s=settings.session.ttl_s,
-        )
-        self._recognition = Recognition(settings)
-        self.recent = RecentRequests()
 
     async def prepare(
         self,
         raw: bytes,
         headers: RawHeaders,
+        admission: Admission,
         *,
-        place: Place,
-        can_ask_usage: bool = True,
-        past: SentHistory | None = None,
+        has_stream_options: bool = True,
+        session: str | None = None,
+        history: Conversation | None = None,
     ) -> UpstreamRequest:
-        """Boost a body for the backend that it is given, or pass it on as it is.
+        """Boost a request for the backend that it is assigned to, or forward its body unchanged.
 
         Args:
             raw: the client's body.
             headers: the client's.
-            place: gives it its backend.
-            can_ask_usage: the endpoint knows `stream_options.include_usage`.
-            past: what the engine was sent for the history in `messages`, where the caller keeps it;
-                None: the body or the headers name a conversation, or it is recognised.
+            admission: assigns the request to a backend.
+            has_stream_options: the endpoint knows `stream_options.include_usage`.
+            session: unique name of the conversation, for a caller that keeps `history`; None: the
+                request names its conversation, or it is recognised.
+            history: what the engine was sent for the earlier messages; not kept here.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
         """
-        clock, in_thread = Stopwatch(), is_large(raw)
+        clock = Stopwatch()
+        parse = partial(self._parser.parse, raw, headers, session=session)
         try:
-            payload, detected = await call(partial(self._parse, raw), in_thread=in_thread)
+            request = await call(parse, in_thread=is_large(raw))
         except MalformedBodyError:
-            ticket = await clock.without(place(ParsedRequest(raw)))
-            return self._finish(UpstreamRequest(ticket, raw, bypass="malformed_body"), clock)
-        key, user, known = TenantKey.of(payload.body), user_of(headers), Known()
-        session = session_name(payload.body, headers) if past is None else None
-        if session is None:
-            found = detected.found
-            known = await self._recognition.recognise(payload, key, user, found=found, past=past)
-        past = known.match.past if known.match else past
-        draft = ParsedRequest(raw, payload, history=known.match.digest if known.match else b"")
-        if session is None and self._is_plain(payload, detected, past):
-            ticket = await clock.without(place(draft))
-            plain = UpstreamRequest(ticket, raw, bypass=detected.bypass)
-            return self._finish(plain, clock, key=key, known=known)
-        tenant, name = self.tenants.get(key), self._name(key, user, session)
-        tag, tried = EngineRequestId.of(payload.body, headers), known.tried and known.tried.past
-        job = _Job(payload, detected, can_ask_usage, name, past, tried, tag)
-        front, session = partial(self._front, job), session and f"{user}/{session}"
-        draft = draft._replace(tenant=tenant, front=front, session=session)
-        ticket = await clock.without(place(draft))
-        work = self._rewrite(job, tenant, ticket)
-        # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
-        # client leaves meanwhile.
-        prepared, learned = await (asyncio.shield(work) if in_thread else work)
-        is_final = prepared.bypass is None
-        known = self._recognition.add(known, prepared.learned, tried=learned, is_final=is_final)
-        return self._finish(prepared, clock, key=key, known=known)
+            await clock.without(admission.take_unparsed(len(raw)))
+            sent, bypass = request_headers(headers), Bypass("malformed_body")
+            return self._count(UpstreamRequest(raw, sent, bypass=bypass, seconds=clock.seconds))
+        match = self._histories.match(request.links, request.beside) if request.links else None
+        digest = match.digest if match is not None else UNCHANGED
+        conversation = match.conversation if match is not None else history
+        tenant, boosted = None, BoostedRequest(raw)
+        if self._is_plain(request, conversation):
+            await clock.without(admission.take(request, history=digest))
+        else:
+            tenant = self.tenants.get(request.tenant_key)
+            tag = EngineRequestId.of(request.body.fields, headers)
+            plan = partial(self._plan, request, conversation)
+            assignment = await clock.without(
+                admission.take(request, tenant=tenant, plan=plan, history=digest)
+            )
+            work = self._boost(
+                request, conversation, tenant, assignment, tag=tag, has_options=has_stream_options
+            )
+            # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if
+            # the client leaves meanwhile.
+            boosted = await (asyncio.shield(work) if is_large(raw) else work)
+            if match is not None and boosted.result is not None:
+                is_final = boosted.result.bypass is None
+                digest = self._histories.add(match, boosted.result.delta, is_final=is_final)
+        is_read = match is not None or history is not None
+        upstream = self._upstream(
+            request, headers, boosted, tenant, digest, is_read=is_read, seconds=clock.seconds
+        )
+        return self._count(upstream)
 
-    def report_answer(
-        self, prepared: UpstreamRequest, answers: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Take in the assistant's messages, each of them a way in which the history may go on."""
-        self._recognition.answered(prepared.match, prepared.tried, answers)
-
-    async def report_usage(self, prepared: UpstreamRequest, usage: Usage) -> None:
-        """Take in what the backend reported for a request."""
+    async def report_usage(self, upstream: UpstreamRequest, usage: Usage, *, backend: str) -> None:
+        """Learn from the usage that a backend reported for a request."""
         self._metrics.count_usage(usage)
-        followed, context, cached_tokens = prepared.followed, prepared.context, usage.cached_tokens
-        if followed is None or prepared.tenant is None or context is None or cached_tokens is None:
+        tracked, context, cached_tokens = upstream.tracked, upstream.context, usage.cached_tokens
+        if tracked is None or upstream.tenant is None or context is None or cached_tokens is None:
             return
-        name = prepared.ticket.backend.name
-        if name != followed.follower.name:
-            return  # it went to another backend in the end, of which nothing was predicted
+        if backend != tracked.follower.name:
+            return  # it failed over to a backend for which nothing was predicted
         error = self._sync.fidelity.record(
-            predicted=followed.predicted_tokens,
+            predicted=tracked.predicted_tokens,
             reported=cached_tokens,
             prompt_tokens=usage.prompt_tokens,
         )
         self._metrics.observe_prediction(error, self._sync.fidelity.read())
-        layout = followed.layout
+        layout = tracked.layout
         cached_tokens = min(max(cached_tokens, 0), usage.prompt_tokens)
         if layout is not None:
-            prepared.tenant.tokens.correct(layout.prompt_tokens, usage.prompt_tokens)
+            upstream.tenant.tokens.correct(layout.prompt_tokens, usage.prompt_tokens)
             layout = layout.corrected(usage.prompt_tokens)
-        async with prepared.tenant.lock:
-            prepared.tenant.booster(name).report_usage(
+        async with upstream.tenant.lock:
+            upstream.tenant.booster(backend).report_usage(
                 context,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=cached_tokens,
                 cached_document_tokens=layout.cached_documents(cached_tokens) if layout else None,
             )
 
-    def answered(
-        self, prepared: UpstreamRequest, usage: Usage | None, *, is_computed: bool
+    def report_end(
+        self, upstream: UpstreamRequest, usage: Usage | None, *, backend: str, is_computed: bool
     ) -> None:
-        """A request is over.
+        """Tell the backend's follower that a request has ended.
 
         Args:
-            prepared: the request.
-            usage: what the backend reported, or None.
+            upstream: the request.
+            usage: reported by the backend, or None.
+            backend: the one that it was sent to last.
             is_computed: the backend answered it.
         """
-        followed, context = prepared.followed, prepared.context
-        if followed is None or followed.layout is None or context is None:
+        tracked, context = upstream.tracked, upstream.context
+        if tracked is None or tracked.layout is None or context is None:
             return
-        is_computed = is_computed and prepared.ticket.backend.name == followed.follower.name
+        is_computed = is_computed and backend == tracked.follower.name
         if context.index_entry is not None and not is_computed:
-            followed.follower.on_failure(followed.name, followed.layout, context.index_entry)
+            tracked.follower.on_failure(tracked.name, tracked.layout, context.index_entry)
             return
-        followed.follower.on_response(
-            followed.name,
-            followed.layout,
+        tokens = upstream.tenant.tokens if upstream.tenant is not None else None
+        tracked.follower.on_response(
+            tracked.name,
+            tracked.layout,
             prompt_tokens=usage and usage.prompt_tokens,
-            ends=exact_ends(usage, context, prepared.tenant.tokens) if prepared.tenant else None,
+            ends=exact_ends(usage, context, tokens) if tokens is not None else None,
         )
 
-    def _parse(self, raw: bytes) -> tuple[JsonBody, Detected]:
-        payload = JsonBody.parse(raw)
-        return payload, self._rewriter.detect(payload)
-
-    def _is_plain(self, payload: JsonBody, detected: Detected, past: SentHistory | None) -> bool:
-        """Tell whether there is nothing to do."""
+    def _is_plain(self, request: ParsedRequest, conversation: Conversation | None) -> bool:
+        """Return True if there is nothing to rewrite, so that the body is forwarded as it came."""
+        if conversation is None and request.session is not None:
+            return False  # what was sent for a named conversation is read under the tenant's lock
         has_documents = (
-            FIELD in payload.body or detected.found is not None or detected.error is not None
+            request.found is not None
+            or FIELD in request.body.fields
+            or (request.bypass is not None and request.bypass.error is not None)
         )
-        return not (has_documents or self._settings.dedup.passages or (past and past.sent))
+        has_history = conversation is not None and bool(conversation.sent)
+        return not (has_documents or has_history or self._settings.dedup.passages)
 
-    def _front(self, job: _Job) -> Request | None:
-        conversation = self._conversation(job.name, job.past)
-        return self._rewriter.front(job.payload, conversation, detected=job.detected)
+    def _plan(self, request: ParsedRequest, conversation: Conversation | None) -> Request | None:
+        if conversation is None and request.session is not None:
+            conversation = self.conversations.get(request.session)
+        return self._rewriter.plan(request, conversation)
 
-    async def _rewrite(
-        self, job: _Job, tenant: Tenant, ticket: Assignment
-    ) -> tuple[UpstreamRequest, HistoryDelta]:
-        """Rewrite a body; what it adds to `job.past` is in the result, to `job.tried` beside it."""
-        is_shadow = self._settings.proxy.shadow
-        follower = self._sync.followers[ticket.backend.name]
-        async with tenant.lock:
-            conversation = self._conversation(job.name, job.past)
-            tried = self._conversation(job.name and f"shadow/{job.name}", job.tried)
-
-            def work() -> UpstreamRequest:
-                if is_shadow:
-                    rewritten = self._shadow(job, tenant, ticket, conversation, tried)
-                else:
-                    rewritten = self._boost(job, tenant, ticket, conversation)
-                rewritten = self._marked(rewritten)
-                body, is_usage_added = rewritten.body, False
-                if job.can_ask_usage:
-                    body, is_usage_added = self._with_usage(rewritten)
-                    body = self._with_chunks(body, job, rewritten)
-                    if follower.streams and job.tag.is_generated and rewritten.context is not None:
-                        body = {**body, SESSION_FIELD: job.tag.name}
-                return UpstreamRequest(
-                    ticket,
-                    job.payload.encode(body),
-                    rewritten=rewritten,
-                    tenant=tenant,
-                    is_usage_added=is_usage_added,
-                    bypass=rewritten.bypass,
-                    learned=_learned(conversation, job.past),
-                )
-
-            prepared = await call(work, in_thread=is_large(job.payload.raw))
-            if job.name is not None:
-                for used in (conversation, tried if is_shadow else None):
-                    if used is not None and used.sent:
-                        self.conversations.put(used)
-            if prepared.rewritten is not None:
-                followed = _follow(follower, tenant, prepared.rewritten, tag=job.tag)
-                prepared = prepared._replace(followed=followed)
-            return prepared, _learned(tried, job.tried)
-
-    def _boost(
-        self, job: _Job, tenant: Tenant, ticket: Assignment, conversation: Conversation | None
-    ) -> Rewritten:
-        rewritten = self._rewriter.rewrite(
-            job.payload,
-            tenant.booster(ticket.backend.name),
-            conversation,
-            detected=job.detected,
-            planned=ticket.planned,
-        )
-        return self._share_passages(rewritten) if self._settings.dedup.passages else rewritten
-
-    def _shadow(
+    async def _boost(
         self,
-        job: _Job,
-        tenant: Tenant,
-        ticket: Assignment,
+        request: ParsedRequest,
         conversation: Conversation | None,
-        tried: Conversation | None,
-    ) -> Rewritten:
-        """Count what boosting would do, and leave the request as it was given."""
-        backend, found = ticket.backend.name, job.detected.found
-        booster = tenant.booster(backend)
-        rewritten = self._rewriter.rewrite(
-            job.payload, booster, tried, detected=job.detected, planned=ticket.planned
-        )
-        if rewritten.context is not None and found is not None:
-            original = tenant.original(backend)
-            self._metrics.count_shadow(rewritten.context, original, preamble=rewritten.preamble)
-        plain = self._rewriter.rewrite(
-            job.payload, booster, conversation, detected=job.detected, is_plain=True
-        )
-        return plain._replace(bypass="shadow", context=None)
+        tenant: Tenant,
+        assignment: Assignment,
+        *,
+        tag: EngineRequestId,
+        has_options: bool,
+    ) -> BoostedRequest:
+        """Rewrite and encode a request, and keep what it adds to a named conversation."""
+        follower = self._sync.followers[assignment.backend.name]
+        is_named = conversation is None and request.session is not None
+        async with tenant.lock:
+            if is_named and request.session is not None:
+                conversation = self.conversations.get(request.session)
 
-    def _conversation(self, name: str | None, past: SentHistory | None) -> Conversation | None:
-        if past is not None:
-            return Conversation.after(past)
-        return self.conversations.get(name) if name is not None else None
+            def work() -> tuple[BoostResult, bytes, bool]:
+                result = self._rewrite(request, conversation, tenant, assignment)
+                fields, is_usage_added = self._complete(request, result, has_options=has_options)
+                is_followed = has_options and bool(follower.streams)
+                if is_followed and tag.is_generated and result.context is not None:
+                    fields = {**fields, SESSION_FIELD: tag.name}
+                return result, request.body.encode(fields), is_usage_added
 
-    @staticmethod
-    def _name(key: TenantKey, user: str, session: str | None) -> str | None:
-        if session is None:
-            return None
-        return (
-            f"{user}/{len(key.model)}:{key.model}/{len(key.cache_salt)}:{key.cache_salt}/{session}"
-        )
+            in_thread = is_large(request.body.raw)
+            result, body, is_usage_added = await call(work, in_thread=in_thread)
+            if is_named and conversation is not None:
+                self.conversations.add(conversation, result.delta)
+            tracked = _track(follower, tenant, result, tag=tag)
+        return BoostedRequest(body, result, is_usage_added, tracked)
 
-    def _share_passages(self, rewritten: Rewritten) -> Rewritten:
-        messages = rewritten.body.get("messages")
-        if not isinstance(messages, list):
-            return rewritten
+    def _rewrite(
+        self,
+        request: ParsedRequest,
+        conversation: Conversation | None,
+        tenant: Tenant,
+        assignment: Assignment,
+    ) -> BoostResult:
+        booster = tenant.booster(assignment.backend.name)
+        return self._rewriter.rewrite(request, booster, conversation, planned=assignment.planned)
+
+    def _share_passages(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        messages = fields.get("messages")
+        if not self._settings.dedup.passages or not isinstance(messages, list):
+            return fields
         shared = share_tool_results(messages, settings=self._settings.dedup)
         if not shared.saved_bytes:
-            return rewritten
+            return fields
         self._metrics.count_passages(shared.saved_bytes)
-        return rewritten._replace(body={**rewritten.body, "messages": shared.messages})
+        return {**fields, "messages": shared.messages}
 
-    def _marked(self, rewritten: Rewritten) -> Rewritten:
-        """Mark what is shared, for a hosted API that wants to be told."""
-        context, style = rewritten.context, self._settings.backend.cache_marks
-        if context is None or style == "none":
-            return rewritten
-        return rewritten._replace(body=mark_shared(rewritten.body, context, style=style))
+    def _complete(
+        self, request: ParsedRequest, result: BoostResult, *, has_options: bool
+    ) -> tuple[Mapping[str, Any], bool]:
+        """Return the fields to send, and whether the proxy asked for usage in them."""
+        fields, context = self._share_passages(result.fields), result.context
+        if context is not None:
+            style = self._settings.backend.cache_marks
+            fields = add_breakpoint(fields, context, style=style)
+        if not has_options:
+            return fields, False
+        is_usage_added = context is not None and self._lacks_usage(fields)
+        if is_usage_added:
+            options = fields.get("stream_options") or {}
+            fields = {**fields, "stream_options": {**options, "include_usage": True}}
+        if self._chunk_reuse.is_supported:
+            message = request.found.message if request.found is not None else None
+            reuse = ragboost_fields(request.body.fields).get("reuse")
+            fields = add_chunks(fields, context, message=message, reuse=reuse)
+        return fields, is_usage_added
 
-    def _with_usage(self, rewritten: Rewritten) -> tuple[Mapping[str, Any], bool]:
-        """Ask for the usage of a boosted stream where the caller did not."""
-        body = rewritten.body
-        options = body.get("stream_options") or {}
-        if (
-            rewritten.context is None
-            or not self._settings.proxy.stream_usage
-            or body.get("stream") is not True
-            or not isinstance(options, dict)
-            or options.get("include_usage")
-        ):
-            return body, False
-        return {**body, "stream_options": {**options, "include_usage": True}}, True
-
-    def _with_chunks(
-        self, body: Mapping[str, Any], job: _Job, rewritten: Rewritten
-    ) -> Mapping[str, Any]:
-        if not self._chunks.is_told:
-            return body
-        found, asked = job.detected.found, ragboost_fields(job.payload.body).get("reuse")
-        message = found.message if found is not None else None
-        return self._chunks.add(body, rewritten.context, message=message, asked=asked)
-
-    def _finish(
-        self,
-        prepared: UpstreamRequest,
-        clock: Stopwatch,
-        *,
-        key: TenantKey = TenantKey("", ""),  # noqa: B008  # a constant
-        known: Known = Known(),  # noqa: B008
-    ) -> UpstreamRequest:
-        seconds = clock.seconds
-        self._metrics.observe_overhead("boost", seconds=seconds)
-        if prepared.bypass is not None:
-            self._metrics.count_bypass(prepared.bypass)
-            self._log_once(prepared.bypass, prepared.rewritten)
-        elif prepared.context is not None:
-            self._metrics.count_context(prepared.context)
-        return prepared._replace(
-            model=key.model, match=known.match, tried=known.tried, seconds=seconds
+    def _lacks_usage(self, fields: Mapping[str, Any]) -> bool:
+        """Return True for a stream that would not report its usage, if it can be asked to."""
+        options = fields.get("stream_options") or {}
+        return (
+            self._settings.proxy.stream_usage
+            and fields.get("stream") is True
+            and isinstance(options, dict)
+            and not options.get("include_usage")
         )
 
-    def _log_once(self, reason: str, rewritten: Rewritten | None) -> None:
-        error = rewritten.error if rewritten else None
-        if error is None or reason in self._logged:
-            return
-        self._logged.add(reason)
-        logger.warning("forwarding without boosting (%s, logged once): %s", reason, error)
+    def _upstream(
+        self,
+        request: ParsedRequest,
+        headers: RawHeaders,
+        boosted: BoostedRequest,
+        tenant: Tenant | None,
+        digest: Digest,
+        *,
+        is_read: bool,
+        seconds: float,
+    ) -> UpstreamRequest:
+        result, tracked = boosted.result, boosted.tracked
+        is_read = is_read or (result is not None and result.context is not None)
+        sent = request_headers(headers, is_read=is_read)
+        if tracked is not None and tracked.engine_id is not None and tracked.engine_id.is_generated:
+            sent = with_header(sent, SESSION_HEADER, tracked.engine_id.name.encode())
+        return UpstreamRequest(
+            boosted.body,
+            sent,
+            request.tenant_key.model,
+            bypass=request.bypass if result is None else result.bypass,
+            result=result,
+            tenant=tenant,
+            tracked=tracked,
+            history=digest,
+            on_answers=partial(self._add_answers, request, digest) if request.links else None,
+            is_usage_added=boosted.is_usage_added,
+            seconds=seconds,
+        )
+
+    def _add_answers(
+        self, request: ParsedRequest, digest: Digest, answers: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Take the answers by which a recognised history may be continued."""
+        self._histories.add_answers(request.links[-1], digest, answers)
+
+    def _count(self, upstream: UpstreamRequest) -> UpstreamRequest:
+        self._metrics.observe_overhead("boost", seconds=upstream.seconds or 0.0)
+        if upstream.bypass is not None:
+            reason, error = upstream.bypass
+            self._metrics.count_bypass(reason)
+            if error is not None and reason not in self._logged:
+                self._logged.add(reason)
+                logger.warning("forwarding without boosting (%s, logged once): %s", reason, error)
+        elif upstream.context is not None:
+            self._metrics.count_context(upstream.context)
+        return upstream
 
 
-def _learned(conversation: Conversation | None, past: SentHistory | None) -> HistoryDelta:
-    return conversation.learned(past) if conversation and past is not None else HistoryDelta()
-
-
-def _follow(
-    follower: CacheFollower, tenant: Tenant, rewritten: Rewritten, *, tag: EngineRequestId
+def _track(
+    follower: CacheFollower, tenant: Tenant, result: BoostResult, *, tag: EngineRequestId
 ) -> TrackedRequest | None:
-    """Note a boosted request as sent, if something was boosted."""
-    context = rewritten.context
+    """Register a boosted request with its backend's follower; None if nothing was boosted."""
+    context = result.context
     if context is None:
         return None
     layout = None
@@ -389,9 +358,9 @@ def _follow(
         layout = PromptLayout.of(
             context,
             tenant.key,
-            preamble=rewritten.preamble,
-            bytes_before=rewritten.bytes_before,
-            bytes_behind=rewritten.bytes_behind,
+            preamble=result.preamble,
+            bytes_before=result.bytes_before,
+            bytes_behind=result.bytes_after,
             is_measured=tenant.booster(follower.name).is_measured(context),
             counter=tenant.tokens,
         )

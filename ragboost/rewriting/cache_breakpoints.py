@@ -1,7 +1,7 @@
-"""Tell a hosted API which part of a prompt others share, where the caller has not said so himself.
+"""Set cache breakpoints for hosted APIs, where the caller has set none.
 
-OpenAI's `prompt_cache_key` sends requests that begin alike to the same cache; Anthropic caches up
-to a block with `cache_control`. Knows request bodies. Does not know the context index.
+OpenAI's `prompt_cache_key` routes requests with the same beginning to the same cache; Anthropic
+caches up to a block with `cache_control`. Knows request bodies. Does not know the context index.
 """
 
 import hashlib
@@ -21,28 +21,28 @@ _ABOVE = ("tools", "system")
 _MARK = {"type": "ephemeral"}
 
 
-def mark_shared(body: Mapping[str, Any], context: Context, *, style: Style) -> Mapping[str, Any]:
-    """The body with a mark at the end of the documents at its front that were sent before.
+def add_breakpoint(body: Mapping[str, Any], context: Context, *, style: Style) -> Mapping[str, Any]:
+    """Return the body with a breakpoint after the leading documents that were sent before.
 
-    A body in which the caller has set a mark of this kind stays as it is, and so does one whose
-    documents stand in one text with the question: what is behind the mark could not be kept apart.
+    A body in which the caller has set a breakpoint of this kind is returned as it is, and so is one
+    that has documents and question in one text, which cannot be divided.
 
     Args:
-        body: rewritten.
-        context: its documents; in a later turn there are none at the front, and nothing is marked.
-        style: whose marks.
+        body: the rewritten fields.
+        context: its documents; those of later turns are not at the front and get no breakpoint.
+        style: the API whose breakpoints to set.
     """
-    recorded = context.index_entry
-    if style == "none" or recorded is None or not recorded.documents:
+    entry = context.index_entry
+    if style == "none" or entry is None or not entry.documents:
         return body
     if style == "openai":
-        return body if body.get(_KEY) is not None else {**body, _KEY: _key(recorded.documents[0])}
-    count = recorded.num_cached or len(recorded.documents)
+        return body if body.get(_KEY) is not None else {**body, _KEY: _key(entry.documents[0])}
+    count = entry.num_cached or len(entry.documents)
     return _with_breakpoint(body, context.documents[count - 1].text, query=context.query)
 
 
 def _key(first: object) -> str:
-    """The same for all requests that begin with the same document behind the same text."""
+    """Return one key for all requests with the same first document behind the same text."""
     return "ragboost-" + hashlib.sha256(repr(first).encode()).hexdigest()[:24]
 
 
@@ -68,7 +68,7 @@ def _with_breakpoint(body: Mapping[str, Any], text: str, *, query: str) -> Mappi
 
 
 def _decoded(message: Any) -> Any:
-    """A message; one that is sent as it was before is kept encoded."""
+    """Decode a message; those of the resent history are encoded."""
     return json.loads(bytes(message)) if isinstance(message, Raw) else message
 
 
@@ -77,7 +77,7 @@ def _has_mark(blocks: Any) -> bool:
 
 
 def _marked(blocks: Any, text: str, *, query: str) -> list[Any] | None:
-    """The blocks with a mark on the last one that holds a document; None if none does."""
+    """Return the blocks with a mark on the last one that holds the text; None if none does."""
     if not isinstance(blocks, list):
         return None
     for at in range(len(blocks) - 1, -1, -1):
@@ -92,7 +92,7 @@ def _marked(blocks: Any, text: str, *, query: str) -> list[Any] | None:
 
 
 def _holds(block: Mapping[str, Any], text: str) -> bool:
-    """A block is a document itself, with all its fields, or has it in its text."""
+    """Return True if a block is the document, with all its fields, or has it in its text."""
     return json.dumps(block) == text or text in _text(block)
 
 

@@ -1,10 +1,10 @@
-"""Read values out of a request's raw headers, as ASGI gives them. Knows no header's meaning."""
+"""Read values from a request's raw headers. Knows no header's meaning."""
 
 import os
 from collections.abc import Sequence
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
-"""As ASGI gives them: names in lower case."""
+"""Headers as ASGI gives them, with names in lower case."""
 
 
 def get_header(headers: RawHeaders, name: bytes) -> str | None:
@@ -16,7 +16,7 @@ def get_header(headers: RawHeaders, name: bytes) -> str | None:
 
 
 def decode_value(value: bytes) -> str:
-    """Decode bytes that may be UTF-8 or not."""
+    """Decode a value as UTF-8, or as Latin-1 if it is not UTF-8."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
@@ -24,5 +24,5 @@ def decode_value(value: bytes) -> str:
 
 
 def new_request_id() -> str:
-    """Make an `x-request-id` for a request that came without one."""
+    """Return a random `x-request-id`."""
     return os.urandom(16).hex()

@@ -1,58 +1,79 @@
-"""Name the text that the model reads before the first document of a payload.
+"""Hash the text that the model reads before the first document of a payload.
 
 Requests share a prefix only behind the same text. Knows the client's bytes, which are hashed
-already; does not know chat templates, so that unequal bytes count as unequal text.
+already. Does not know chat templates: unequal bytes count as unequal text.
 """
 
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from typing import Any
 
+from ragboost.formats import Format, Found
 from ragboost.formats.question import question_part
-from ragboost.formats.slots import CONSTANT_ROLES
-from ragboost.rewriting.body import JsonBody
+from ragboost.formats.slots import CONSTANT_ROLES, is_instruction
+from ragboost.rewriting.json_body import JsonBody
 
-_ABOVE = ("tools", "functions", "system")
+_TOOLS = ("tools", "functions")
+_INSTRUCTIONS = ("system", "instructions")
 
 
-def preamble_of_message(payload: JsonBody, message: int | None) -> str:
-    """Hash what stands before documents that are put to the question of a message.
+def preamble(body: JsonBody, shape: Format, found: Found, *, first: int | None = None) -> str:
+    """Hash what precedes the first document of a payload.
 
     Args:
-        payload: the body.
-        message: index of the message; None: they are put to the front of `prompt`.
+        body: of the request.
+        shape: of its documents.
+        found: its documents.
+        first: index of the earliest message that carries documents, for documents inside messages;
+            None: that of the question.
 
     Returns:
-        Empty if nothing stands before them.
+        16 hex digits; empty if nothing precedes the documents.
     """
+    if shape.in_place:
+        return _hash(_before(body, found.path, found.start))
+    if not shape.in_message:
+        return _hash(_before_messages(body))
+    message = found.message if first is None else first
     if message is None:
         return ""
-    parts = [payload.field(name) for name in _ABOVE] + payload.message_digests[:message]
-    content = payload.body["messages"][message].get("content")
-    at = question_part(content)
-    if at:
-        parts.append(bytes(payload.encode_value(content[:at])))
-    return _hash(parts)
+    content = body.fields["messages"][message].get("content")
+    return _hash(_before(body, ("messages", message, "content"), question_part(content)))
 
 
-def preamble_of_field(payload: JsonBody) -> str:
-    """Hash what may stand before documents that a chat template renders: tools and instructions.
+def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[bytes]:
+    """Return what the model reads before offset `start` of the value at a path."""
+    parts = _fields(body, _TOOLS if is_instruction(path) else _TOOLS + _INSTRUCTIONS)
+    value: Any = body.fields
+    for depth, step in enumerate(path):
+        if isinstance(step, int) and step:
+            if depth == 1 and path[0] == "messages":
+                parts += body.message_digests[:step]
+            else:
+                parts.append(body.encode_bytes(value[:step]))
+        value = value[step]
+    if start:
+        parts.append(body.encode_bytes(value[:start]))
+    return parts
 
-    Returns:
-        Empty if there are none.
-    """
-    parts = [payload.field(name) for name in (*_ABOVE, "chat_template")]
-    messages = payload.body.get("messages")
-    for message, digest in zip(messages or (), payload.message_digests, strict=False):
+
+def _before_messages(body: JsonBody) -> list[bytes]:
+    """Return what a chat template may render before the documents: tools and instructions."""
+    parts = _fields(body, (*_TOOLS, *_INSTRUCTIONS, "chat_template"))
+    messages = body.fields.get("messages") or ()
+    for message, digest in zip(messages, body.message_digests, strict=False):
         if not isinstance(message, dict) or message.get("role") not in CONSTANT_ROLES:
             break
         parts.append(digest)
-    return _hash(parts)
+    return parts
 
 
-def _hash(parts: list[bytes]) -> str:
+def _fields(body: JsonBody, names: Iterable[str]) -> list[bytes]:
+    fields = body.fields
+    return [body.field_bytes(name) if fields.get(name) else b"" for name in names]
+
+
+def _hash(parts: Sequence[bytes]) -> str:
     if not any(parts):
         return ""
-    digest = sha256()
-    for part in parts:
-        digest.update(b"%d " % len(part))
-        digest.update(part)
-    return digest.hexdigest()[:16]
+    return sha256(b"".join([b"%d %b" % (len(part), part) for part in parts])).hexdigest()[:16]

@@ -1,134 +1,198 @@
-"""Recognise the conversation of a request that names none, for the endpoints.
+"""Recognise conversations that have no session id, by an exact chain over their messages.
 
-Joins payloads and credentials with `Histories`. What shadow mode would have sent is remembered
-apart from what was sent. Does not rewrite.
+A history is identified by the hash of all its messages up to and including an answer, known only to
+those who received it. Two different rewritings under one hash make it ambiguous, and the
+conversation starts over. Kept in memory. Knows links and sent messages; does not know HTTP.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.config import Settings
-from ragboost.formats import Found
-from ragboost.formats.ragboost_object import FIELD, ragboost_fields
-from ragboost.rewriting.body import JsonBody
-from ragboost.rewriting.conversations import HistoryDelta, Link, SentHistory
-from ragboost.rewriting.histories import ChainMatch, Histories, history_links
-from ragboost.rewriting.offload import call, is_large
-from ragboost.rewriting.tenants import TenantKey
+from ragboost.bounded_map import BoundedMap
+from ragboost.config import SessionSettings
+from ragboost.rewriting.message_chain import Link, next_link
+from ragboost.rewriting.sent_history import Conversation, HistoryDelta
 
-# An application's users may share its credentials: what tells them apart counts as well.
-_END_USER = ("user", "safety_identifier")
+Digest = bytes
+"""Hash of a history as the engine received it; `UNCHANGED` if nothing of it was rewritten."""
+
+UNCHANGED: Digest = b""
+_AMBIGUOUS: Digest = b"ambiguous"
+_LINKS_PER_SESSION = 16
+_NODE_BYTES = 400  # size of a node beside its message
 
 
-class Known(NamedTuple):
-    """What is known of a history that has no name.
+class HistoryNode(NamedTuple):
+    """One rewritten turn.
 
     Attributes:
-        match: of what was sent; None: it is not looked for.
-        tried: of what shadow mode would have sent.
-        apart: the documents that the request gives beside its messages.
+        parent: the rewritten turn before it; `UNCHANGED` if it is the first.
+        delta: its message and turn.
+        is_open: all its documents, and those before it, are part of the client's own messages.
     """
 
-    match: ChainMatch | None = None
-    tried: ChainMatch | None = None
-    apart: bytes = b""
+    parent: Digest
+    delta: HistoryDelta
+    is_open: bool
 
 
-class Recognition:
-    """The histories of one app."""
+class ChainMatch(NamedTuple):
+    """The recognised part of a request's history.
 
-    def __init__(self, settings: Settings) -> None:
-        self._is_stateless = settings.session.stateless
-        self._sent = _histories(settings)
-        self._tried = _histories(settings) if settings.proxy.shadow else None
+    Attributes:
+        links: of its messages.
+        beside: the documents that the request gives beside its messages, as bytes.
+        digest: of the recognised history; `UNCHANGED` if there is none.
+        conversation: what the engine was sent for it.
+    """
 
-    async def recognise(
-        self,
-        payload: JsonBody,
-        key: TenantKey,
-        user: str,
-        *,
-        found: Found | None,
-        past: SentHistory | None,
-    ) -> Known:
-        """Look for the history of a request that names no conversation.
+    links: Sequence[Link]
+    beside: bytes
+    digest: Digest
+    conversation: Conversation
 
-        Args:
-            payload: its body.
-            key: its tenant.
-            user: its credentials.
-            found: its documents.
-            past: what was sent, where the caller keeps it: only what shadow mode would have sent is
-                looked for then.
-        """
-        is_wanted = self._is_stateless if past is None else self._tried is not None
-        if not is_wanted or not payload.messages:
-            return Known()
-        parts = [user, *key, *(str(payload.body.get(name, "")) for name in _END_USER)]
-        scope = "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
-        links = await call(
-            partial(_links, payload, scope),
-            in_thread=is_large(payload.raw),
+
+class Histories:
+    """The histories of conversations without a name, bounded by number, bytes and age.
+
+    Args:
+        settings: the bounds; `max_sessions` bounds the rewritten turns.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self, settings: SessionSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        # A turn is always used before those that follow it, so that the last turns of a
+        # conversation are evicted first.
+        self._nodes: BoundedMap[Digest, HistoryNode] = BoundedMap(
+            max_entries=settings.max_sessions,
+            max_size=settings.max_bytes,
+            ttl_s=settings.ttl_s,
+            clock=clock,
         )
-        apart = _documents_apart(payload, found)
-        match = self._sent.match(links, apart=apart) if past is None else None
-        tried = self._tried.match(links, apart=apart) if self._tried is not None else None
-        return Known(match, tried, apart)
+        self._links: BoundedMap[Link, Digest] = BoundedMap(
+            max_entries=settings.max_sessions * _LINKS_PER_SESSION
+        )
 
-    def add(
-        self, known: Known, learned: HistoryDelta, *, tried: HistoryDelta, is_final: bool
-    ) -> Known:
-        """Keep what a request added to its history; `known` with the history's new hashes.
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the rewritten messages."""
+        return self._nodes.size
+
+    def match(self, links: Sequence[Link], beside: bytes = b"") -> ChainMatch:
+        """Find what was sent for the longest known prefix of a history.
 
         Args:
-            known: what was recognised.
-            learned: what was sent.
-            tried: what shadow mode would have sent.
+            links: of the request's messages.
+            beside: the documents that the request gives beside its messages, as bytes.
+        """
+        self._nodes.expire()
+        digest, turns = self._longest(links)
+        if links and (beside or digest != UNCHANGED):  # the same question again, such as a retry
+            again = self._links.peek(_beside_link(digest, links[-1], beside))
+            if again is not None and (known := self._turns(again)) is not None:
+                digest, turns = again, known
+        return ChainMatch(links, beside, digest, Conversation(deltas=turns))
+
+    def add(self, match: ChainMatch, delta: HistoryDelta, *, is_final: bool = True) -> Digest:
+        """Keep what a request's messages became, and return the digest of its history with them.
+
+        Documents inside the messages prove by their bytes whose history it is, so that it is known
+        at once. Documents beside them need the answer: see `add_answers`.
+
+        Args:
+            match: of the request.
+            delta: what it added.
             is_final: the same request is to be sent the same way again.
         """
-        match, apart = known.match, known.apart
-        if match is not None:
-            digest = self._sent.add(match, learned, apart=apart, is_final=is_final)
-            match = match._replace(digest=digest)
-        other = known.tried
-        if other is not None and self._tried is not None:
-            other = other._replace(digest=self._tried.add(other, tried, apart=apart))
-        return Known(match, other, apart)
+        if not delta.sent:
+            return match.digest
+        digest = _digest(match.digest, delta)
+        parent = self._nodes.peek(match.digest)
+        is_open = not match.beside and (
+            match.digest == UNCHANGED or (parent is not None and parent.is_open)
+        )
+        if digest not in self._nodes:
+            size = _NODE_BYTES + sum(len(sent.message) for _, sent in delta.sent)
+            self._nodes.put(digest, HistoryNode(match.digest, delta, is_open), size=size)
+        self._touch(digest)
+        link = match.links[-1]
+        if is_open:
+            self._links.put(link, digest)
+        elif is_final:
+            self._links.put(_beside_link(match.digest, link, match.beside), digest)
+        return digest
 
-    def answered(
-        self,
-        match: ChainMatch | None,
-        tried: ChainMatch | None,
-        answers: Sequence[Mapping[str, Any]],
-    ) -> None:
-        """Take in the assistant's messages, each of them a way in which the history may go on."""
-        if match is not None:
-            self._sent.answered(match, answers)
-        if tried is not None and self._tried is not None:
-            self._tried.answered(tried, answers)
+    def add_answers(self, link: Link, digest: Digest, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Let a history be continued by an answer, or by each of several to choose from.
+
+        Called for every answer, of requests without documents too: an equal history with other
+        documents, or with none, makes its link ambiguous.
+
+        Args:
+            link: of the request's messages.
+            digest: returned by `add`.
+            answers: the assistant's messages.
+        """
+        for answer in answers:
+            continued = next_link(link, answer)
+            known = self._links.peek(continued)
+            is_unique = known is None or known == digest
+            self._links.put(continued, digest if is_unique else _AMBIGUOUS)
+
+    def _longest(self, links: Sequence[Link]) -> tuple[Digest, Sequence[HistoryDelta]]:
+        for link in reversed(links):
+            digest = self._links.peek(link)
+            if digest is None or digest == _AMBIGUOUS:
+                continue
+            self._links.touch(link)
+            turns = self._turns(digest)
+            if turns is not None:
+                return digest, turns
+        return UNCHANGED, ()
+
+    def _turns(self, digest: Digest) -> Sequence[HistoryDelta] | None:
+        """Return the rewritten turns up to `digest`; None if one of them was evicted."""
+        nodes = list(self._chain(digest))
+        if (nodes[-1].parent if nodes else digest) != UNCHANGED:
+            return None
+        self._touch(digest)
+        return [node.delta for node in reversed(nodes)]
+
+    def _chain(self, digest: Digest) -> Iterator[HistoryNode]:
+        """Yield the turns from the last to the first, as far as they are known."""
+        while node := self._nodes.peek(digest):
+            yield node
+            digest = node.parent
+
+    def _touch(self, digest: Digest) -> None:
+        while node := self._nodes.peek(digest):
+            self._nodes.touch(digest)
+            digest = node.parent
 
 
-def _links(payload: JsonBody, scope: bytes) -> list[Link]:
-    return history_links(payload.body["messages"], payload.message_digests, scope=scope)
+def _beside_link(digest: Digest, link: Link, beside: bytes) -> Link:
+    hashed = hashlib.sha256(b"beside %d " % len(digest))
+    hashed.update(digest + link)
+    hashed.update(beside)
+    return hashed.digest()
 
 
-def _histories(settings: Settings) -> Histories:
-    return Histories(
-        max_sessions=settings.session.max_sessions,
-        max_bytes=settings.session.max_bytes,
-        ttl_s=settings.session.ttl_s,
-    )
+def _digest(parent: Digest, delta: HistoryDelta) -> Digest:
+    """Hash a rewritten history.
 
-
-def _documents_apart(payload: JsonBody, found: Found | None) -> bytes:
-    """Names the documents that are given beside the messages and rendered into them, with all that
-    is said about them; their texts have been hashed for their keys."""
-    if FIELD not in payload.body or found is None:
-        return b""
-    fields = ragboost_fields(payload.body)
-    if not fields.get("documents"):
-        return b""
-    others = {name: value for name, value in fields.items() if name != "documents"}
-    keys = [document.key for document in found.documents]
-    return repr((keys, others)).encode("utf-8", "surrogatepass")
+    The bytes of its last message follow from the original history, the earlier turns as rewritten,
+    and the documents given and sent: hashing these costs much less.
+    """
+    hashed = hashlib.sha256(parent)
+    for link, sent in delta.sent:
+        keys = ",".join((*sent.retrieved, "", *sent.documents))
+        # Links are hashes and so of one length.
+        hashed.update(b"%b%d,%b" % (link, len(sent.message), keys.encode()))
+    return hashed.digest()

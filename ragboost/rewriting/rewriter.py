@@ -1,347 +1,372 @@
-"""Rewrite one request body: resend the history as it was sent, then boost the new documents.
+"""Rewrite a request body: resend the history as it was sent, and boost the new documents.
 
 Synchronous, so that a large body can be rewritten in a worker thread. Does not know HTTP.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ragboost.booster.booster import Booster
-from ragboost.booster.planning import Planned
+from msgspec import Raw
+
+from ragboost.booster import Booster, Planned, Turn
 from ragboost.config import Settings
 from ragboost.context import Context
-from ragboost.errors import ContextIndexError, RagBoostError, RequestError
-from ragboost.formats import Format, Found, UnknownShapeError, find_format, make_formats
+from ragboost.errors import RagBoostError, RequestError
+from ragboost.formats import Found
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
-from ragboost.rewriting.body import JsonBody
-from ragboost.rewriting.conversations import Conversation, Link
-from ragboost.rewriting.preamble import preamble_of_field, preamble_of_message
-from ragboost.rewriting.resent import Resent, find_resent, remember, with_messages
-from ragboost.rewriting.unboosted import as_given, in_order
-from ragboost.types import Request
+from ragboost.hints import label_documents
+from ragboost.rewriting.json_body import JsonBody
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
+from ragboost.rewriting.preamble import preamble
+from ragboost.rewriting.sent_history import (
+    Conversation,
+    HistoryDelta,
+    ResentMessages,
+    SentMessage,
+    with_messages,
+)
+from ragboost.types import Document, Request
 
-_REASONS: Mapping[type[RagBoostError], str] = {
-    UnknownShapeError: "unknown_shape",
-    RequestError: "bad_documents",
-    ContextIndexError: "context_index",
-}
+_NOTHING = HistoryDelta()
 
 
-class Rewritten(NamedTuple):
-    """What is forwarded instead of the original.
+class BoostResult(NamedTuple):
+    """A rewritten body and what was done to it.
 
     Attributes:
-        body: the fields to encode; what is untouched is the payload's own object.
-        context: of the documents that were boosted; None if none were.
-        num_documents: documents that stand in this turn's part of the payload.
-        num_dropped: documents given that do not, because the payload has them already.
-        bypass: why nothing was boosted; None if something was.
-        error: the failure behind `bypass`, or None.
-        preamble: names the text in front of the documents that were boosted.
-        bytes_before: of the messages in front of the documents.
-        bytes_behind: of the messages behind them, without the one that holds the documents.
+        fields: to encode and forward; unchanged values are the request's own objects.
+        context: of the boosted documents; None if none were boosted.
+        num_documents: documents in this turn's part of the payload.
+        num_dropped: documents given that are not, because the payload has them already.
+        bypass: the reason for which nothing was boosted; None if something was, and where an
+            earlier request's result is sent again.
+        delta: what the request adds to its conversation.
+        preamble: hash of the text before the boosted documents.
+        bytes_before: bytes of the messages before the documents.
+        bytes_after: bytes of the messages after the one that holds the documents.
     """
 
-    body: Mapping[str, Any]
+    fields: Mapping[str, Any]
     context: Context | None = None
     num_documents: int = 0
     num_dropped: int = 0
-    bypass: str | None = None
-    error: RagBoostError | None = None
+    bypass: Bypass | None = None
+    delta: HistoryDelta = _NOTHING
     preamble: str = ""
     bytes_before: int = 0
-    bytes_behind: int = 0
-
-
-class Detected(NamedTuple):
-    """The documents of a body and their shape, or why there are none to boost."""
-
-    shape: Format | None = None
-    found: Found | None = None
-    bypass: str | None = None
-    error: RagBoostError | None = None
-
-
-class _Task(NamedTuple):
-    """A body with documents to rewrite: see `Rewriter.rewrite`."""
-
-    payload: JsonBody
-    shape: Format
-    found: Found
-    booster: Booster
-    conversation: Conversation | None
-    planned: Planned | None
+    bytes_after: int = 0
 
 
 class Rewriter:
-    """Holds what all requests share: the shapes and the settings."""
+    """Rewrite requests; holds the settings that all of them share."""
 
     def __init__(self, settings: Settings) -> None:
         self._label_template = settings.hints.label_template
-        self._formats = make_formats(settings)
 
-    def detect(self, payload: JsonBody) -> Detected:
-        """Find the documents of a body.
+    def plan(self, request: ParsedRequest, conversation: Conversation | None) -> Request | None:
+        """Return the documents at the front of the payload, whose order is free, for planning.
 
-        Raises:
-            RequestError: the `ragboost` object is malformed.
+        None if there are none. `Request.preamble` is the hash of the text before them.
         """
-        try:
-            hit = find_format(self._formats, payload.body)
-        except UnknownShapeError as error:
-            return Detected(bypass=_reason(error), error=error)
-        return Detected(*hit) if hit else Detected(bypass="no_documents")
-
-    def front(
-        self,
-        payload: JsonBody,
-        conversation: Conversation | None,
-        *,
-        detected: Detected | None = None,
-    ) -> Request | None:
-        """The documents that will stand first in the payload in an order of our choice, to plan
-        with, and the name of the text before them; None if there are none.
-
-        Raises:
-            RequestError: the `ragboost` object is malformed.
-        """
-        shape, found, *_ = detected or self.detect(payload)
+        body, shape, found = request.body, request.shape, request.found
         if shape is None or found is None or not found.documents:
             return None
-        if not is_boost_wanted(ragboost_fields(payload.body)):
+        if not is_boost_wanted(ragboost_fields(body.fields)):
             return None
         seed = b"" if shape.in_message else _seed(found)
-        history = find_resent(payload, conversation, found=found, seed=seed)
+        history = _history(body, found, conversation, seed=seed)
         if history.sent or history.repeated is not None:
             return None
-        preamble = _preamble(payload, shape, found, history)
-        return Request(found.query, found.documents, preamble=preamble)
+        return Request(found.query, found.documents, preamble=preamble(body, shape, found))
 
     def rewrite(
         self,
-        payload: JsonBody,
+        request: ParsedRequest,
         booster: Booster,
         conversation: Conversation | None,
         *,
-        detected: Detected | None = None,
         planned: Planned | None = None,
-        is_plain: bool = False,
-    ) -> Rewritten:
-        """Rewrite a body and remember in `conversation` what its messages became.
+    ) -> BoostResult:
+        """Rewrite a request and boost its documents.
 
         Args:
-            payload: the body.
+            request: the request.
             booster: of its tenant and backend.
-            conversation: its conversation, or None.
-            detected: what `detect` found; None: it is called here.
+            conversation: the one that it belongs to, whose `state` gets the new turn; or None.
             planned: the order of its documents, if they were planned with others.
-            is_plain: put the documents of a `ragboost` object into the message as they were given;
-                leave all others alone.
 
         Raises:
-            RequestError: the `ragboost` object is malformed.
+            RequestError: a document of the `ragboost` object is malformed.
         """
-        detected = detected or self.detect(payload)
-        shape, found = detected.shape, detected.found
-        is_left_alone = is_plain and shape is not None and (shape.in_place or not shape.in_message)
-        if shape is None or found is None or is_left_alone:
-            sent = find_resent(payload, conversation).sent
-            body = with_messages(without_object(payload.body), sent)
-            return Rewritten(body, bypass=detected.bypass, error=detected.error)
-        task = _Task(payload, shape, found, booster, conversation, planned)
-        if shape.in_place:
-            return self._in_place(task)
-        if shape.in_message:
-            return self._into_message(task, is_plain=is_plain)
-        return self._beside_messages(task)
+        if request.shape is None:
+            return _resend(request, conversation, bypass=request.bypass)
+        rewriting = _Rewriting(request, booster, conversation, planned, self._label_template)
+        if request.shape.in_place:
+            return rewriting.in_place()
+        if request.shape.in_message:
+            is_wanted = is_boost_wanted(ragboost_fields(request.body.fields))
+            return rewriting.into_message(bypass=None if is_wanted else Bypass("option"))
+        return rewriting.beside_messages()
 
-    def _into_message(self, task: _Task, *, is_plain: bool) -> Rewritten:
-        """Documents that become part of the question's message and so of every later turn."""
-        payload, found = task.payload, task.found
-        wanted = not is_plain and is_boost_wanted(ragboost_fields(payload.body))
-        history = find_resent(payload, task.conversation, found=found)
-        preamble = _preamble(payload, task.shape, found, history)
-        body = with_messages(payload.body, history.sent)
-        again = history.repeated
-        if again is not None and again.retrieved == tuple(d.key for d in found.documents):
-            rewritten = self._repeated(task, body, history)
-            if not wanted or history.sent:
-                return rewritten
-            context = self._again(task, again.documents, preamble=preamble)
-        else:
-            standing = {key for sent in history.sent.values() for key in sent.documents}
-            result: Context | Rewritten = Rewritten(body, bypass="option")
-            if wanted:
-                result = _boost(task, task.conversation, standing=standing, preamble=preamble)
-            context = result if isinstance(result, Context) else self._as_given(found)
-            body = _write(task, body, history.link, context)
-            if isinstance(result, Rewritten):
-                return result._replace(body=body, num_documents=len(context.documents))
-            rewritten = Rewritten(body)
-        before = history.num_bytes(payload, found.message or 0)
-        return _boosted(rewritten.body, context, preamble)._replace(bytes_before=before)
+    def render(
+        self, request: ParsedRequest, conversation: Conversation | None, *, bypass: Bypass
+    ) -> BoostResult:
+        """Rewrite a request without boosting it.
 
-    def _repeated(self, task: _Task, body: dict[str, Any], history: Resent) -> Rewritten:
-        """A retry, or the next step of an agent that gives the turn's documents each time."""
-        again, message = history.repeated, task.found.message
-        assert again is not None, "nothing was repeated"
-        assert message is not None, "a repeated message has a place"
-        num = len(again.documents)
-        body = with_messages(without_object(body), {message: again})
-        return Rewritten(body, num_documents=num, num_dropped=len(again.retrieved) - num)
+        The documents of a `ragboost` object are rendered into the message in the order given; all
+        others are left alone.
 
-    def _in_place(self, task: _Task) -> Rewritten:
-        """Documents in messages that the client resends with every later turn.
+        Args:
+            request: the request.
+            conversation: the one that it belongs to, or None.
+            bypass: the reason for not boosting it.
+        """
+        shape = request.shape
+        if shape is None or shape.in_place or not shape.in_message:
+            return _resend(request, conversation, bypass=bypass)
+        rewriting = _Rewriting(request, None, conversation, None, self._label_template)
+        return rewriting.into_message(bypass=bypass)
+
+
+class _Rewriting:
+    """One request with documents while it is rewritten."""
+
+    def __init__(
+        self,
+        request: ParsedRequest,
+        booster: Booster | None,
+        conversation: Conversation | None,
+        planned: Planned | None,
+        label_template: str,
+    ) -> None:
+        assert request.shape is not None, "a request without documents"
+        assert request.found is not None, "a shape without documents"
+        self._body = request.body
+        self._shape = request.shape
+        self._found = request.found
+        self._booster = booster
+        self._conversation = conversation
+        self._planned = planned
+        self._label_template = label_template
+
+    def into_message(self, *, bypass: Bypass | None) -> BoostResult:
+        """Write documents into the question's message, where later turns carry them, too.
+
+        Args:
+            bypass: the reason for rendering them in the order given; None: boost them.
+        """
+        found, conversation = self._found, self._conversation
+        history = _history(self._body, found, conversation)
+        text_before = preamble(
+            self._body, self._shape, found, first=min(history.sent, default=None)
+        )
+        fields = with_messages(self._body.fields, history.sent)
+        repeated = history.repeated
+        if repeated is not None and repeated.retrieved == _keys(found.documents):
+            # A retry, or the next step of an agent that gives the turn's documents each time.
+            assert found.message is not None, "a repeated message has an index"
+            fields = with_messages(without_object(fields), {found.message: repeated})
+            if bypass is not None or history.sent:
+                num = len(repeated.documents)
+                num_dropped = len(repeated.retrieved) - num
+                return BoostResult(fields, None, num, num_dropped, bypass)
+            context = self._keep_order(repeated.documents, text_before)
+            before = history.num_bytes(self._body, found.message)
+            return self._boosted(fields, context, _NOTHING, text_before, before=before)
+        outcome = bypass or self._boost(conversation, history.carried, text_before)
+        if isinstance(outcome, Bypass):
+            context = self._as_given()
+            fields, delta = self._write(fields, history, context)
+            num = len(context.documents)
+            return BoostResult(fields, None, num, bypass=outcome, delta=delta)
+        turn = conversation.state.turns[-1] if conversation is not None else None
+        fields, delta = self._write(fields, history, outcome, turn=turn)
+        before = history.num_bytes(self._body, found.message or 0)
+        return self._boosted(fields, outcome, delta, text_before, before=before)
+
+    def in_place(self) -> BoostResult:
+        """Reorder documents in messages that the client resends with every later turn.
 
         The shape writes the same history the same way each time, given the order of the first
-        documents; a conversation keeps that order even when the index would give another one.
+        documents; a conversation keeps that order even if the index would give another one.
         """
-        payload, found = task.payload, task.found
-        body = without_object(payload.body)
-        history = find_resent(payload, task.conversation)
-        sent = dict(history.sent)
-        own = sent.pop(found.message, None) if found.message is not None else None
-        keys = tuple([document.key for document in found.documents]) if own is not None else ()
-        if sent or (own is not None and own.retrieved != keys):
-            # Earlier turns carry documents in another shape: they are resent, the rest passes.
-            return Rewritten(with_messages(body, history.sent), bypass="mixed_shapes")
-        if not is_boost_wanted(ragboost_fields(payload.body)):
-            return Rewritten(body, bypass="option")
+        found, body = self._found, self._body
+        fields = without_object(body.fields)
+        history = ResentMessages.find(body, self._conversation)
+        own = history.sent.get(found.message) if found.message is not None else None
+        is_other = own is not None and own.retrieved != _keys(found.documents)
+        if is_other or len(history.sent) > (own is not None):
+            # Earlier turns carry documents in another shape: resend them, leave the rest alone.
+            fields = with_messages(fields, history.sent)
+            return BoostResult(fields, bypass=Bypass("mixed_shapes"))
+        if not is_boost_wanted(ragboost_fields(body.fields)):
+            return BoostResult(fields, bypass=Bypass("option"))
         if not found.documents:
-            body = task.shape.replace(body, found, self._as_given(found))
-            return _with_later(Rewritten(body), found)
-        is_linked = history.links and found.message is not None
-        link = history.links[found.message or 0] if is_linked else None
-        boosted = self._keep_or_boost(task, body, link, own and own.documents, found.preamble)
-        if boosted.context is None:
-            return boosted
-        before, behind = _bytes_around(payload, found)
-        return _with_later(boosted._replace(bytes_before=before, bytes_behind=behind), found)
+            fields = self._shape.replace(fields, found, self._as_given())
+            num = found.num_later - found.num_repeated
+            return BoostResult(fields, None, num, found.num_repeated)
+        text_before = preamble(body, self._shape, found)
+        outcome = self._keep_or_boost(own.documents if own else None, text_before)
+        if isinstance(outcome, Bypass):
+            return BoostResult(fields, bypass=outcome)
+        fields, delta = self._write(fields, history, outcome)
+        before, after = _bytes_around(body, found)
+        return self._boosted(fields, outcome, delta, text_before, before=before, after=after)
 
-    def _beside_messages(self, task: _Task) -> Rewritten:
-        """Documents of this request only. The same ones keep their order over a conversation."""
-        payload, conversation, found = task.payload, task.conversation, task.found
-        history = find_resent(payload, conversation, found=found, seed=_seed(found))
-        inside = find_resent(payload, conversation, found=found)  # earlier turns of the other kind
-        body = without_object(payload.body)
-        body = with_messages(body, {**inside.sent, **history.sent})
-        before = [*history.sent.values(), *([history.repeated] if history.repeated else [])]
-        order = before[-1].documents if before else None
-        preamble = _preamble(payload, task.shape, found, history)
-        boosted = self._keep_or_boost(task, body, history.link, order, preamble)
-        if boosted.context is None:
-            return boosted
-        behind = history.num_bytes(payload, len(payload.messages))
-        return boosted._replace(bytes_behind=behind)
+    def beside_messages(self) -> BoostResult:
+        """Reorder documents of this request alone; equal ones keep their order over turns."""
+        body, found, conversation = self._body, self._found, self._conversation
+        history = _history(body, found, conversation, seed=_seed(found))
+        inside = _history(body, found, conversation)  # earlier turns with documents in messages
+        fields = with_messages(without_object(body.fields), {**inside.sent, **history.sent})
+        earlier = list(history.sent.values())
+        if history.repeated is not None:
+            earlier.append(history.repeated)
+        text_before = preamble(body, self._shape, found)
+        outcome = self._keep_or_boost(earlier[-1].documents if earlier else None, text_before)
+        if isinstance(outcome, Bypass):
+            return BoostResult(fields, bypass=outcome)
+        fields, delta = self._write(fields, history, outcome)
+        after = history.num_bytes(body)
+        return self._boosted(fields, outcome, delta, text_before, after=after)
 
-    def _keep_or_boost(
-        self,
-        task: _Task,
-        body: dict[str, Any],
-        link: Link | None,
-        order: tuple[str, ...] | None,
-        preamble: str,
-    ) -> Rewritten:
-        """Put documents into the order that they had before, if any, else into a new one."""
-        result: Context | Rewritten
+    def _keep_or_boost(self, order: Sequence[str] | None, text_before: str) -> Context | Bypass:
         if order is not None:
-            result = self._again(task, order, preamble=preamble)
-        else:
-            result = _boost(task, None, standing=(), preamble=preamble)
-        if isinstance(result, Rewritten):
-            return result._replace(body=body)
-        return _boosted(_write(task, body, link, result), result, preamble)
+            return self._keep_order(order, text_before)
+        return self._boost(None, (), text_before)
 
-    def _again(self, task: _Task, order: tuple[str, ...], *, preamble: str) -> Context:
-        """Documents at the front that are sent as before, maybe to another backend."""
-        context = in_order(task.found, order, label_template=self._label_template)
-        recorded = task.booster.record(context.documents, preamble=preamble)
+    def _boost(
+        self, conversation: Conversation | None, carried: Collection[str], text_before: str
+    ) -> Context | Bypass:
+        """Boost the documents. Errors that the caller can correct are raised, all others bypass."""
+        assert self._booster is not None, "a request that is rendered is not boosted"
+        try:
+            return self._booster.boost(
+                self._found.query,
+                self._found.documents,
+                session=conversation.state if conversation else None,
+                history=carried if conversation else None,
+                preamble=text_before,
+                planned=self._planned,
+            )
+        except RagBoostError as error:
+            if self._shape.is_ours and isinstance(error, RequestError):
+                raise
+            return Bypass.of(error)
+
+    def _keep_order(self, order: Sequence[str], text_before: str) -> Context:
+        """Record documents that are sent as in an earlier request, perhaps to another backend."""
+        assert self._booster is not None, "a request that is rendered is not recorded"
+        by_key = {document.key: document for document in reversed(self._found.documents)}
+        context = self._context(tuple([by_key[key] for key in order]))
+        entry = self._booster.record(context.documents, preamble=text_before)
         return replace(
             context,
-            search_path=recorded.search_path,
-            predicted_cached_tokens=recorded.cached_tokens,
-            index_entry=recorded,
+            search_path=entry.search_path,
+            predicted_cached_tokens=entry.cached_tokens,
+            index_entry=entry,
         )
 
-    def _as_given(self, found: Found) -> Context:
-        return as_given(found, label_template=self._label_template)
+    def _as_given(self) -> Context:
+        documents = self._found.documents
+        return replace(self._context(documents), positions=tuple(range(len(documents))))
+
+    def _context(self, documents: tuple[Document, ...]) -> Context:
+        """Return a context with the documents in a given order, without hints."""
+        index = {document.key: at for at, document in enumerate(documents)}
+        return Context(
+            query=self._found.query,
+            documents=documents,
+            retrieved=self._found.documents,
+            positions=tuple([index[document.key] for document in self._found.documents]),
+            labels=label_documents(documents, template=self._label_template, known={}),
+        )
+
+    def _write(
+        self,
+        fields: Mapping[str, Any],
+        history: ResentMessages,
+        context: Context,
+        *,
+        turn: Turn | None = None,
+    ) -> tuple[dict[str, Any], HistoryDelta]:
+        """Write a context into the body, and keep the bytes of the message that carries it."""
+        written = self._shape.replace(fields, self._found, context)
+        message = self._found.message
+        if message is None or not history.links:
+            return written, HistoryDelta(turn=turn)
+        value = written["messages"][message]
+        is_original = value is self._body.fields["messages"][message]
+        sent = self._body.encode_bytes(self._body.messages[message] if is_original else value)
+        if not is_original:
+            messages = list(written["messages"])
+            messages[message] = Raw(sent)
+            written = {**written, "messages": messages}
+        kept = SentMessage(sent, _keys(context.retrieved), _keys(context.documents))
+        return written, HistoryDelta(((history.links[message], kept),), turn)
+
+    def _boosted(
+        self,
+        fields: Mapping[str, Any],
+        context: Context,
+        delta: HistoryDelta,
+        text_before: str,
+        *,
+        before: int = 0,
+        after: int = 0,
+    ) -> BoostResult:
+        num, repeated = len(context.documents), self._found.num_repeated
+        return BoostResult(
+            fields,
+            context,
+            num_documents=num + self._found.num_later - repeated,
+            num_dropped=len(context.retrieved) - num + repeated,
+            delta=delta,
+            preamble=text_before,
+            bytes_before=before,
+            bytes_after=after,
+        )
+
+
+def _history(
+    body: JsonBody, found: Found, conversation: Conversation | None, *, seed: bytes = b""
+) -> ResentMessages:
+    """Find the rewritten messages before and at the question."""
+    if found.message is None:
+        return ResentMessages()
+    return ResentMessages.find(body, conversation, question=found.message, seed=seed)
+
+
+def _resend(
+    request: ParsedRequest, conversation: Conversation | None, *, bypass: Bypass | None
+) -> BoostResult:
+    """Resend the rewritten messages of a request, and leave the rest alone."""
+    history = ResentMessages.find(request.body, conversation)
+    fields = with_messages(without_object(request.body.fields), history.sent)
+    return BoostResult(fields, bypass=bypass)
 
 
 def _seed(found: Found) -> bytes:
-    """What stands above the messages of a conversation, for the hashes of its history."""
-    return "\n".join(document.key for document in found.documents).encode()
+    """Identify the documents above the messages of a conversation, for the links of its history."""
+    return "\n".join([document.key for document in found.documents]).encode()
 
 
-def _preamble(payload: JsonBody, shape: Format, found: Found, history: Resent) -> str:
-    """Name the text before the first document of the payload, which may be an earlier turn's."""
-    if shape.in_place:
-        return found.preamble
-    if not shape.in_message:
-        return preamble_of_field(payload)
-    return preamble_of_message(payload, min(history.sent, default=found.message))
+def _keys(documents: Sequence[Document]) -> tuple[str, ...]:
+    return tuple([document.key for document in documents])
 
 
-def _boost(
-    task: _Task, conversation: Conversation | None, *, standing: Collection[str], preamble: str
-) -> Context | Rewritten:
-    """Boost, or say why not: the proxy fails open, except for what the caller can mend."""
-    found = task.found
-    try:
-        return task.booster.boost(
-            found.query,
-            found.documents,
-            session=(conversation.state or conversation.key) if conversation else None,
-            history=standing if conversation else None,
-            preamble=preamble,
-            planned=task.planned,
-        )
-    except RagBoostError as error:
-        if task.shape.is_ours and isinstance(error, RequestError):
-            raise
-        return Rewritten({}, bypass=_reason(error), error=error)
+def _bytes_around(body: JsonBody, found: Found) -> tuple[int, int]:
+    """Count the bytes of the messages before the documents' own, and of all others and their own.
 
-
-def _write(
-    task: _Task, body: dict[str, Any], link: Link | None, context: Context
-) -> dict[str, Any]:
-    """Put a context into the body, and keep the question's message in the conversation."""
-    body = task.shape.replace(body, task.found, context)
-    message = task.found.message
-    if task.conversation is None or link is None or message is None:
-        return body
-    return remember(task.payload, body, message, task.conversation, link, context)
-
-
-def _bytes_around(payload: JsonBody, found: Found) -> tuple[int, int]:
-    """Bytes of the messages in front of documents in a message, and of what else is behind; other
-    text of their own message counts as behind them."""
+    The second count leaves the documents out, but not other text of their message.
+    """
     if found.message is None:
         return 0, 0
-    sizes = [memoryview(message).nbytes for message in payload.messages]
+    sizes = [memoryview(message).nbytes for message in body.messages]
     inside = sum([_num_bytes(document.text) for document in found.documents])
     return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)
 
 
 def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def _boosted(body: Mapping[str, Any], context: Context, preamble: str) -> Rewritten:
-    num = len(context.documents)
-    return Rewritten(body, context, num, len(context.retrieved) - num, preamble=preamble)
-
-
-def _with_later(rewritten: Rewritten, found: Found) -> Rewritten:
-    """Count the documents behind those that were ordered."""
-    return rewritten._replace(
-        num_documents=rewritten.num_documents + found.num_later - found.num_repeated,
-        num_dropped=rewritten.num_dropped + found.num_repeated,
-    )
-
-
-def _reason(error: RagBoostError) -> str:
-    for kind in type(error).__mro__:
-        if kind in _REASONS:
-            return _REASONS[kind]
-    return "error"

@@ -1,16 +1,15 @@
-"""Who is kept apart from whom: one tenant per model and cache salt, one user per credential.
+"""Keep tenants apart: one per model and cache salt.
 
-Each backend has a prefix cache of its own, so that a tenant has a Booster per backend; what its
-conversations were sent is the same for all of them.
+Each backend has a prefix cache of its own, so that a tenant has a Booster per backend.
 """
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.booster import Booster, MemorySessions
+from ragboost.booster import Booster
+from ragboost.bounded_map import BoundedMap
 from ragboost.config import DedupSettings, OrderingSettings, Settings
 from ragboost.index import EvictionForecast
 from ragboost.rewriting.headers import RawHeaders
@@ -20,25 +19,25 @@ _MAX_MODELS = 64
 
 
 class TenantKey(NamedTuple):
-    """What selects a prefix cache in the engine: others neither hit nor influence it."""
+    """The fields of a request that select a prefix cache in the engine."""
 
     model: str
     cache_salt: str
 
     @classmethod
-    def of(cls, body: Mapping[str, Any]) -> "TenantKey":
-        """The key of a request; fields that are no strings count as absent."""
-        model, salt = body.get("model"), body.get("cache_salt")
+    def of(cls, fields: Mapping[str, Any]) -> "TenantKey":
+        """Return the key of a request; fields that are not strings count as absent."""
+        model, salt = fields.get("model"), fields.get("cache_salt")
         return cls(model if isinstance(model, str) else "", salt if isinstance(salt, str) else "")
 
 
 class CacheMode(NamedTuple):
-    """What is known of one backend's prefix cache.
+    """The state of knowledge about one backend's prefix cache.
 
     Attributes:
         is_exact: its events say what it holds.
-        capacity_tokens: its size, where the backend says it.
-        pressure: what its requests in flight will evict; None: not followed.
+        capacity_tokens: its size, where the backend reports it.
+        pressure: forecast of what its requests in flight will evict; None if not followed.
     """
 
     is_exact: bool = False
@@ -47,11 +46,15 @@ class CacheMode(NamedTuple):
 
 
 class Tenant:
-    """A Booster per backend and the lock under which they are used, so that the event loop never
-    waits for a worker thread that is boosting a large request.
+    """A Booster per backend, and the lock under which they are used.
 
-    Attributes:
-        tokens: lengths of documents, for all its Boosters.
+    The lock keeps the event loop from waiting for a worker thread that boosts a large request.
+
+    Args:
+        key: of the tenant.
+        settings: of its Boosters.
+        modes: by name of the backend.
+        tokens: lengths of documents, for all its Boosters; None: its own.
     """
 
     def __init__(
@@ -64,20 +67,17 @@ class Tenant:
     ) -> None:
         self.key = key
         self.tokens = make_counter(settings.tokens) if tokens is None else tokens
-        self._modes = {} if modes is None else modes
         self.lock = asyncio.Lock()
+        self._modes = {} if modes is None else modes
         self._settings = settings
-        self._sessions = MemorySessions(
-            max_sessions=settings.session.max_sessions, ttl_s=settings.session.ttl_s
-        )
         self._boosters: dict[str, Booster] = {}
         self._originals: dict[str, Booster] = {}
 
     def booster(self, backend: str) -> Booster:
-        """The Booster that mirrors the prefix cache of the backend of this name."""
+        """Return the Booster that mirrors the prefix cache of a backend."""
         booster = self._boosters.get(backend)
         if booster is None:
-            booster = Booster(self._settings, tokens=self.tokens, sessions=self._sessions)
+            booster = Booster(self._settings, tokens=self.tokens)
             mode = self._modes.get(backend, CacheMode())
             booster.residency.follow(
                 is_exact=mode.is_exact,
@@ -89,11 +89,11 @@ class Tenant:
 
     @property
     def boosters(self) -> Mapping[str, Booster]:
-        """The Boosters that are in use, by name of the backend."""
+        """The Boosters in use, by name of the backend."""
         return self._boosters
 
     def original(self, backend: str) -> Booster:
-        """A Booster that mirrors what the backend's cache would hold without boosting."""
+        """Return a Booster that mirrors the backend's cache as it would be without boosting."""
         booster = self._originals.get(backend)
         if booster is None:
             settings = Settings(
@@ -105,7 +105,7 @@ class Tenant:
         return booster
 
     def forget(self, backend: str) -> None:
-        """The backend's prefix cache is lost: start its mirror anew. Conversations stay."""
+        """Drop the mirror of a backend that lost its prefix cache."""
         self._boosters.pop(backend, None)
         self._originals.pop(backend, None)
 
@@ -116,70 +116,66 @@ class Tenant:
 
 
 class Tenants:
-    """The tenants by last use, bounded.
+    """All tenants; the least recently used are evicted.
 
     Attributes:
-        modes: by name of the backend; holds for Boosters that are made from then on.
-        counters: lengths of documents by model; all models have one where a tokenizer is given.
-        is_counting: somebody counts what new counters want.
+        modes: by name of the backend; they hold for Boosters that are made from then on.
+        counters: lengths of documents by model; all models share one if a tokenizer is configured.
+        is_counting: documents that new counters estimate are counted in the background.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.modes: dict[str, CacheMode] = {}
         self.is_counting = False
-        self.counters: OrderedDict[str, TokenCounter] = OrderedDict()
+        self.counters: BoundedMap[str, TokenCounter] = BoundedMap(max_entries=_MAX_MODELS)
         self._settings = settings
-        self._tenants: OrderedDict[TenantKey, Tenant] = OrderedDict()
+        self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(
+            max_entries=settings.proxy.max_tenants
+        )
 
     def __len__(self) -> int:
         return len(self._tenants)
 
     def get(self, key: TenantKey) -> Tenant:
-        """The tenant of this key, new if it is unknown; the least recently used one goes for it."""
+        """Return the tenant of a key; an unknown one is new."""
         tenant = self._tenants.get(key)
         if tenant is None:
-            counter = self._counter(key.model)
-            tenant = Tenant(key, self._settings, self.modes, tokens=counter)
-            self._tenants[key] = tenant
-            if len(self._tenants) > self._settings.proxy.max_tenants:
-                self._tenants.popitem(last=False)
-        self._tenants.move_to_end(key)
+            tenant = Tenant(key, self._settings, self.modes, tokens=self._counter(key.model))
+            self._tenants.put(key, tenant)
         return tenant
 
-    def _counter(self, model: str) -> TokenCounter:
-        """Lengths depend on the text and the tokenizer only, so that tenants may share them."""
-        if self._settings.tokens.tokenizer is not None:
-            model = ""
-        counter = self.counters.get(model)
-        if counter is None:
-            counter = self.counters[model] = make_counter(self._settings.tokens)
-            counter.is_counted = counter.is_counted or self.is_counting
-            if len(self.counters) > _MAX_MODELS:
-                self.counters.popitem(last=False)
-        self.counters.move_to_end(model)
-        return counter
-
     def find(self, key: TenantKey) -> Tenant | None:
-        """The tenant of this key; None if it is unknown. Does not count as use."""
-        return self._tenants.get(key)
+        """Return the tenant of a key, which does not count as use; None if it is unknown."""
+        return self._tenants.peek(key)
 
     def all(self) -> Sequence[Tenant]:
-        """All tenants, least recently used first."""
-        return list(self._tenants.values())
+        """Return all tenants, least recently used first."""
+        return self._tenants.values()
 
     @property
     def num_nodes(self) -> int:
         """Nodes of all context indexes."""
-        return sum(tenant.num_nodes for tenant in self._tenants.values())
+        return sum(tenant.num_nodes for tenant in self.all())
 
     def forget(self, backend: str) -> None:
-        """The prefix cache of the backend of this name is lost."""
-        for tenant in self._tenants.values():
+        """Drop all mirrors of a backend that lost its prefix cache."""
+        for tenant in self.all():
             tenant.forget(backend)
+
+    def _counter(self, model: str) -> TokenCounter:
+        """Lengths depend on the text and the tokenizer alone, so that tenants may share them."""
+        if self._settings.tokens.tokenizer is not None:
+            model = ""
+        counter = self.counters.get(model)
+        if counter is None:
+            counter = make_counter(self._settings.tokens)
+            counter.is_counted = counter.is_counted or self.is_counting
+            self.counters.put(model, counter)
+        return counter
 
 
 def user_of(headers: RawHeaders) -> str:
-    """Name the user behind a request by the credentials that it carries, without keeping them."""
+    """Identify the user of a request by a hash of its credentials."""
     digest = hashlib.sha256()
     for name, value in headers:
         if name in (b"authorization", b"x-api-key"):

@@ -1,7 +1,7 @@
-"""Send a tool result once: what later results of a chat repeat refers to it.
+"""Send a tool result once: replace what later results of a chat repeat by references.
 
-The outcome for a message depends on it and on the messages before it alone, so that a history that
-is resent becomes the same bytes again without being remembered. Texts of tool messages only.
+The result for a message depends on it and on the messages before it alone, so that a resent history
+always yields the same bytes. Knows texts of tool messages only.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passa
 _QUOTE_CHARS = 60
 
 
-class Shared(NamedTuple):
+class SharedResults(NamedTuple):
     """Messages with references in place of repetitions.
 
     Attributes:
-        messages: those that repeat nothing are the very objects that were given.
-        saved_bytes: what they got shorter by.
+        messages: those without repetitions are the objects that were given.
+        saved_bytes: bytes by which they became shorter.
     """
 
     messages: list[Any]
@@ -26,7 +26,7 @@ class Shared(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A text: its message, the part of its content (None: all of it), the number of its result."""
+    """A text, with the indices of its message and content part and the number of its result."""
 
     message: int
     part: int | None
@@ -34,34 +34,33 @@ class _Text(NamedTuple):
     text: str
 
 
-def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> Shared:
-    """Replace what tool results repeat of earlier ones.
+def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> SharedResults:
+    """Replace passages that repeat earlier tool results by references.
 
     Args:
-        messages: decoded; what is no object, such as a message that is sent as bytes, is left
-            alone.
+        messages: decoded; those that are not objects, such as encoded ones, are left alone.
         settings: lengths of passages.
     """
     texts = _find_texts(messages)
     new = list(messages)
     if len(texts) < 2:
-        return Shared(new, 0)
+        return SharedResults(new, 0)
     sizes = PassageSizes(
         settings.passage_min_bytes, settings.passage_avg_bytes, settings.passage_max_bytes
     )
     saved = 0
-    for found, pieces in zip(
-        texts, share_passages([found.text for found in texts], sizes=sizes), strict=True
+    for text, pieces in zip(
+        texts, share_passages([text.text for text in texts], sizes=sizes), strict=True
     ):
-        if pieces == (found.text,):
+        if pieces == (text.text,):
             continue
-        text = _render(pieces, texts)
-        if text == found.text:
+        shared = _render(pieces, texts)
+        if shared == text.text:
             continue
-        saved += len(found.text.encode("utf-8", "surrogatepass"))
-        saved -= len(text.encode("utf-8", "surrogatepass"))
-        new[found.message] = _with_text(new[found.message], found.part, text)
-    return Shared(new, saved)
+        saved += len(text.text.encode("utf-8", "surrogatepass"))
+        saved -= len(shared.encode("utf-8", "surrogatepass"))
+        new[text.message] = _with_text(new[text.message], text.part, shared)
+    return SharedResults(new, saved)
 
 
 def _find_texts(messages: Sequence[Any]) -> list[_Text]:
@@ -104,7 +103,7 @@ def _refer(reference: Reference, source: _Text) -> str:
 
 
 def _name(reference: Reference, source: _Text) -> str:
-    """Say where the text stands: results are counted, since templates do not show their ids."""
+    """Name the source by its number: chat templates do not show the ids of results."""
     if reference.start == 0 and reference.end == len(source.text):
         return f"[Same as tool result {source.result} above.]"
     passage = source.text[reference.start : reference.end].strip()

@@ -1,5 +1,6 @@
 """Put a body through the shapes, with an order of the test's choice or a Booster's."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ from ragboost.booster.booster import Booster
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.formats import Found, find_format, make_formats
+from ragboost.rewriting.json_body import JsonBody
+from ragboost.rewriting.preamble import preamble
 
 SETTINGS = Settings()
 
@@ -53,5 +56,6 @@ def boost(booster: Booster, body: dict[str, Any]) -> dict[str, Any]:
     shape, found = hit
     if not found.documents:
         return shape.replace(body, found, context_of(found, ()))
-    context = booster.boost(found.query, found.documents, preamble=found.preamble)
+    text_before = preamble(JsonBody(json.dumps(body).encode()), shape, found)
+    context = booster.boost(found.query, found.documents, preamble=text_before)
     return shape.replace(body, found, context)

@@ -107,5 +107,5 @@ def test_a_backend_that_is_gone_raises_an_internal_server_error(
     client: anthropic.Anthropic, engine: FakeEngine
 ) -> None:
     engine.misbehave(drop=True)
-    with pytest.raises(anthropic.InternalServerError, match="no answer from the backend"):
+    with pytest.raises(anthropic.InternalServerError, match="no response from the backend"):
         client.messages.create(model="m", max_tokens=9, messages=MESSAGES)

@@ -95,7 +95,7 @@ def test_a_backend_that_is_gone_raises_an_internal_server_error(
     client: openai.OpenAI, engine: FakeEngine
 ) -> None:
     engine.misbehave(drop=True)
-    with pytest.raises(openai.InternalServerError, match="no answer from the backend"):
+    with pytest.raises(openai.InternalServerError, match="no response from the backend"):
         client.chat.completions.create(model="m", messages=MESSAGES)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What operators use: keys, the access log, spans, shadow mode."""
+"""Features for operators: keys, the access log, spans."""
 
 import json
 import logging
@@ -17,7 +17,6 @@ from ragboost.proxy.app import create_app
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
-from tests.metrics import read_metric
 from tests.proxy.routing.test_routing import ask, documents
 
 ROOT = Path(__file__).parents[2]
@@ -186,65 +185,6 @@ def test_a_completion_is_a_span_between_the_client_and_the_backend(
     assert span.attributes["ragboost.documents"] == 2
     assert engine.requests[0].header("traceparent") == f"00-{trace_id}-{0x123:016x}-01"
     assert engine.requests[1].header("traceparent") == headers["traceparent"]
-
-
-def test_shadow_mode_forwards_the_original_and_counts_what_was_missed(
-    engine: FakeEngine, start_proxy: Start
-) -> None:
-    proxy = start_proxy(proxy={"shadow": True})
-    texts = {i: f"Document {i} tells of {i}. " * 40 for i in range(4)}
-    for order in ((1, 2, 3), (3, 2, 1), (2, 1, 3)):
-        body = {**CHAT, "documents": [{"title": f"t{i}", "text": texts[i]} for i in order]}
-        raw = json.dumps(body, indent=1).encode()
-        answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=raw)
-        assert answer.headers["x-ragboost-bypass"] == "shadow"
-        assert engine.requests[-1].body == raw
-    cached = "ragboost_shadow_cached_prompt_tokens_total"
-    assert read_metric(proxy.url, cached, order="sent") == 0
-    assert read_metric(proxy.url, cached, order="boosted") > 1000
-
-
-def test_shadow_mode_renders_a_ragboost_object_as_it_was_given(
-    engine: FakeEngine, start_proxy: Start
-) -> None:
-    proxy = start_proxy(proxy={"shadow": True})
-    history = [{"role": "user", "content": "one?"}]
-    named = {"session_id": "s"}
-    first = ask(proxy.url, messages=history, ragboost={**named, "documents": documents(1, 2)})
-    history += [first.json()["choices"][0]["message"], {"role": "user", "content": "two?"}]
-    ask(proxy.url, messages=history, ragboost={**named, "documents": documents(2, 1)})
-    before, after = (received.json["messages"] for received in engine.completions)
-    assert after[0] == before[0]
-    assert after[-1]["content"].index("Document 2 tells") < after[-1]["content"].index(
-        "Document 1 tells"
-    )
-    assert "ragboost" not in engine.completions[-1].json
-    assert read_metric(proxy.url, "ragboost_shadow_dropped_prompt_tokens_total") > 400
-
-
-def test_shadow_mode_counts_what_a_conversation_without_a_name_would_not_have_repeated(
-    engine: FakeEngine, start_proxy: Start
-) -> None:
-    proxy = start_proxy(proxy={"shadow": True})
-    history = [{"role": "user", "content": "one?"}]
-    first = ask(proxy.url, messages=history, ragboost={"documents": documents(1, 2)})
-    history += [first.json()["choices"][0]["message"], {"role": "user", "content": "two?"}]
-    ask(proxy.url, messages=history, ragboost={"documents": documents(2, 1)})
-    before, after = (received.json["messages"] for received in engine.completions)
-    assert after[0] == before[0]
-    assert "Document 1 tells" in after[-1]["content"]
-    assert read_metric(proxy.url, "ragboost_shadow_dropped_prompt_tokens_total") > 400
-
-
-def test_shadow_mode_leaves_documents_in_messages_alone(
-    engine: FakeEngine, start_proxy: Start
-) -> None:
-    proxy = start_proxy(proxy={"shadow": True})
-    texts = "".join(f"<document>Text {i}. {'word ' * 60}</document>\n" for i in (2, 1, 2))
-    raw = json.dumps({**CHAT, "messages": [{"role": "user", "content": texts}]}, indent=1).encode()
-    answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=raw)
-    assert answer.headers["x-ragboost-bypass"] == "shadow"
-    assert engine.requests[-1].body == raw
 
 
 def test_tracing_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

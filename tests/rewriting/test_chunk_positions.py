@@ -38,7 +38,7 @@ def in_front(engine_url: str) -> Iterator[ProxyServer]:
 
 
 def wait_until_told(proxy: ProxyServer) -> None:
-    eventually(lambda: proxy.app.state.chunk_spans.is_told)
+    eventually(lambda: proxy.app.state.chunk_reuse.is_supported)
 
 
 def body_of(order: list[int], **ragboost: Any) -> dict[str, Any]:
@@ -120,13 +120,13 @@ def test_a_backend_that_is_not_ours_never_sees_the_field(
     proxy = start_proxy()
     for _ in range(2):
         httpx.post(f"{proxy.url}/v1/chat/completions", json=SHAPES[shape])
-    assert not proxy.app.state.chunk_spans.is_told
+    assert not proxy.app.state.chunk_reuse.is_supported
     assert len(engine.completions) == 2
     assert not [sent for sent in engine.completions if "ragboost" in sent.json]
 
 
 @pytest.mark.parametrize("shape", ["ragboost_object", "xml"])
-def test_where_it_is_configured_any_backend_is_told(
+def test_where_it_is_configured_any_backend_is_supported(
     engine: FakeEngine, start_proxy: Callable[..., ProxyServer], shape: str
 ) -> None:
     proxy = start_proxy(backend={"reuse_chunks": True})
@@ -146,7 +146,7 @@ def test_it_can_be_switched_off(engine_url: str) -> None:
         assert "ragboost" not in post(proxy, body_of([0, 1], reuse=APPROX))
 
 
-def test_nobody_is_told_while_one_of_several_backends_is_not_ours(
+def test_nobody_is_supported_while_one_of_several_backends_is_not_ours(
     engine: FakeEngine, engine_url: str
 ) -> None:
     settings = proxy_settings(engine.url, backends=[{"url": engine.url}, {"url": engine_url}])  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def test_nobody_is_told_while_one_of_several_backends_is_not_ours(
         eventually(lambda: "/chunk_reuse" in engine.asked)
         for _ in range(2):
             assert "ragboost" not in post(proxy, body_of([0, 1], reuse=APPROX))
-        assert not proxy.app.state.chunk_spans.is_told
+        assert not proxy.app.state.chunk_reuse.is_supported
 
 
 def test_a_proxy_in_front_of_a_proxy_leaves_the_field_to_it(in_front: ProxyServer) -> None:
@@ -163,7 +163,7 @@ def test_a_proxy_in_front_of_a_proxy_leaves_the_field_to_it(in_front: ProxyServe
 
         answer = httpx.post(f"{outer.url}/v1/chat/completions", json=body_of([0, 1]))
 
-        assert not outer.app.state.chunk_spans.is_told
+        assert not outer.app.state.chunk_reuse.is_supported
     assert answer.status_code == 200
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ragboost.config import Settings
-from ragboost.rewriting.body import JsonBody
+from ragboost.rewriting.parsed_request import RequestParser
 from ragboost.rewriting.rewriter import Rewriter
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
@@ -94,9 +94,9 @@ def test_a_later_turn_knows_the_text_before_its_first_documents(
 
 
 def fronts(body: Mapping[str, Any]) -> str | None:
-    rewriter = Rewriter(Settings())
-    front = rewriter.front(JsonBody.parse(json.dumps(body).encode()), None)
-    return None if front is None else front.preamble
+    request = RequestParser(Settings()).parse(json.dumps(body).encode(), [])
+    planned = Rewriter(Settings()).plan(request, None)
+    return None if planned is None else planned.preamble
 
 
 def body_of(system: str, question: str, **fields: Any) -> dict[str, Any]:
@@ -113,6 +113,19 @@ def test_documents_behind_instructions_are_planned_under_the_name_of_these(docum
     assert one
     assert one == same
     assert one != other
+
+
+@pytest.mark.parametrize("name", ["tools", "functions"])
+@pytest.mark.parametrize("documents", [in_object(0, 1), in_field(0, 1), None])
+def test_documents_behind_other_tools_are_not_planned_together(name: str, documents: Any) -> None:
+    question = in_text(0, 1) if documents is None else "why?"
+
+    def named(*tools: str) -> str | None:
+        given = {name: [{"name": tool} for tool in tools]}
+        return fronts(body_of("A", question, **(documents or {}), **given))
+
+    assert named("search") == named("search") != named("read")
+    assert named("search") != named()
 
 
 def test_nothing_before_the_documents_has_no_name() -> None:

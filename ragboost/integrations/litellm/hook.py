@@ -9,11 +9,11 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
-from ragboost.rewriting.body import JsonBody
-from ragboost.rewriting.conversations import Conversations
+from ragboost.rewriting.headers import RawHeaders
+from ragboost.rewriting.parsed_request import RequestParser
 from ragboost.rewriting.rewriter import Rewriter
-from ragboost.rewriting.session_id import session_name
-from ragboost.rewriting.tenants import TenantKey, Tenants
+from ragboost.rewriting.sent_history import Conversations
+from ragboost.rewriting.tenants import Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _CALLS = frozenset(
     for prefix in ("", "a")
     for name in ("completion", "text_completion", "anthropic_messages", "responses")
 )
-# The other fields of LiteLLM's data are its own objects, or have nothing to do with documents.
+# LiteLLM's other fields are its own objects, or unrelated to documents.
 _FIELDS = (
     "model",
     "messages",
@@ -43,7 +43,7 @@ _FIELDS = (
 
 
 class RefusedError(RequestError):
-    """Bad input, in the form in which LiteLLM tells it to the client."""
+    """Bad input, in the form that LiteLLM passes on to the client."""
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(str(error), param=error.param)
@@ -55,9 +55,9 @@ class RefusedError(RequestError):
 class BoostHook(CustomLogger):  # type: ignore[misc]
     """Order, de-duplicate and hint the documents of completion requests.
 
-    Knows the shapes that our own proxy knows. A conversation is followed where the request names
-    it (`ragboost.session_id`, `x-litellm-session-id`, ...). There is one index per model: of the
-    deployments that LiteLLM balances, each request should meet the same one again.
+    Knows the same shapes as the proxy. A conversation is followed if the request names it
+    (`ragboost.session_id`, `x-litellm-session-id`, ...). There is one index per model: LiteLLM
+    should send requests with the same prefix to the same deployment.
 
     Args:
         settings: None: the defaults.
@@ -65,14 +65,11 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
 
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__()
-        self._settings = settings or Settings()
-        self._rewriter = Rewriter(self._settings)
-        self._tenants = Tenants(self._settings)
-        self._conversations = Conversations(
-            max_sessions=self._settings.session.max_sessions,
-            max_bytes=self._settings.session.max_bytes,
-            ttl_s=self._settings.session.ttl_s,
-        )
+        settings = settings or Settings()
+        self._parser = RequestParser(settings, has_links=False)
+        self._rewriter = Rewriter(settings)
+        self._tenants = Tenants(settings)
+        self._conversations = Conversations(settings.session)
 
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
@@ -86,30 +83,28 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
         if str(getattr(call_type, "value", call_type)) not in _CALLS or not fields:
             return data
         try:
-            body = self._rewritten(fields, _headers(data), user=_user(user_api_key_dict))
+            rewritten = self._rewrite(fields, _headers(data), user=_user(user_api_key_dict))
         except RequestError as error:
             raise RefusedError(error) from error
         except RagBoostError as error:
             logger.warning("forwarding without boosting: %s", error)
             return data
         kept = {name: value for name, value in data.items() if name not in _FIELDS}
-        return {**kept, **body}
+        return {**kept, **rewritten}
 
-    def _rewritten(
-        self, fields: Mapping[str, Any], headers: list[tuple[bytes, bytes]], *, user: str
+    def _rewrite(
+        self, fields: Mapping[str, Any], headers: RawHeaders, *, user: str
     ) -> dict[str, Any]:
-        payload = JsonBody.parse(json.dumps(fields).encode())
-        name = session_name(payload.body, headers)
-        key = TenantKey.of(payload.body)
+        request = self._parser.parse(json.dumps(fields).encode(), headers, user=user)
         conversation = None
-        if name is not None:
-            conversation = self._conversations.get(json.dumps([user, *key, name]))
-        booster = self._tenants.get(key).booster("litellm")
-        rewritten = self._rewriter.rewrite(payload, booster, conversation)
-        if conversation is not None and conversation.sent:
-            self._conversations.put(conversation)
-        body: dict[str, Any] = json.loads(payload.encode(rewritten.body))
-        return body
+        if request.session is not None:
+            conversation = self._conversations.get(request.session)
+        booster = self._tenants.get(request.tenant_key).booster("litellm")
+        result = self._rewriter.rewrite(request, booster, conversation)
+        if conversation is not None:
+            self._conversations.add(conversation, result.delta)
+        rewritten: dict[str, Any] = json.loads(request.body.encode(result.fields))
+        return rewritten
 
 
 def _headers(data: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
@@ -121,5 +116,5 @@ def _headers(data: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
 
 
 def _user(user_api_key_dict: Any) -> str:
-    """LiteLLM's hash of the key, under which nobody else finds a conversation."""
+    """Return LiteLLM's hash of the key, which keeps the conversations of users apart."""
     return str(getattr(user_api_key_dict, "api_key", None) or "")

@@ -1,4 +1,4 @@
-"""Cancel the work for a client that has left, in every phase of a request."""
+"""Cancel the work on a request when its client disconnects."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,20 +8,26 @@ from typing import Self
 from starlette.types import Receive, Scope
 
 EXTENSION = "ragboost.connection"
-"""What our own server puts into `scope["extensions"]`: under `watch`, a function that takes what to
-call when the client has left (at once if it has), or None, when nobody wants to know any more."""
+"""Key in `scope["extensions"]` under which the proxy's own server passes `{"watch": function}`.
+
+The function takes a callback for the loss of the connection, called at once if it is lost already,
+or None to remove the callback.
+"""
 
 
 class ClientWatch:
-    """Cancels the current task when the client disconnects, and swallows that cancellation.
+    """Cancel the current task when the client disconnects, and absorb that cancellation.
 
         async with ClientWatch(scope, receive) as watch:
-            ...                       # is cancelled when the client leaves
+            ...                       # cancelled when the client disconnects
             watch.finish()            # before the last byte is sent
         if watch.has_left: ...
 
-    Our own server calls back when a connection is lost. From others we learn it by reading the
-    channel, in a task of its own; the request's body must have been received then.
+    The proxy's own server reports a lost connection by a callback. On any other server a task reads
+    the ASGI channel; the request's body must have been received by then.
+
+    Attributes:
+        has_left: the client disconnected before `finish`.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -31,16 +37,16 @@ class ClientWatch:
         self._watch_connection = connection.get("watch")
         self._receive = receive
         self._is_finished = False
-        self._watcher: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         if self._watch_connection is not None:
-            self._watch_connection(self._leave)
+            self._watch_connection(self._cancel)
         else:
-            self._watcher = asyncio.create_task(self._watch())
+            self._reader = asyncio.create_task(self._read_until_disconnect())
         return self
 
     async def __aexit__(
@@ -52,23 +58,23 @@ class ClientWatch:
         self._is_finished = True
         if self._watch_connection is not None:
             self._watch_connection(None)
-        if self._watcher is not None:
-            self._watcher.cancel()
+        if self._reader is not None:
+            self._reader.cancel()
         if not self.has_left:
             return False
-        # `uncancel` leaves a count if somebody else, such as the server's shutdown, cancelled too.
+        # A count remains if something else cancelled the task too, such as the server's shutdown.
         return self._task.uncancel() == 0 and kind is asyncio.CancelledError
 
     def finish(self) -> None:
-        """Stop watching: the server reports a disconnect after each complete answer, too."""
+        """Stop watching: servers report a disconnect after a complete response, too."""
         self._is_finished = True
 
-    async def _watch(self) -> None:
+    async def _read_until_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._leave()
+        self._cancel()
 
-    def _leave(self) -> None:
+    def _cancel(self) -> None:
         if not self._is_finished:
             self.has_left = True
             self._task.cancel()

@@ -1,9 +1,15 @@
-"""Our own errors, in OpenAI's shape. Upstream errors never come here: they pass unchanged."""
+"""Respond with the proxy's own errors, in OpenAI's shape; the backend's are relayed unchanged."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import Request
 from starlette.responses import Response
+
+from ragboost.errors import RequestError
+from ragboost.rewriting.headers import new_request_id
 
 _TYPES = {
     400: "invalid_request_error",
@@ -34,6 +40,32 @@ def error_response(
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Make the answer to a request that we refuse or cannot forward."""
+    """Make the response to a request that is refused or cannot be forwarded."""
     body = error_body(status, message, param=param)
     return Response(body, status, headers=dict(headers or {}), media_type="application/json")
+
+
+def invalid_request(errors: Sequence[Any]) -> RequestError:
+    """Make the error of a body or a query that pydantic has rejected, from its first finding."""
+    location = [str(part) for part in errors[0]["loc"] if part not in ("body", "query", "path")]
+    param, message = ".".join(location) or None, str(errors[0]["msg"])
+    return RequestError(f"{param}: {message}" if param else message, param=param)
+
+
+async def on_request_error(request: Request, error: Exception) -> Response:
+    """Respond to a `RequestError` of a typed route."""
+    assert isinstance(error, RequestError), error
+    request_id = request.headers.get("x-request-id") or new_request_id()
+    headers = {"x-request-id": request_id}
+    return error_response(error.status, str(error), param=error.param, headers=headers)
+
+
+async def on_validation_error(request: Request, error: Exception) -> Response:
+    """Respond to parameters of a typed route that FastAPI has rejected."""
+    assert isinstance(error, RequestValidationError), error
+    return await on_request_error(request, invalid_request(error.errors()))
+
+
+async def on_internal_error(_request: Request, _error: Exception) -> Response:
+    """Respond to a bug."""
+    return error_response(500, "internal error in RAGBoost; see its log for the traceback")

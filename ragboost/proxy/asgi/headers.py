@@ -1,7 +1,4 @@
-"""Which headers pass the proxy: hop-by-hop ones stop here, everything else goes on unchanged.
-
-Knows names, not values, except `connection`, which nominates more names (RFC 9110 section 7.6.1).
-"""
+"""Copy headers through the proxy: all but the hop-by-hop ones (RFC 9110 section 7.6.1)."""
 
 from ragboost.rewriting.headers import RawHeaders
 
@@ -18,8 +15,8 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-# Written anew for the backend: its host, and the length of the body as we send it.
-_NOT_SENT = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+# The client for the backend writes its own host and content-length.
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _ENCODING = b"accept-encoding"
 
 
@@ -28,27 +25,28 @@ def request_headers(headers: RawHeaders, *, is_read: bool = False) -> list[tuple
 
     Args:
         headers: the client's.
-        is_read: ask for an answer without content coding, since we read it, too.
+        is_read: the proxy reads the response too, so ask for one without content coding.
     """
-    dropped = _NOT_SENT | _nominated(headers)
-    passed = [header for header in headers if header[0] not in dropped]
-    if is_read and any(name == _ENCODING for name, _ in passed):
-        return with_header(passed, _ENCODING, b"identity")
-    return passed
+    dropped = _NOT_FORWARDED | _connection_options(headers)
+    forwarded = [header for header in headers if header[0] not in dropped]
+    if is_read and any(name == _ENCODING for name, _ in forwarded):
+        return with_header(forwarded, _ENCODING, b"identity")
+    return forwarded
 
 
 def with_header(headers: RawHeaders, name: bytes, value: bytes) -> list[tuple[bytes, bytes]]:
-    """The headers with one value for a name."""
+    """Return the headers with `name` set to this one value."""
     return [*(header for header in headers if header[0] != name), (name, value)]
 
 
 def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """Copy a backend's headers for the client, byte for byte."""
-    dropped = _HOP_BY_HOP | _nominated(headers)
+    dropped = _HOP_BY_HOP | _connection_options(headers)
     return [header for header in headers if header[0] not in dropped]
 
 
-def _nominated(headers: RawHeaders) -> frozenset[bytes]:
+def _connection_options(headers: RawHeaders) -> frozenset[bytes]:
+    """Return the header names that `connection` lists as hop-by-hop."""
     names: set[bytes] = set()
     for name, value in headers:
         if name == b"connection":

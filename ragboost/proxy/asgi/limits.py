@@ -1,4 +1,4 @@
-"""What a client may send: a body of bounded size, in bounded time. Counts while it receives."""
+"""Read a request's body within limits of size and time."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ class BodyTimeoutError(RequestError):
 
 
 class ClientDisconnectedError(Exception):
-    """The client left while it was sending. Nobody is there to answer to."""
+    """The client disconnected while it was sending; there is nobody to respond to."""
 
 
 async def read_body(receive: Receive, *, declared: str | None, settings: ProxySettings) -> bytes:
@@ -33,9 +33,9 @@ async def read_body(receive: Receive, *, declared: str | None, settings: ProxySe
         settings: the limits.
 
     Raises:
-        BodyTooLargeError: as soon as more than `max_body_bytes` are announced or counted.
-        BodyTimeoutError: the end did not come in time.
-        ClientDisconnectedError: the client left before the end.
+        BodyTooLargeError: more than `max_body_bytes` are declared or have been received.
+        BodyTimeoutError: the body is not complete after `body_timeout_s`.
+        ClientDisconnectedError: the client disconnected before the end.
     """
     limit = settings.max_body_bytes
     if declared is not None and declared.isdigit() and int(declared) > limit:
@@ -68,5 +68,5 @@ async def _receive_all(receive: Receive, limit: int) -> bytes:
 
 def _too_large(size: int, limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(
-        f"the request body has at least {size} bytes, more than the {limit} of proxy.max_body_bytes"
+        f"the request body has at least {size} bytes; the limit is {limit} (proxy.max_body_bytes)"
     )

@@ -1,4 +1,4 @@
-"""One request and its answer, as the endpoints see them."""
+"""Hold one request and its response, as the endpoints see them."""
 
 import time
 from urllib.parse import quote
@@ -13,21 +13,19 @@ REQUEST_ID = b"x-request-id"
 
 
 class RequestContext:
-    """A request being answered, and what is noted about it.
+    """A request being served, its ASGI channel, and what is recorded about it.
 
     Attributes:
         endpoint: name of the route in metrics.
         headers: the request's, names in lower case.
-        target: path and query, encoded as the client sent them.
-        request_id: the client's, or a new one.
-        model: that the request asks for; empty if unknown.
-        outcome: how it ended; `ok` unless somebody says otherwise.
-        status: of the answer; 0: none was sent.
-        has_started: the answer's status has been sent.
-        notes: more about it, for the access log and the span: numbers and short names only.
-        trace_headers: headers for the backend that make our span its parent.
-        started: when the request's head was complete, in seconds of `time.perf_counter`.
-        first_byte: when the first byte of the answer's body was sent; None: not yet.
+        request_id: the client's `x-request-id`, or a new one.
+        model: the requested model; empty if unknown.
+        outcome: label for metrics; `ok` unless the request failed or was refused.
+        status: HTTP status of the response; 0 if none was sent.
+        notes: additional fields for the access log and the span: numbers and short names only.
+        trace_headers: headers for the backend that make the proxy's span its parent.
+        started: time at which the request's head was complete, as `time.perf_counter` seconds.
+        first_byte: time of the response body's first byte, on the same clock; None before it.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
@@ -42,13 +40,12 @@ class RequestContext:
         self.status = 0
         self.notes: dict[str, str | int | float | None] = {}
         self.trace_headers: dict[str, str] = {}
-        self.has_started = False
         self.started = time.perf_counter()
         self.first_byte: float | None = None
 
     @property
     def method(self) -> str:
-        """The request's method, in upper case."""
+        """HTTP method, in upper case."""
         return str(self.scope["method"])
 
     @property
@@ -56,13 +53,13 @@ class RequestContext:
         """Path and query, encoded as the client sent them."""
         path: bytes = self.scope.get("raw_path") or quote(self.scope["path"]).encode()
         query: bytes = self.scope["query_string"]
-        if not path.startswith(b"/"):  # anything else could become part of the backend's address
+        if not path.startswith(b"/"):  # it could become part of the backend's address
             path = b"/" + path
         return decode_value(path + b"?" + query if query else path)
 
     @property
     def query(self) -> QueryParams:
-        """The query's parameters, decoded."""
+        """Decoded query parameters."""
         return QueryParams(self.scope["query_string"])
 
     async def send_error(
@@ -73,8 +70,7 @@ class RequestContext:
         param: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
-        """Answer with an error of our own."""
-        self.has_started = True
+        """Respond with an error of the proxy's own."""
         self.status = status
         headers = {"x-request-id": self.request_id}
         if retry_after_s is not None:

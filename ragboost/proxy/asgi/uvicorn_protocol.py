@@ -1,6 +1,11 @@
-"""The HTTP protocol of the server: uvicorn's httptools one, with a bounded request head.
+"""Uvicorn's httptools protocol with limits on a request's head and a disconnect callback.
 
-httptools itself accepts a head of any size and waits for it forever.
+The only file that relies on uvicorn's internals; `tests/proxy/asgi/test_uvicorn_protocol.py` checks
+it against the installed release, `scripts/check_packages.py` against the lowest supported one.
+
+Of `HttpToolsProtocol`: `app`, `config.loaded_app`, `cycle`, `flow`, `headers`, `loop`, `scope`,
+`transport`, `url`, and httptools' callbacks as methods. Of its request cycle: `body` (`receive`
+returns it whole), `message_event`, `response_complete`.
 """
 
 import asyncio
@@ -19,11 +24,11 @@ _REASONS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Counts the bytes and the seconds of each request head; see `limited_protocol`.
+    """Limit the bytes and the seconds of each request's head; httptools itself limits neither.
 
     Attributes:
         limits: `max_header_bytes` and `header_timeout_s`.
-        too_large: the app that answers in place of ours.
+        too_large: ASGI app that responds to a request whose head is too large.
     """
 
     limits: ProxySettings
@@ -41,12 +46,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_lost = False
 
     def watch(self, on_lost: Callable[[], None] | None) -> None:
-        """See `disconnect.EXTENSION`."""
+        """Set or remove the callback for a lost connection; see `disconnect.EXTENSION`."""
         self._on_lost = on_lost
         if on_lost is not None and self._is_lost:
             on_lost()
         elif on_lost is not None:
-            self.flow.resume_reading()  # else nobody would see the end of it
+            self.flow.resume_reading()  # a paused transport does not report the end of the stream
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -79,14 +84,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._head_bytes = 0
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        # A head that came in one piece is parsed before it could be counted.
+        # A head that arrives in one piece is parsed before `data_received` has compared its size.
         self.app = self.too_large if size > self.limits.max_header_bytes else self.config.loaded_app
         self.scope["extensions"] = {EXTENSION: {"watch": self.watch}}
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Collect the body, as far as it is allowed to be large: in pieces, uvicorn would copy it
-        several times, and pause the connection for each of them."""
+        """Collect the body up to its size limit.
+
+        Passed on piece by piece, uvicorn would copy it several times and pause reading for each.
+        """
         if self._body_bytes <= self.limits.max_body_bytes and not self.cycle.response_complete:
             self._body_bytes += len(body)
             self._body.append(body)
@@ -100,10 +107,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_head = True
 
     def _pass_body(self) -> None:
-        """Hand over what has been collected."""
         if self._body and not self.cycle.response_complete:
             body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self.cycle.body = body  # type: ignore[assignment]  # which then is not copied
+            self.cycle.body = body  # type: ignore[assignment]  # as `bytes`, it is not copied again
             self.cycle.message_event.set()
         self._body = []
 
@@ -123,13 +129,16 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()  # a pipelined head: the response before it is still being sent
+            return
         body = error_body(status, message)
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
             b"content-length: %d\r\n\r\n%s" % (status, _REASONS[status], len(body), body)
         )
-        # Closing at once would reset the connection while the client still sends, and it would
-        # lose the answer.
+        # Closing at once would reset the connection of a client that is still sending, which then
+        # would not see the response.
         self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
 

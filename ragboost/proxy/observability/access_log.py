@@ -1,6 +1,6 @@
-"""One line of JSON per request, for log collectors. Holds no document, no query string and no key.
+"""Log one line of JSON per request, without documents, query strings or keys.
 
-The lines go to the logger `ragboost.access`, as messages that need no further format.
+The lines are messages of the logger `ragboost.access`, complete without a formatter.
 """
 
 import logging
@@ -14,21 +14,21 @@ from ragboost.proxy.asgi.request_context import RequestContext
 logger = logging.getLogger("ragboost.access")
 
 
-def log_access(exchange: RequestContext) -> None:
-    """Log a request that is over. What its endpoint noted about it follows the common fields."""
+def log_access(request: RequestContext) -> None:
+    """Log a finished request: the common fields, then the endpoint's notes."""
     now = time.perf_counter()
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "request_id": exchange.request_id,
-        "method": exchange.method,
-        "path": exchange.scope["path"],
-        "endpoint": exchange.endpoint,
-        "model": exchange.model,
-        "status": exchange.status,
-        "outcome": exchange.outcome,
-        "duration_ms": round((now - exchange.started) * 1000, 3),
+        "request_id": request.request_id,
+        "method": request.method,
+        "path": request.scope["path"],
+        "endpoint": request.endpoint,
+        "model": request.model,
+        "status": request.status,
+        "outcome": request.outcome,
+        "duration_ms": round((now - request.started) * 1000, 3),
     }
-    if exchange.first_byte is not None:
-        line["first_byte_ms"] = round((exchange.first_byte - exchange.started) * 1000, 3)
-    data = msgspec.json.encode({**line, **exchange.notes}, enc_hook=str)
+    if request.first_byte is not None:
+        line["first_byte_ms"] = round((request.first_byte - request.started) * 1000, 3)
+    data = msgspec.json.encode({**line, **request.notes}, enc_hook=str)
     logger.info("%s", data.decode("utf-8", "replace"))

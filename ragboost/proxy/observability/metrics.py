@@ -1,16 +1,20 @@
-"""Every metric of the proxy, declared once. Names and labels are public API.
+"""Declare every metric of the proxy, once. Names and labels are public API.
 
 Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names.
 """
 
+from functools import partial
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from ragboost.booster.booster import Booster
+from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.fidelity import ERROR_BOUNDS, Fidelity
+from ragboost.cache_sync.sync import CacheSync
 from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 
@@ -23,14 +27,14 @@ _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 
 
 class _ByLabels(Generic[M]):
-    """The children of a metric by their labels: prometheus-client looks them up under a lock."""
+    """A metric's children by their labels, without the lock under which the library finds them."""
 
     def __init__(self, metric: M) -> None:
         self._metric: M = metric
         self._children: dict[tuple[str, ...], M] = {}
 
     def of(self, *labels: str) -> M:
-        """The child with these labels; their number is the caller's affair."""
+        """Return the child with these labels; the caller bounds their number."""
         child = self._children.get(labels)
         if child is None:
             child = self._children[labels] = self._metric.labels(*labels)
@@ -38,156 +42,141 @@ class _ByLabels(Generic[M]):
 
 
 class Metrics:
-    """The metrics of one app, in a registry of its own."""
+    """The metrics of one app, in a registry of its own.
+
+    Attributes:
+        registry: the registry.
+        index_nodes, sessions, queue_depth, backend_up, backend_running: gauges that are set when
+            the metrics are read.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._models: set[str] = set()
-        self._declare_requests(self.registry)
-        self._declare_tokens(self.registry)
-        self._declare_shadow(self.registry)
-        self._declare_state(self.registry)
-        self._declare_predictions(self.registry)
+        self._declare_requests()
+        self._declare_tokens()
+        self._declare_predictions()
+        gauge = partial(Gauge, registry=self.registry)
+        self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
+        self.sessions = gauge("ragboost_sessions", "Conversations in memory.")
+        self.queue_depth = gauge("ragboost_queue_depth", "Requests in the waiting room.")
+        self.backend_up = gauge(
+            "ragboost_backend_up", "1 for a backend that is sent requests, else 0.", ("backend",)
+        )
+        self.backend_running = gauge(
+            "ragboost_backend_running", "Requests running on a backend.", ("backend",)
+        )
 
-    def _declare_requests(self, registry: CollectorRegistry) -> None:
-        requests = Counter(
-            "ragboost_requests_total",
-            "Requests answered or refused.",
-            ("endpoint", "model", "outcome"),
-            registry=registry,
+    def _declare_requests(self) -> None:
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self._requests = _ByLabels(
+            counter(
+                "ragboost_requests_total",
+                "Requests, by how they ended.",
+                ("endpoint", "model", "outcome"),
+            )
         )
-        duration = Histogram(
-            "ragboost_request_duration_seconds",
-            "From the request's head to the last byte of the answer.",
-            ("endpoint",),
-            buckets=_SECONDS,
-            registry=registry,
+        self._bypass = _ByLabels(
+            counter(
+                "ragboost_bypass_total",
+                "Requests forwarded without boosting, by reason.",
+                ("reason",),
+            )
         )
-        ttft = Histogram(
-            "ragboost_time_to_first_token_seconds",
-            "From the request's head to the first byte of a completion's answer.",
-            ("endpoint", "result"),
-            buckets=_SECONDS,
-            registry=registry,
+        self._duration = _ByLabels(
+            histogram(
+                "ragboost_request_duration_seconds",
+                "Time from the request's head to the last byte of the response.",
+                ("endpoint",),
+                buckets=_SECONDS,
+            )
         )
-        overhead = Histogram(
-            "ragboost_overhead_seconds",
-            "Time that the proxy itself spends on a request, by stage.",
-            ("stage",),
-            buckets=_OVERHEAD_SECONDS,
-            registry=registry,
+        self._ttft = _ByLabels(
+            histogram(
+                "ragboost_time_to_first_token_seconds",
+                "Time from a completion's head to the first byte of the response's body.",
+                ("endpoint", "result"),
+                buckets=_SECONDS,
+            )
         )
-        bypass = Counter(
-            "ragboost_bypass_total",
-            "Requests forwarded without boosting, by reason.",
-            ("reason",),
-            registry=registry,
+        self._overhead = _ByLabels(
+            histogram(
+                "ragboost_overhead_seconds",
+                "Time that the proxy itself spends on a request, by stage.",
+                ("stage",),
+                buckets=_OVERHEAD_SECONDS,
+            )
         )
-        self._requests, self._bypass = _ByLabels(requests), _ByLabels(bypass)
-        self._duration, self._ttft = _ByLabels(duration), _ByLabels(ttft)
-        self._overhead = _ByLabels(overhead)
-        self._queue_wait = Histogram(
+        self._queue_wait = histogram(
             "ragboost_queue_wait_seconds",
-            "Time that a completion waits for its turn.",
+            "Time that a completion waits until it is sent to its backend.",
             buckets=_OVERHEAD_SECONDS,
-            registry=registry,
         )
 
-    def _declare_tokens(self, registry: CollectorRegistry) -> None:
-        documents = Counter(
+    def _declare_tokens(self) -> None:
+        counter = partial(Counter, registry=self.registry)
+        documents = counter(
             "ragboost_documents_total",
-            "Documents of boosted requests: sent, or dropped because the payload has them already.",
+            "Documents of boosted requests: sent, or dropped as duplicates.",
             ("result",),
-            registry=registry,
         )
         self._sent_documents = documents.labels("sent")
         self._dropped_documents = documents.labels("dropped")
-        self._prompt_tokens = Counter(
-            "ragboost_prompt_tokens_total",
-            "Prompt tokens that the backend reported.",
-            registry=registry,
+        self._prompt_tokens = counter(
+            "ragboost_prompt_tokens_total", "Prompt tokens that backends reported."
         )
-        self._cached_tokens = Counter(
+        self._cached_tokens = counter(
             "ragboost_cached_prompt_tokens_total",
-            "Prompt tokens that the backend took from its prefix cache.",
-            registry=registry,
+            "Prompt tokens that backends reported as read from the prefix cache.",
         )
-        self._predicted_tokens = Counter(
+        self._predicted_tokens = counter(
             "ragboost_predicted_cached_prompt_tokens_total",
-            "Document tokens that the context index expected in the prefix cache.",
-            registry=registry,
+            "Document tokens that the context index predicted as cached.",
         )
-        self._passage_bytes = Counter(
+        self._passage_bytes = counter(
             "ragboost_passage_bytes_total",
             "Bytes of repeated tool results that were replaced by references.",
-            registry=registry,
         )
-
-    def _declare_shadow(self, registry: CollectorRegistry) -> None:
-        self._shadow_cached_tokens = Counter(
+        self._shadow_cached_tokens = counter(
             "ragboost_shadow_cached_prompt_tokens_total",
-            "Shadow mode: document tokens expected in the prefix cache, as the client ordered them "
-            "(sent) and as boosting would have (boosted).",
+            "Shadow mode: document tokens predicted as cached, in the client's order (sent) and in "
+            "the order of boosting (boosted).",
             ("order",),
-            registry=registry,
         )
-        self._shadow_dropped_tokens = Counter(
+        self._shadow_dropped_tokens = counter(
             "ragboost_shadow_dropped_prompt_tokens_total",
-            "Shadow mode: document tokens that boosting would not have sent again.",
-            registry=registry,
+            "Shadow mode: document tokens that boosting would have dropped as duplicates.",
         )
 
-    def _declare_state(self, registry: CollectorRegistry) -> None:
-        self.index_nodes = Gauge(
-            "ragboost_index_nodes", "Nodes of all context indexes.", registry=registry
-        )
-        self.backend_up = Gauge(
-            "ragboost_backend_up",
-            "Whether a backend gets requests.",
-            ("backend",),
-            registry=registry,
-        )
-        self.backend_running = Gauge(
-            "ragboost_backend_running",
-            "Requests sent to a backend whose answers are not over.",
-            ("backend",),
-            registry=registry,
-        )
-        self.queue_depth = Gauge(
-            "ragboost_queue_depth", "Requests in the waiting room.", registry=registry
-        )
-        self.sessions = Gauge(
-            "ragboost_sessions", "Conversations that are remembered.", registry=registry
-        )
-
-    def _declare_predictions(self, registry: CollectorRegistry) -> None:
+    def _declare_predictions(self) -> None:
         self._prediction_error = Histogram(
             "ragboost_prediction_error_ratio",
-            "Predicted less reported cached tokens, as a share of the prompt tokens.",
+            "Predicted minus reported cached tokens, as a share of the prompt tokens.",
             buckets=ERROR_BOUNDS,
-            registry=registry,
+            registry=self.registry,
         )
         self._prediction_precision = Gauge(
             "ragboost_prediction_precision_ratio",
-            "Of the tokens predicted as cached, the share that was, over the last 512 requests.",
-            registry=registry,
+            "Share of the tokens predicted as cached that were cached, over the last 512 requests.",
+            registry=self.registry,
         )
         self._prediction_recall = Gauge(
             "ragboost_prediction_recall_ratio",
-            "Of the tokens that were cached, the share predicted, over the last 512 requests.",
-            registry=registry,
+            "Share of the cached tokens that were predicted, over the last 512 requests.",
+            registry=self.registry,
         )
 
-    def watch(self, collector: Collector) -> None:
-        """Show what somebody else counts, too."""
-        self.registry.register(collector)
+    def watch_streams(self, sync: CacheSync) -> None:
+        """Add the metrics of the streams of cache events."""
+        self.registry.register(_StreamMetrics(sync))
 
     def render(self) -> bytes:
-        """All metrics in Prometheus text format."""
+        """Render all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def count_request(self, endpoint: str, model: str, outcome: str, *, seconds: float) -> None:
-        """Count an answered or refused request."""
+        """Count a request that has ended, and how long it took."""
         if model not in self._models:
             if len(self._models) >= _MAX_MODELS:
                 model = "other"
@@ -200,11 +189,11 @@ class Metrics:
         self._ttft.of(endpoint, result).observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
-        """Record the proxy's own time."""
+        """Record the proxy's own time for a stage of a request."""
         self._overhead.of(stage).observe(seconds)
 
     def observe_wait(self, *, seconds: float) -> None:
-        """Record how long a completion waited for its turn."""
+        """Record how long a completion waited until it was sent."""
         self._queue_wait.observe(seconds)
 
     def count_bypass(self, reason: str) -> None:
@@ -212,23 +201,23 @@ class Metrics:
         self._bypass.of(reason).inc()
 
     def count_context(self, context: Context) -> None:
-        """Count a boosted request's documents."""
+        """Count the documents of a boosted request."""
         sent = len(context.documents)
         self._sent_documents.inc(sent)
         self._dropped_documents.inc(len(context.retrieved) - sent)
         self._predicted_tokens.inc(context.predicted_cached_tokens)
 
     def count_passages(self, saved_bytes: int) -> None:
-        """Count what references to earlier tool results saved."""
+        """Count the bytes that references to earlier tool results have saved."""
         self._passage_bytes.inc(saved_bytes)
 
     def count_shadow(self, context: Context, original: Booster, *, preamble: str = "") -> None:
         """Count what boosting would have saved.
 
         Args:
-            context: what would have been sent.
-            original: mirrors the prefix cache as it is without boosting.
-            preamble: names the text before the documents.
+            context: the context that boosting would have sent.
+            original: models the prefix cache as it is without boosting.
+            preamble: identifies the text before the documents.
         """
         self.count_context(context)
         self._shadow_cached_tokens.labels("boosted").inc(context.predicted_cached_tokens)
@@ -240,12 +229,45 @@ class Metrics:
         self._shadow_dropped_tokens.inc(given - kept)
 
     def count_usage(self, usage: Usage) -> None:
-        """Count the tokens that the backend reported."""
+        """Count the tokens that a backend reported."""
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
-        """Record how a prediction of cached tokens came true, and the rolling figures."""
+        """Record the error of a prediction of cached tokens, and the rolling figures."""
         self._prediction_error.observe(error)
         self._prediction_precision.set(figures.precision)
         self._prediction_recall.set(figures.recall)
+
+
+class _StreamMetrics(Collector):
+    """The counters that the streams of cache events keep, read when the metrics are read."""
+
+    def __init__(self, sync: CacheSync) -> None:
+        self._sync = sync
+
+    def collect(self) -> list[Metric]:
+        labels = ["backend", "stream"]
+        events = CounterMetricFamily(
+            "ragboost_kv_events", "Cache events applied.", labels=[*labels, "type"]
+        )
+        gaps = CounterMetricFamily(
+            "ragboost_kv_event_gaps", "Gaps in the sequence of event batches.", labels=labels
+        )
+        states = GaugeMetricFamily(
+            "ragboost_kv_event_stream_state",
+            "1 for the state that a stream is in, else 0.",
+            labels=[*labels, "state"],
+        )
+        tokens = GaugeMetricFamily(
+            "ragboost_kv_resident_tokens", "Tokens in the mirror of a prefix cache.", labels=labels
+        )
+        for backend, stream in self._sync.streams:
+            values, status = [backend, stream.name], stream.status()
+            for kind in ("stored", "removed", "cleared"):
+                events.add_metric([*values, kind], getattr(status, f"num_{kind}"))
+            gaps.add_metric(values, status.num_gaps)
+            for state in StreamState:
+                states.add_metric([*values, state], float(state is status.state))
+            tokens.add_metric(values, status.num_resident_tokens)
+        return [events, gaps, states, tokens]

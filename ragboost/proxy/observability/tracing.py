@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of completions, with the names of the GenAI conventions where they exist.
+"""Make OpenTelemetry spans of completions, named by the GenAI conventions where these exist.
 
 Uses the API only: the operator brings an SDK and its exporters, for example by starting the proxy
-with `opentelemetry-instrument`. Knows exchanges; sees no body.
+with `opentelemetry-instrument`. Sees no body.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _CONTEXT_HEADERS = ("traceparent", "tracestate", "baggage")
 
 
 class Tracing:
-    """Starts a span per completion, as a child of the client's, and makes it the backend's parent.
+    """Makes a span per completion, a child of the client's span and the parent of the backend's.
 
     Raises:
         MissingExtraError: opentelemetry-api is not installed.
@@ -31,14 +31,14 @@ class Tracing:
         self._propagate = import_extra("opentelemetry.propagate", extra="otel")
         self._tracer = self._trace.get_tracer("ragboost")
 
-    def start(self, exchange: RequestContext) -> Any:
-        """Begin the span of a request; None for what is no completion."""
-        operation = _OPERATIONS.get(exchange.endpoint)
+    def start(self, request: RequestContext) -> Any:
+        """Start the span of a request; None if it is not a completion."""
+        operation = _OPERATIONS.get(request.endpoint)
         if operation is None:
             return None
         carrier = {
             name.decode("latin-1"): decode_value(value)
-            for name, value in exchange.headers
+            for name, value in request.headers
             if name.decode("latin-1") in _CONTEXT_HEADERS
         }
         span = self._tracer.start_span(
@@ -48,24 +48,24 @@ class Tracing:
             attributes={"gen_ai.operation.name": operation},
         )
         context = self._trace.set_span_in_context(span)
-        self._propagate.inject(exchange.trace_headers, context=context)
+        self._propagate.inject(request.trace_headers, context=context)
         return span
 
-    def end(self, span: Any, exchange: RequestContext) -> None:
-        """Close a span with what was noted about its request."""
+    def end(self, span: Any, request: RequestContext) -> None:
+        """End a span with the attributes of its request."""
         if span is None:
             return
-        operation = _OPERATIONS[exchange.endpoint]
-        span.update_name(f"{operation} {exchange.model}".strip())
+        operation = _OPERATIONS[request.endpoint]
+        span.update_name(f"{operation} {request.model}".strip())
         attributes: dict[str, Any] = {
-            "gen_ai.request.model": exchange.model,
-            "http.response.status_code": exchange.status,
-            **_attributes(exchange.notes),
+            "gen_ai.request.model": request.model,
+            "http.response.status_code": request.status,
+            **_attributes(request.notes),
         }
-        if exchange.first_byte is not None:
-            attributes["ragboost.first_byte_s"] = exchange.first_byte - exchange.started
-        if exchange.outcome != "ok":
-            attributes["error.type"] = exchange.outcome
+        if request.first_byte is not None:
+            attributes["ragboost.first_byte_s"] = request.first_byte - request.started
+        if request.outcome != "ok":
+            attributes["error.type"] = request.outcome
             span.set_status(self._trace.StatusCode.ERROR)
         span.set_attributes(attributes)
         span.end()

@@ -1,4 +1,4 @@
-"""Which sessions are answering a turn: one at a time. Knows ids and tasks, not what a turn is."""
+"""Let each session answer one turn at a time. Knows ids and tasks, not the content of a turn."""
 
 import asyncio
 import logging
@@ -14,8 +14,8 @@ class RunningTurn:
     """A turn that is being answered.
 
     Attributes:
-        is_ending: tells whether the client may have its whole answer already.
-        commit: the task that stores it, once there is one.
+        is_ending: returns True if the client may have the whole response already.
+        commit: the task that stores the turn; None before the response is complete.
         is_over: set when another turn may begin.
     """
 
@@ -25,28 +25,29 @@ class RunningTurn:
         self.is_over = asyncio.Event()
 
     def start_commit(self, work: Coroutine[None, None, None]) -> None:
-        """Store the turn in a task of its own, for the client may leave now that it has all."""
+        """Store the turn in a task of its own: the client may leave with the whole response."""
         self.commit = asyncio.create_task(work)
 
 
 class RunningTurns:
-    """The turns that are being answered, by session."""
+    """The turns that are being answered, at most one per session."""
 
     def __init__(self) -> None:
         self._turns: dict[str, RunningTurn] = {}
 
     @asynccontextmanager
     async def hold(self, session_id: str) -> AsyncIterator[RunningTurn]:
-        """Answer a turn. The session is free again when it is over and stored.
+        """Reserve a session for a turn until the turn has ended and is stored.
+
+        Waits for another turn whose client may have the whole response already.
 
         Raises:
-            SessionConflictError: another turn of the session is being answered. One whose client
-                may have the whole answer is waited for instead.
+            SessionConflictError: another turn of the session is being answered.
         """
         while (other := self._turns.get(session_id)) is not None:
             if not other.is_ending():
                 raise SessionConflictError(
-                    f"session {session_id} is answering another turn; wait for its end",
+                    f"session {session_id} is answering another turn; retry when that has ended",
                     param="session_id",
                 )
             await other.is_over.wait()
@@ -60,13 +61,13 @@ class RunningTurns:
                 turn.commit.add_done_callback(lambda task: self._committed(session_id, task))
 
     async def settled(self, session_id: str) -> None:
-        """Wait for a turn whose client may have the whole answer, so that it is seen."""
+        """Wait until a turn whose client may have the whole response is stored."""
         turn = self._turns.get(session_id)
         if turn is not None and turn.is_ending():
             await turn.is_over.wait()
 
     async def drain(self) -> None:
-        """Wait until every turn that is whole has been stored."""
+        """Wait until every completed turn is stored."""
         tasks = [turn.commit for turn in self._turns.values() if turn.commit is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 

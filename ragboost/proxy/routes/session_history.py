@@ -1,4 +1,4 @@
-"""A session's messages and what the engine was sent for them, as bytes for a store.
+"""A session's messages, and what the engine was sent for them, as bytes for a store.
 
 Knows JSON messages as the client and the backend wrote them. Does not know stores or HTTP.
 """
@@ -9,17 +9,18 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from ragboost.booster import Turn
-from ragboost.proxy.upstream.answers import Message
-from ragboost.rewriting.conversations import HistoryDelta, Link, SentHistory, SentMessage
+from ragboost.proxy.upstream.response_reader import AnswerMessage
+from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
 
 
 class SessionTurn(msgspec.Struct, frozen=True):
     """One turn of a session.
 
     Attributes:
-        messages: what the client added, as JSON, and the answer.
-        sent: what of it was rewritten.
-        turn: what the Booster knows of it.
+        messages: the client's new messages and the answer, as JSON.
+        sent: the rewritten ones, by link.
+        turn: the Booster's record of the turn.
     """
 
     messages: list[bytes]
@@ -27,20 +28,20 @@ class SessionTurn(msgspec.Struct, frozen=True):
     turn: Turn | None
 
     @classmethod
-    def of(cls, new: Sequence[bytes], answer: Message, learned: HistoryDelta) -> Self:
-        """A turn that has been answered."""
-        return cls([*new, encode_message(answer)], list(learned.sent), learned.turn)
+    def of(cls, new: Sequence[bytes], answer: AnswerMessage, delta: HistoryDelta) -> Self:
+        """Return a turn that was answered."""
+        return cls([*new, encode_message(answer)], list(delta.sent), delta.turn)
 
     def encode(self) -> bytes:
-        """The turn as bytes."""
+        """Return the turn as bytes."""
         return _ENCODER.encode(self)
 
 
 class SessionHistory(NamedTuple):
-    """All messages of a session as the client knows them, as JSON, and what was sent for them."""
+    """All messages of a session as the client knows them, as JSON, and as they were sent."""
 
     messages: tuple[bytes, ...]
-    past: SentHistory
+    sent: Conversation
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -48,19 +49,17 @@ _DECODER = msgspec.msgpack.Decoder(SessionTurn)
 
 
 def read_history(turns: Sequence[bytes], *, system: str | None) -> SessionHistory:
-    """Put a session's turns together, behind its system prompt."""
+    """Join a session's turns after its system prompt."""
     messages: list[bytes] = []
     if system is not None:
         messages.append(encode_message({"role": "system", "content": system}))
     decoded = [_DECODER.decode(turn) for turn in turns]
     for turn in decoded:
         messages.extend(turn.messages)
-    sent = {link: old for turn in decoded for link, old in turn.sent}
-    return SessionHistory(
-        tuple(messages), SentHistory(sent, tuple(turn.turn for turn in decoded if turn.turn))
-    )
+    deltas = [HistoryDelta(tuple(turn.sent), turn.turn) for turn in decoded]
+    return SessionHistory(tuple(messages), Conversation(deltas=deltas))
 
 
 def encode_message(message: Mapping[str, Any]) -> bytes:
-    """A message as JSON."""
+    """Encode a message as JSON."""
     return msgspec.json.encode(message)

@@ -1,32 +1,46 @@
-"""The chat-session API: the client sends new turns only, the proxy keeps the history.
+"""The chat-session API: the client sends only new turns, the proxy keeps the history.
 
-A turn counts when its answer is whole; until then the session is as it was. Does not know how
-histories are rewritten or stored.
+A turn is added when its response is complete; until then the session does not change. Does not know
+how histories are rewritten or stored.
 """
 
 import logging
 import time
 import uuid
-from typing import Any
+from functools import partial
+from typing import Annotated
 
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from fastapi import Query
+from pydantic import ValidationError
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message
 
-from ragboost.config import Settings
 from ragboost.errors import RequestError, SessionNotFoundError
 from ragboost.proxy.asgi.disconnect import ClientWatch
-from ragboost.proxy.asgi.limits import BodyTooLargeError
+from ragboost.proxy.asgi.errors import invalid_request
+from ragboost.proxy.asgi.limits import BodyTooLargeError, read_body
 from ragboost.proxy.asgi.request_context import RequestContext
-from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.pipeline import BoostPipeline
-from ragboost.proxy.requests import ParsedRequest, UpstreamRequest
-from ragboost.proxy.routes.completions import Completions, Passthrough
-from ragboost.proxy.routes.running_turns import RunningTurns
+from ragboost.proxy.routes.completions import Completions
+from ragboost.proxy.routes.passthrough import Passthrough
+from ragboost.proxy.routes.schemas import (
+    DeletedSession,
+    NewSession,
+    SessionObject,
+    SessionPage,
+    SessionTranscript,
+)
 from ragboost.proxy.routes.session_history import SessionHistory, SessionTurn, read_history
-from ragboost.proxy.routes.session_requests import TurnRequest, make_turn, parse_new_session
-from ragboost.proxy.routing.admission import Admission, Dispatcher
-from ragboost.proxy.routing.assignment import Assignment
-from ragboost.proxy.upstream.answers import AnswerReader, Message
+from ragboost.proxy.routes.session_requests import TurnRequest, make_turn
+from ragboost.proxy.routes.typed_route import TypedRoute
+from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.state import ProxyState
+from ragboost.proxy.upstream.request import UpstreamRequest
+from ragboost.proxy.upstream.response_reader import AnswerMessage, ResponseReader
+from ragboost.rewriting.headers import get_header
+from ragboost.rewriting.sent_history import HistoryDelta
 from ragboost.rewriting.tenants import user_of
 from ragboost.sessions import ChatSession, ChatSessionStore
 
@@ -34,159 +48,174 @@ logger = logging.getLogger(__name__)
 
 _CHAT = "/v1/chat/completions"
 _PATH = "/v1/sessions"
-_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+_TAG = "sessions"
 
 
-class SessionList(Passthrough):
-    """`POST` and `GET /v1/sessions`."""
+class SessionRoutes:
+    """The typed routes of the API, and the route of its turns."""
 
-    endpoint = "sessions"
+    def __init__(self, state: ProxyState) -> None:
+        self._ttl_s = state.settings.session.ttl_s
+        self._store = state.store
+        self._turns = state.turns
+        self._guard = partial(_Guarded, state=state)
+        self._chat = SessionTurns(state)
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        store: ChatSessionStore,
-    ) -> None:
-        super().__init__(settings, dispatcher=dispatcher, metrics=metrics)
-        self._store = store
-        self._ttl_s = settings.session.ttl_s
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        route = partial(TypedRoute, tag=_TAG, wrap=self._guard)
+        new = {"application/json": {"schema": {"$ref": "#/components/schemas/NewSession"}}}
+        return [
+            route(
+                _PATH,
+                self.create_session,
+                method="POST",
+                status_code=201,
+                errors=(400, 401, 408, 413),
+                openapi_extra={"requestBody": {"content": new}},
+            ),
+            route(_PATH, self.list_sessions, errors=(400, 401, 404)),
+            route(
+                _PATH + "/{session_id}",
+                self.get_session,
+                response_model=SessionTranscript,
+                errors=(401, 404),
+            ),
+            route(_PATH + "/{session_id}", self.delete_session, method="DELETE", errors=(401, 404)),
+            Route(_PATH + "/{session_id}/chat/completions", self._chat, methods=["POST"]),
+        ]
 
-    async def _forward(
-        self, exchange: RequestContext, watch: ClientWatch, turn: Admission, body: bytes
-    ) -> None:
-        if exchange.method == "POST":
-            response = await self._create(user_of(exchange.headers), body)
-        else:
-            response = await self._list(exchange)
-        await _respond(exchange, watch, response)
-
-    async def _create(self, owner: str, body: bytes) -> Response:
-        new = parse_new_session(body)
+    async def create_session(self, request: Request) -> SessionObject:
+        """Create a session."""
+        try:
+            new = NewSession.model_validate_json(await request.body() or b"{}")
+        except ValidationError as error:
+            raise invalid_request(error.errors()) from None
         now = time.time()
         session = ChatSession(
             id=f"sess_{uuid.uuid4().hex}",
-            owner=owner,
+            owner=user_of(request.scope["headers"]),
             created_at=now,
             used_at=now,
             model=new.model,
             system=new.system,
-            metadata=new.metadata,
+            metadata=new.metadata or {},
         )
         await self._store.create(session)
-        return JSONResponse(_shown(session, self._ttl_s), 201)
+        return self._object(session)
 
-    async def _list(self, exchange: RequestContext) -> Response:
-        query = exchange.query
-        limit, after = query.get("limit", str(_DEFAULT_LIMIT)), query.get("after")
-        if not (limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= _MAX_LIMIT):
-            raise RequestError(f"limit must be 1 to {_MAX_LIMIT}, got {limit[:20]}", param="limit")
-        owner = user_of(exchange.headers)
-        page = await self._store.list(owner, limit=int(limit), after=after)
+    async def list_sessions(
+        self,
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        after: Annotated[str | None, Query(description="Id of the last session seen.")] = None,
+    ) -> SessionPage:
+        """List the sessions of the API key, newest first."""
+        page = await self._store.list(user_of(request.scope["headers"]), limit=limit, after=after)
         if page is None:
             raise SessionNotFoundError(f"after: there is no session {after}", param="after")
-        data = [_shown(session, self._ttl_s) for session in page.sessions]
-        return JSONResponse(
-            {
-                "object": "list",
-                "data": data,
-                "first_id": data[0]["id"] if data else None,
-                "last_id": data[-1]["id"] if data else None,
-                "has_more": page.has_more,
-            }
+        sessions = [self._object(session) for session in page.sessions]
+        return SessionPage(
+            data=sessions,
+            first_id=sessions[0].id if sessions else None,
+            last_id=sessions[-1].id if sessions else None,
+            has_more=page.has_more,
+        )
+
+    async def get_session(self, request: Request, session_id: str) -> Response:
+        """Return a session with its messages."""
+        await self._turns.settled(session_id)
+        session = await _get(self._store, user_of(request.scope["headers"]), session_id)
+        history = read_history(await self._store.turns(session_id), system=session.system)
+        # The messages stay byte for byte as they were written.
+        head = self._object(session).model_dump_json().encode().removesuffix(b"}")
+        body = head + b',"messages":[' + b",".join(history.messages) + b"]}"
+        return Response(body, media_type="application/json")
+
+    async def delete_session(self, request: Request, session_id: str) -> DeletedSession:
+        """Delete a session."""
+        await self._turns.settled(session_id)
+        if not await self._store.delete(user_of(request.scope["headers"]), session_id):
+            raise _not_found(session_id)
+        return DeletedSession(id=session_id)
+
+    def _object(self, session: ChatSession) -> SessionObject:
+        return SessionObject(
+            id=session.id,
+            created_at=int(session.created_at),
+            last_used_at=int(session.used_at),
+            expires_at=int(session.used_at + self._ttl_s),
+            model=session.model,
+            system=session.system,
+            metadata=dict(session.metadata),
+            num_turns=session.num_turns,
         )
 
 
-class SessionItem(Passthrough):
-    """`GET` and `DELETE /v1/sessions/{id}`."""
+class _Guarded(Passthrough):
+    """A typed route with the API keys, limits, metrics and access log of the raw endpoints."""
 
     endpoint = "sessions"
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        store: ChatSessionStore,
-        turns: RunningTurns,
-    ) -> None:
-        super().__init__(settings, dispatcher=dispatcher, metrics=metrics)
-        self._store = store
-        self._turns = turns
-        self._ttl_s = settings.session.ttl_s
+    def __init__(self, app: ASGIApp, state: ProxyState) -> None:
+        super().__init__(state)
+        self._app = app
 
-    async def _forward(
-        self, exchange: RequestContext, watch: ClientWatch, turn: Admission, body: bytes
-    ) -> None:
-        owner, session_id = user_of(exchange.headers), _session_id(exchange)
-        await self._turns.settled(session_id)
-        if exchange.method == "DELETE":
-            if not await self._store.delete(owner, session_id):
-                raise _not_found(session_id)
-            deleted = {"id": session_id, "object": "session.deleted", "deleted": True}
-            await _respond(exchange, watch, JSONResponse(deleted))
-            return
-        session = await _get(self._store, owner, session_id)
-        history = read_history(await self._store.turns(session_id), system=session.system)
-        head = JSONResponse(_shown(session, self._ttl_s)).body
-        messages = b",".join(history.messages)
-        whole = bytes(head[:-1]) + b',"messages":[' + messages + b"]}"
-        await _respond(exchange, watch, Response(whole, media_type="application/json"))
+    async def _answer(self, exchange: RequestContext) -> None:
+        declared = get_header(exchange.headers, b"content-length")
+        body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                exchange.outcome = "refused" if exchange.status >= 400 else "ok"
+                MutableHeaders(scope=message)["x-request-id"] = exchange.request_id
+            await exchange.send(message)
+
+        await self._app(exchange.scope, receive, send)
 
 
 class SessionTurns(Completions):
     """`POST /v1/sessions/{id}/chat/completions`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        boosting: BoostPipeline,
-        store: ChatSessionStore,
-        turns: RunningTurns,
-    ) -> None:
-        super().__init__(
-            settings,
-            endpoint="session_chat",
-            dispatcher=dispatcher,
-            metrics=metrics,
-            boosting=boosting,
-        )
-        self._store = store
-        self._turns = turns
+    def __init__(self, state: ProxyState) -> None:
+        super().__init__(state, endpoint="session_chat")
+        self._store = state.store
+        self._turns = state.turns
 
     async def _forward(
-        self, exchange: RequestContext, watch: ClientWatch, turn: Admission, body: bytes
+        self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
     ) -> None:
-        owner, session_id = user_of(exchange.headers), _session_id(exchange)
+        owner, session_id = (
+            user_of(exchange.headers),
+            str(exchange.scope["path_params"]["session_id"]),
+        )
         await _get(self._store, owner, session_id)  # nobody learns of others' sessions by a 409
         async with self._turns.hold(session_id) as running:
             session = await _get(self._store, owner, session_id)
             turns = await self._store.turns(session_id)
             history = read_history(turns, system=session.system)
             request = make_turn(body, history.messages, model=session.model)
-            prepared = await self._prepare(exchange, turn, request, history)
+            upstream = await self._prepare(exchange, admission, request, history)
             exchange.scope = {**exchange.scope, "path": _CHAT, "raw_path": _CHAT.encode()}
 
-            def commit(answers: list[Message]) -> None:
-                self._boosting.report_answer(prepared, answers)
-                if answers:  # the first choice goes on
-                    answered = SessionTurn.of(request.new, answers[0], prepared.learned)
+            def commit(answers: list[AnswerMessage]) -> None:
+                if answers:  # the first choice continues the session
+                    delta = upstream.result.delta if upstream.result is not None else None
+                    answered = SessionTurn.of(request.new, answers[0], delta or HistoryDelta())
                     running.start_commit(self._commit(session, answered))
 
-            reader = AnswerReader(commit)
+            reader = ResponseReader(strips_usage=upstream.is_usage_added, on_messages=commit)
             running.is_ending = lambda: reader.is_ending
-            await self._relay(exchange, watch, turn, prepared, reader=reader)
+            await self._relay(exchange, watch, admission, upstream, reader=reader)
 
     async def _prepare(
         self,
         exchange: RequestContext,
-        turn: Admission,
+        admission: Admission,
         request: TurnRequest,
         history: SessionHistory,
     ) -> UpstreamRequest:
@@ -197,12 +226,13 @@ class SessionTurns(Completions):
                 "of proxy.max_body_bytes; start another one"
             )
 
-        async def place(draft: ParsedRequest) -> Assignment:
-            return await turn.take(draft._replace(session=_session_id(exchange)))
-
         try:
             return await self._boosting.prepare(
-                request.body, exchange.headers, place=place, past=history.past
+                request.body,
+                exchange.headers,
+                admission,
+                session=exchange.scope["path_params"]["session_id"],
+                history=history.sent,
             )
         except RequestError as error:
             if request.is_flat and error.param:  # the client gave the field without our object
@@ -213,37 +243,6 @@ class SessionTurns(Completions):
     async def _commit(self, session: ChatSession, turn: SessionTurn) -> None:
         if not await self._store.append(session, turn.encode()):
             logger.warning("session %s was deleted or continued elsewhere", session.id)
-
-
-def session_routes(
-    settings: Settings,
-    *,
-    dispatcher: Dispatcher,
-    metrics: Metrics,
-    boosting: BoostPipeline,
-    store: ChatSessionStore,
-    turns: RunningTurns,
-) -> list[Route]:
-    """The routes of the API."""
-    every = SessionList(settings, dispatcher=dispatcher, metrics=metrics, store=store)
-    one = SessionItem(settings, dispatcher=dispatcher, metrics=metrics, store=store, turns=turns)
-    chat = SessionTurns(
-        settings,
-        dispatcher=dispatcher,
-        metrics=metrics,
-        boosting=boosting,
-        store=store,
-        turns=turns,
-    )
-    return [
-        Route(_PATH, every, methods=["GET", "POST"]),
-        Route(_PATH + "/{session_id}", one, methods=["GET", "DELETE"]),
-        Route(_PATH + "/{session_id}/chat/completions", chat, methods=["POST"]),
-    ]
-
-
-def _session_id(exchange: RequestContext) -> str:
-    return str(exchange.scope["path_params"]["session_id"])
 
 
 async def _get(store: ChatSessionStore, owner: str, session_id: str) -> ChatSession:
@@ -257,24 +256,3 @@ def _not_found(session_id: str) -> SessionNotFoundError:
     return SessionNotFoundError(
         f"there is no session {session_id[:80]}, or it has expired", param="session_id"
     )
-
-
-def _shown(session: ChatSession, ttl_s: float) -> dict[str, Any]:
-    return {
-        "id": session.id,
-        "object": "session",
-        "created_at": int(session.created_at),
-        "last_used_at": int(session.used_at),
-        "expires_at": int(session.used_at + ttl_s),
-        "model": session.model,
-        "system": session.system,
-        "metadata": dict(session.metadata),
-        "num_turns": session.num_turns,
-    }
-
-
-async def _respond(exchange: RequestContext, watch: ClientWatch, response: Response) -> None:
-    response.headers["x-request-id"] = exchange.request_id
-    watch.finish()
-    exchange.has_started = True
-    await response(exchange.scope, exchange.receive, exchange.send)

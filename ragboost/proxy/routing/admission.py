@@ -1,33 +1,33 @@
-"""From a parsed request to a ticket: what the scheduler is to know of it, and its turn.
+"""Admit requests: estimate what routing must know, wait for a place, and give it back in the end.
 
-Joins bodies with router and waiting room. Does not rewrite and does not send.
+Joins bodies with the router and the waiting room. Does not rewrite or send requests.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from ragboost.config import Settings
 from ragboost.errors import BackendError
 from ragboost.formats.ragboost_object import FIELD
-from ragboost.proxy.requests import ParsedRequest
 from ragboost.proxy.routing.affinity import MessagePrefix, prefixes_of
 from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.routing.waiting_room import WaitingRoom
 from ragboost.proxy.upstream.backends import Backend, Backends
 from ragboost.proxy.upstream.client import BackendRefusedError
-from ragboost.rewriting.conversations import Link
-from ragboost.rewriting.tenants import TenantKey, Tenants
+from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.rewriting.tenants import Tenant, Tenants
+from ragboost.types import Request
 
 _BYTES_PER_TOKEN = 4
 
 
 class Dispatcher:
-    """Gives each request a backend and its turn.
+    """Assign requests to backends, and hold them back until they may be sent.
 
-    A single backend without a waiting room and without a limit costs nothing: bodies are not looked
-    at then.
+    With a single backend, no waiting room and no limit, bodies are not examined.
     """
 
     def __init__(self, settings: Settings, *, backends: Backends, tenants: Tenants) -> None:
@@ -45,108 +45,118 @@ class Dispatcher:
         return len(self.room) if self.room is not None else 0
 
     def close(self) -> None:
-        """The event loop ends."""
+        """Stop admitting: the event loop ends."""
         if self.room is not None:
             self.room.close()
 
-    def turn(self) -> "Admission":
-        """One request's way through: `take` a ticket, and give it back in the end."""
+    def admission(self) -> "Admission":
+        """Return a new Admission for one request."""
         return Admission(self)
 
-    def pass_through(self) -> Assignment:
-        """A ticket for a request of which nothing is known: any backend, at once."""
-        return self._ticket(RoutingRequest())
+    def assign(self, request: RoutingRequest) -> Assignment:
+        """Assign a request to the backend with the least load, without waiting; it is started."""
+        backend = self.router.choose(request.prompt_tokens, cached_tokens={})
+        assert backend is not None, "there are no backends"
+        assignment = Assignment(request, backend)
+        assignment.start()
+        return assignment
 
-    async def admit(self, draft: ParsedRequest) -> Assignment:
-        """Wait for the turn of a completion; its ticket has been started.
+    async def enter(self, request: RoutingRequest) -> Assignment:
+        """Wait until a request may be sent, and return its assignment, which is started.
 
         Raises:
             TooManyWaitingError: the queue is full.
-            RequestError: the `ragboost` object is malformed.
         """
-        return await self.enter(self._job(draft))
-
-    async def enter(self, job: RoutingRequest) -> Assignment:
-        """As `admit`, for a request of which everything is known."""
         if self.room is not None:
-            return await self.room.enter(job)
+            return await self.room.enter(request)
         if not self.router.looks_at_caches:
-            return self._ticket(job)
-        ticket = (await self.router.assign([job]))[0]
-        ticket.start()
-        return ticket
+            return self.assign(request)
+        assignment = (await self.router.assign([request]))[0]
+        assignment.start()
+        return assignment
 
     def update(self) -> None:
-        """A backend began to answer, or is done."""
+        """Look for requests that may be sent: a response has begun, or a request has ended."""
         if self.room is not None:
             self.room.update()
 
-    def fail_over(self, ticket: Assignment, tried: Sequence[Backend], error: BackendError) -> bool:
-        """Take in that a request failed before its answer began, and move it to a backend that was
-        not tried; False: there is none, or its backend may have begun to work."""
-        self.backends.note_failure(ticket.backend, error)
+    def fail_over(
+        self, assignment: Assignment, tried: Sequence[Backend], error: BackendError
+    ) -> bool:
+        """Move a request that failed before its response to a backend that was not tried.
+
+        Returns:
+            False if there is none, or if its backend may have begun to compute it.
+        """
+        self.backends.note_failure(assignment.backend, error)
         if not isinstance(error, BackendRefusedError):
             return False
-        backend = self.router.choose(ticket.job.prompt_tokens, cached_tokens={}, exclude=tried)
+        prompt_tokens = assignment.request.prompt_tokens
+        backend = self.router.choose(prompt_tokens, cached_tokens={}, exclude=tried)
         if backend is None:
             return False
-        ticket.move(backend)
+        assignment.move(backend)
         return True
 
-    def _ticket(self, job: RoutingRequest) -> Assignment:
-        backend = self.router.choose(job.prompt_tokens, cached_tokens={})
-        assert backend is not None, "there are no backends"
-        ticket = Assignment(job, backend)
-        ticket.start()
-        return ticket
+    def describe(
+        self,
+        request: ParsedRequest,
+        *,
+        tenant: Tenant | None,
+        plan: Callable[[], Request | None] | None,
+        history: Link,
+    ) -> RoutingRequest:
+        """Estimate what routing uses of a request; arguments as of `Admission.take`.
 
-    def _job(self, draft: ParsedRequest) -> RoutingRequest:
-        if draft.payload is None or not (self.router.looks_at_caches or self._is_planning):
-            return RoutingRequest(prompt_tokens=len(draft.raw) // _BYTES_PER_TOKEN)
-        prefixes = self._prefixes(draft) if self.router.looks_at_caches else ()
+        Raises:
+            RequestError: the `ragboost` object is malformed.
+        """
+        num_bytes = len(request.body.raw)
+        if not (self.router.looks_at_caches or self._is_planning):
+            return RoutingRequest(prompt_tokens=num_bytes // _BYTES_PER_TOKEN)
+        prefixes = self._prefixes(request) if self.router.looks_at_caches else ()
         return RoutingRequest(
-            tenant=draft.tenant,
-            front=draft.front(),
+            tenant=tenant,
+            leading=plan() if plan is not None else None,
             prefixes=prefixes,
-            history=draft.history,
-            prompt_tokens=self._prompt_tokens(draft, prefixes),
+            history=history,
+            prompt_tokens=self._prompt_tokens(num_bytes, prefixes, history),
         )
 
-    def _prefixes(self, draft: ParsedRequest) -> tuple[MessagePrefix, ...]:
-        """The message prefixes that stand for what a backend was or will be sent.
+    def _prefixes(self, request: ParsedRequest) -> tuple[MessagePrefix, ...]:
+        """Return the message prefixes that identify what a backend was or will be sent.
 
-        Documents that are given beside the messages are put into the last one, so that without a
-        session this says nothing about it: another request may ask the same with other documents.
+        Documents given beside the messages are rendered into the last one, which without a session
+        says nothing about them: another request may ask the same with other documents.
         """
-        payload = draft.payload
-        assert payload is not None
-        above = payload.field("documents")
-        parts = (*TenantKey.of(payload.body), draft.session or "")
-        seed = b"%b %b" % (repr(parts).encode(), above)
-        prefixes = prefixes_of(payload.messages, seed=seed, bytes_per_token=_BYTES_PER_TOKEN)
-        is_told_apart = draft.session is not None or FIELD not in payload.body
-        return prefixes if is_told_apart else prefixes[:-1]
+        body = request.body
+        parts = (*request.tenant_key, request.session or "")
+        seed = b"%b %b" % (repr(parts).encode(), body.field_bytes("documents"))
+        prefixes = prefixes_of(body, seed=seed, bytes_per_token=_BYTES_PER_TOKEN)
+        is_unique = request.session is not None or FIELD not in body.fields
+        return prefixes if is_unique else prefixes[:-1]
 
-    def _prompt_tokens(self, draft: ParsedRequest, prefixes: tuple[MessagePrefix, ...]) -> int:
-        """The body's length, with what an earlier turn was sent beyond what the client resends."""
-        added = history = 0
+    def _prompt_tokens(
+        self, num_bytes: int, prefixes: tuple[MessagePrefix, ...], history: Link
+    ) -> int:
+        """Estimate a prompt's length, including what earlier turns added to the client's text."""
+        added = known = 0
         for backend in self.backends.all:
             sent, given = self.router.prefixes.longest(backend.name, prefixes)
             added = max(added, sent - given)
-            history = max(history, self.router.prefixes.tokens(backend.name, draft.history))
-        return max(len(draft.raw) // _BYTES_PER_TOKEN + added, history)
+            known = max(known, self.router.prefixes.tokens(backend.name, history))
+        return max(num_bytes // _BYTES_PER_TOKEN + added, known)
 
 
 class Admission:
-    """One request's way through, from its ticket to the end of its answer.
+    """One request's place in a backend's queue, from its assignment to the end of its response.
 
-    Made by `Dispatcher.turn`, for a `with` block. Everything but `take` and `take_any` needs a
-    ticket.
+    Made by `Dispatcher.admission`, for a `with` block. Call one of the `take` methods first.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._ticket: Assignment | None = None
+        self._assignment: Assignment | None = None
         self._tried: list[Backend] = []
         self.waited_s = 0.0
 
@@ -157,70 +167,100 @@ class Admission:
         self.close()
 
     @property
-    def ticket(self) -> Assignment:
-        """The ticket that was taken."""
-        assert self._ticket is not None, "no ticket has been taken"
-        return self._ticket
+    def assignment(self) -> Assignment:
+        """The request's assignment."""
+        assert self._assignment is not None, "the request is not assigned yet"
+        return self._assignment
 
     @property
     def backend(self) -> Backend:
-        """Where the request goes."""
-        return self.ticket.backend
+        """The backend that the request is assigned to."""
+        return self.assignment.backend
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens expected in the backend's prefix cache."""
+        return self.assignment.cached_tokens
 
     @property
     def notes(self) -> dict[str, str | int | float | None]:
-        """For the access log and the span."""
-        if self._ticket is None:
+        """Facts for the access log and the span."""
+        if self._assignment is None:
             return {}
         return {
             "backend": self.backend.name,
             "queue_ms": round(self.waited_s * 1000, 3),
-            "cached_tokens_predicted": self.ticket.cached_tokens,
+            "cached_tokens_predicted": self.cached_tokens,
             "failovers": len(self._tried),
         }
 
-    async def take(self, draft: ParsedRequest) -> Assignment:
-        """Wait for the turn of a completion, as `Dispatcher.admit`."""
-        started = time.perf_counter()
-        self._ticket = await self._dispatcher.admit(draft)
-        self.waited_s = time.perf_counter() - started
-        return self._ticket
+    async def take(
+        self,
+        request: ParsedRequest,
+        *,
+        tenant: Tenant | None = None,
+        plan: Callable[[], Request | None] | None = None,
+        history: Link = b"",
+    ) -> Assignment:
+        """Wait until a completion may be sent, and return its assignment.
+
+        Args:
+            request: the completion.
+            tenant: whose context indexes will be used; None: nothing will be boosted.
+            plan: returns the documents that can be planned with others; called if needed.
+            history: hash of what the engine was sent for its history; empty if unknown.
+
+        Raises:
+            TooManyWaitingError: the queue is full.
+            RequestError: the `ragboost` object is malformed.
+        """
+        routing = self._dispatcher.describe(request, tenant=tenant, plan=plan, history=history)
+        return await self._enter(routing)
+
+    async def take_unparsed(self, num_bytes: int) -> Assignment:
+        """As `take`, for a body of which nothing but the length is known."""
+        return await self._enter(RoutingRequest(prompt_tokens=num_bytes // _BYTES_PER_TOKEN))
 
     def take_any(self) -> Assignment:
-        """Go to any backend, at once."""
-        self._ticket = self._dispatcher.pass_through()
-        return self._ticket
+        """Assign the request to any backend, without waiting."""
+        self._assignment = self._dispatcher.assign(RoutingRequest())
+        return self._assignment
 
     def fail_over(self, error: BackendError) -> bool:
-        """As `Dispatcher.fail_over`, with the backends tried so far."""
+        """Move to a backend that was not tried; see `Dispatcher.fail_over`."""
         self._tried.append(self.backend)
-        return self._dispatcher.fail_over(self.ticket, self._tried, error)
+        return self._dispatcher.fail_over(self.assignment, self._tried, error)
 
-    def prepared(self, *, num_bytes: int, cached_tokens: int, history: Link = b"") -> None:
-        """The request was rewritten to this many bytes: the history of its conversation's next.
+    def rewritten(self, *, num_bytes: int, cached_tokens: int, history: Link = b"") -> None:
+        """Note what the request was rewritten to, which is the history of the next one.
 
         Args:
             num_bytes: of the body to send.
-            cached_tokens: what the context index expects its backend to hold.
-            history: hash of the rewritten history, where it is not known by a session; or empty.
+            cached_tokens: tokens that the context index expects in the backend's prefix cache.
+            history: hash of the rewritten history, if it has no session; or empty.
         """
-        ticket, router = self.ticket, self._dispatcher.router
-        ticket.cached_tokens = max(ticket.cached_tokens, cached_tokens)
+        assignment, router = self.assignment, self._dispatcher.router
+        assignment.cached_tokens = max(assignment.cached_tokens, cached_tokens)
         if router.looks_at_caches:
-            tokens = num_bytes // _BYTES_PER_TOKEN
-            router.prefixes.remember(ticket.backend.name, ticket.job.prefixes, num_tokens=tokens)
+            tokens, name = num_bytes // _BYTES_PER_TOKEN, assignment.backend.name
+            router.prefixes.remember(name, assignment.request.prefixes, num_tokens=tokens)
             if history:
-                known = (MessagePrefix(history, tokens),)
-                router.prefixes.remember(ticket.backend.name, known, num_tokens=tokens)
+                router.prefixes.remember(name, (MessagePrefix(history, tokens),), num_tokens=tokens)
 
     def answered(self) -> None:
-        """The backend began to answer."""
+        """Note that the response has begun."""
         self._dispatcher.backends.note_answer(self.backend)
-        self.ticket.answered()
+        self.assignment.answered()
         self._dispatcher.update()
 
     def close(self) -> None:
-        """The answer is over, or there will be none."""
-        if self._ticket is not None:
-            self._ticket.close()
+        """Give the place back: the response has ended, or there will be none."""
+        if self._assignment is not None:
+            self._assignment.close()
             self._dispatcher.update()
+
+    async def _enter(self, request: RoutingRequest) -> Assignment:
+        started = time.perf_counter()
+        self._assignment = await self._dispatcher.enter(request)
+        self.waited_s = time.perf_counter() - started
+        return self._assignment

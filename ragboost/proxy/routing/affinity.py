@@ -1,16 +1,15 @@
-"""Which message prefixes a backend was sent lately: where a conversation's history lives.
+"""Track the message prefixes recently sent to each backend, for cache-affinity routing.
 
 Knows hashes of the client's original messages and lengths of what was sent for them. Does not know
 documents: the context index does.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from msgspec import Raw
-
-from ragboost.rewriting.conversations import Link, chain
+from ragboost.bounded_map import BoundedMap
+from ragboost.rewriting.json_body import JsonBody
+from ragboost.rewriting.message_chain import Link, chain_links
 
 
 class MessagePrefix(NamedTuple):
@@ -21,63 +20,70 @@ class MessagePrefix(NamedTuple):
 
 
 class PrefixAffinity:
-    """The prefixes of each backend by last use, bounded."""
+    """The prefixes sent to each backend; the least recently used are evicted.
+
+    Args:
+        max_prefixes: prefixes kept per backend.
+    """
 
     def __init__(self, *, max_prefixes: int) -> None:
         self._max_prefixes = max_prefixes
-        self._sent: dict[str, OrderedDict[Link, int]] = {}
+        self._sent: dict[str, BoundedMap[Link, int]] = {}
 
     def longest(self, backend: str, prefixes: Sequence[MessagePrefix]) -> tuple[int, int]:
-        """Find the longest prefix that the backend was sent.
+        """Find the longest prefix that a backend was sent.
 
         Returns:
             Its tokens as they were sent, and as the client gave them; 0, 0 if there is none.
         """
         sent = self._sent.get(backend)
-        for prefix in reversed(prefixes) if sent else ():
-            if sent and prefix.link in sent:
-                return sent[prefix.link], prefix.num_tokens
+        if sent is None:
+            return 0, 0
+        for link, num_tokens in reversed(prefixes):
+            if (tokens := sent.peek(link)) is not None:
+                return tokens, num_tokens
         return 0, 0
 
     def tokens(self, backend: str, link: Link) -> int:
-        """The tokens of one prefix as the backend was sent it; 0: it was not."""
+        """Return the tokens of a prefix as a backend was sent it; 0 for an empty or unknown one."""
         sent = self._sent.get(backend)
-        return sent.get(link, 0) if sent else 0
+        return (sent.peek(link) or 0) if link and sent is not None else 0
 
     def remember(self, backend: str, prefixes: Sequence[MessagePrefix], *, num_tokens: int) -> None:
-        """Note that the backend is sent these prefixes, the last one with `num_tokens`.
+        """Note that a backend is sent these prefixes, the last one with `num_tokens`.
 
-        What the earlier ones were sent with is kept where it is known.
+        The earlier ones keep the length with which they were sent, where it is known.
         """
         if not prefixes:
             return
-        sent = self._sent.setdefault(backend, OrderedDict())
+        sent = self._sent.get(backend)
+        if sent is None:
+            sent = self._sent[backend] = BoundedMap(max_entries=self._max_prefixes)
         for prefix in prefixes[:-1]:
-            sent.setdefault(prefix.link, prefix.num_tokens)
-            sent.move_to_end(prefix.link)
-        sent[prefixes[-1].link] = num_tokens
-        sent.move_to_end(prefixes[-1].link)
-        while len(sent) > self._max_prefixes:
-            sent.popitem(last=False)
+            if prefix.link in sent:
+                sent.touch(prefix.link)
+            else:
+                sent.put(prefix.link, prefix.num_tokens)
+        sent.put(prefixes[-1].link, num_tokens)
 
     def forget(self, backend: str) -> None:
-        """The backend's prefix cache is lost."""
+        """Drop the prefixes of a backend that lost its prefix cache."""
         self._sent.pop(backend, None)
 
 
 def prefixes_of(
-    messages: Sequence[Raw], *, seed: bytes, bytes_per_token: int = 4
+    body: JsonBody, *, seed: bytes, bytes_per_token: int = 4
 ) -> tuple[MessagePrefix, ...]:
-    """The prefixes of a list of messages.
+    """Return the prefixes of a body's messages.
 
     Args:
-        messages: as the client's bytes.
-        seed: everything that stands before them in the prompt, or keeps caches apart.
+        body: of the request.
+        seed: everything that precedes the messages in the prompt, or separates caches.
         bytes_per_token: for the estimate of lengths.
     """
-    links = chain(messages, seed=seed)
     prefixes, num_bytes = [], 0
-    for message, link in zip(messages, links, strict=True):
+    links = chain_links(body.message_digests, seed=seed)
+    for message, link in zip(body.messages, links, strict=True):
         num_bytes += memoryview(message).nbytes
         prefixes.append(MessagePrefix(link, num_bytes // bytes_per_token))
     return tuple(prefixes)

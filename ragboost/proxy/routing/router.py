@@ -1,7 +1,7 @@
-"""Choose a backend for each request, and an order for those that are chosen for together.
+"""Choose a backend for each request, and an order for requests that are assigned together.
 
-One score in tokens: what is to be computed before and for the request, so that a cached prefix and
-a queue weigh against each other. Knows jobs and loads. Does not know bodies, sockets or time.
+Scores a backend in tokens: those to be computed for the request and before it, so that a cached
+prefix and a long queue can be compared. Does not know bodies, sockets or time.
 """
 
 import logging
@@ -19,7 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class Router:
-    """Decides where jobs go. Of equally good backends the one that was sent the least is taken."""
+    """Assigns requests to backends; of equal ones, to the one with the fewest so far.
+
+    Attributes:
+        backends: the candidates.
+        prefixes: the message prefixes that each backend was sent.
+    """
 
     def __init__(self, backends: Backends, settings: RouterSettings) -> None:
         self.backends = backends
@@ -29,7 +34,7 @@ class Router:
 
     @property
     def looks_at_caches(self) -> bool:
-        """What prefix caches hold makes a difference here."""
+        """The contents of prefix caches count: several backends, and `cache_aware` routing."""
         return self._settings.policy == "cache_aware" and len(self.backends.all) > 1
 
     def choose(
@@ -39,15 +44,12 @@ class Router:
         cached_tokens: Mapping[str, int],
         exclude: Sequence[Backend] = (),
     ) -> Backend | None:
-        """The backend with the least to do for a request.
+        """Return the backend with the lowest cost for a request; None if all are excluded.
 
         Args:
-            prompt_tokens: of the request.
-            cached_tokens: of these, by name of the backend that holds them.
+            prompt_tokens: length of the request.
+            cached_tokens: how many of these each backend's prefix cache holds, by its name.
             exclude: backends that have been tried.
-
-        Returns:
-            None if all are excluded.
         """
 
         def cost(backend: Backend) -> tuple[int, int]:
@@ -58,71 +60,76 @@ class Router:
 
         return min(self.backends.candidates(exclude), key=cost, default=None)
 
-    async def assign(self, jobs: Sequence[RoutingRequest]) -> list[Assignment]:
-        """Choose a backend for each job and plan those together that share a prefix cache.
+    async def assign(self, requests: Sequence[RoutingRequest]) -> list[Assignment]:
+        """Choose a backend for each request, and plan those of a tenant on a backend together.
 
         Returns:
-            Tickets in the order in which to send them. Those of a tenant on a backend stand
-            together, in the place of the first one.
+            Assignments in the order in which to send them. Those planned together are adjacent.
         """
         groups: dict[tuple[Tenant | None, Backend], list[Assignment]] = {}
         released: list[Assignment] = []
-        # If the client leaves meanwhile, or at a bug, nobody else is going to close the tickets.
+        # On a cancellation or an error, only this function can close the assignments.
         with ExitStack() as on_failure:
-            for job in jobs:
-                cached = await self._cached_tokens(job, groups)
-                backend = self.choose(job.prompt_tokens, cached_tokens=cached)
+            for request in requests:
+                cached = await self._cached_tokens(request, groups)
+                backend = self.choose(request.prompt_tokens, cached_tokens=cached)
                 assert backend is not None, "there are no backends"
-                ticket = Assignment(job, backend, cached_tokens=cached.get(backend.name, 0))
-                on_failure.callback(ticket.close)
-                groups.setdefault((job.tenant, backend), []).append(ticket)
-                self.prefixes.remember(backend.name, job.prefixes, num_tokens=job.prompt_tokens)
-            for (tenant, backend), tickets in groups.items():
-                released += await _plan(tenant, backend, tickets) if tenant else tickets
+                assignment = Assignment(request, backend, cached_tokens=cached.get(backend.name, 0))
+                on_failure.callback(assignment.close)
+                groups.setdefault((request.tenant, backend), []).append(assignment)
+                self.prefixes.remember(
+                    backend.name, request.prefixes, num_tokens=request.prompt_tokens
+                )
+            for (tenant, backend), assignments in groups.items():
+                released += await _plan(tenant, backend, assignments) if tenant else assignments
             on_failure.pop_all()
         return released
 
     async def _cached_tokens(
         self,
-        job: RoutingRequest,
+        request: RoutingRequest,
         groups: Mapping[tuple[Tenant | None, Backend], Sequence[Assignment]],
     ) -> dict[str, int]:
-        """What each backend's prefix cache holds of a job, or will hold when the jobs before it
-        have been computed."""
+        """Return the tokens of a request that each backend's prefix cache holds, by its name.
+
+        Counts what the cache will hold when the requests already in `groups` have been computed.
+        """
         cached: dict[str, int] = {}
         if not self.looks_at_caches:
             return cached
         for backend in self.backends.candidates():
-            given, _ = self.prefixes.longest(backend.name, job.prefixes)
-            cached[backend.name] = max(given, self.prefixes.tokens(backend.name, job.history))
-            if job.front is None or job.tenant is None:
+            given, _ = self.prefixes.longest(backend.name, request.prefixes)
+            cached[backend.name] = max(given, self.prefixes.tokens(backend.name, request.history))
+            if request.leading is None or request.tenant is None:
                 continue
-            async with job.tenant.lock:
-                booster = job.tenant.booster(backend.name)
-                front = job.front
-                held = booster.cached_tokens(front.documents, preamble=front.preamble)
-            lengths = booster.tokens.count_documents(front.documents)
-            for ticket in groups.get((job.tenant, backend), ()):
-                other = ticket.job.front
-                if other is not None and other.preamble == front.preamble:
+            async with request.tenant.lock:
+                booster = request.tenant.booster(backend.name)
+                leading = request.leading
+                held = booster.cached_tokens(leading.documents, preamble=leading.preamble)
+            lengths = booster.tokens.count_documents(leading.documents)
+            for assignment in groups.get((request.tenant, backend), ()):
+                other = assignment.request.leading
+                if other is not None and other.preamble == leading.preamble:
                     there = {document.key for document in other.documents}
-                    common = zip(front.documents, lengths, strict=True)
+                    common = zip(leading.documents, lengths, strict=True)
                     held = max(held, sum(n for document, n in common if document.key in there))
             cached[backend.name] = max(cached[backend.name], held)
         return cached
 
 
-async def _plan(tenant: Tenant, backend: Backend, tickets: list[Assignment]) -> list[Assignment]:
-    fronts = [(t, t.job.front) for t in tickets if t.job.front is not None]
-    if not fronts:
-        return tickets
+async def _plan(
+    tenant: Tenant, backend: Backend, assignments: list[Assignment]
+) -> list[Assignment]:
+    plannable = [(a, a.request.leading) for a in assignments if a.request.leading is not None]
+    if not plannable:
+        return assignments
     async with tenant.lock:
         try:
-            window = tenant.booster(backend.name).plan_window([front for _, front in fronts])
-        except RagBoostError as error:  # unplanned, each will be boosted or bypassed by itself
-            logger.warning("could not plan %d requests: %s", len(fronts), error)
-            return tickets
-    for (ticket, _), planned in zip(fronts, window.planned, strict=True):
-        ticket.planned = planned
-    others = [ticket for ticket in tickets if ticket.job.front is None]
-    return [*others, *(fronts[at][0] for at in window.release_order)]
+            window = tenant.booster(backend.name).plan_window([leading for _, leading in plannable])
+        except RagBoostError as error:  # each will be boosted or bypassed on its own
+            logger.warning("cannot plan %d requests together: %s", len(plannable), error)
+            return assignments
+    for (assignment, _), planned in zip(plannable, window.planned, strict=True):
+        assignment.planned = planned
+    others = [assignment for assignment in assignments if assignment.request.leading is None]
+    return [*others, *(plannable[at][0] for at in window.release_order)]

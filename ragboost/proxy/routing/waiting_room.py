@@ -1,8 +1,8 @@
-"""Where requests wait for others to be planned with, and for a backend with room.
+"""Hold requests until they are planned together and a backend has room for them.
 
-An idle backend is given work at once; a busy one lets a request wait for `window_ms` at the most.
-Batches keep the order in which they came, so that a request is overtaken by the others of its batch
-only, fewer than `max_batch`. Knows time and counts. Does not know documents or how to choose.
+An idle backend is given requests at once; while all are busy, a request waits up to `window_ms` for
+others to be planned with. Batches keep the order of arrival, so a request is overtaken only by
+others of its batch, fewer than `max_batch`. Does not know documents, or how a backend is chosen.
 """
 
 import asyncio
@@ -19,37 +19,40 @@ Assign = Callable[[Sequence[RoutingRequest]], Awaitable[Sequence[Assignment]]]
 
 
 class TooManyWaitingError(RequestError):
-    """`waiting_room.max_waiting` requests wait already."""
+    """The waiting room already holds `waiting_room.max_waiting` requests."""
 
     status = 429
 
     def __init__(self, num_waiting: int, *, retry_after_s: int) -> None:
-        super().__init__(f"{num_waiting} requests are waiting already; try again later")
+        super().__init__(
+            f"{num_waiting} requests are already waiting (waiting_room.max_waiting); "
+            f"retry after {retry_after_s} s"
+        )
         self.retry_after_s = retry_after_s
 
 
 class _Waiting:
-    """A request in the room; `ticket` is set when it has been planned."""
+    """A request in the waiting room; `assignment` is its assignment, once it has been planned."""
 
-    __slots__ = ("held_until", "job", "released", "since", "ticket")
+    __slots__ = ("assignment", "held_until", "released", "request", "since")
 
     def __init__(
-        self, job: RoutingRequest, *, since: float, released: "asyncio.Future[Assignment]"
+        self, request: RoutingRequest, *, since: float, released: "asyncio.Future[Assignment]"
     ) -> None:
-        self.job = job
+        self.request = request
         self.since = since
         self.released = released
-        self.ticket: Assignment | None = None
+        self.assignment: Assignment | None = None
         self.held_until: float | None = None
 
 
 class WaitingRoom:
-    """One queue before all backends. Belongs to one event loop.
+    """One queue in leading of all backends, used on one event loop.
 
     Args:
-        assign: chooses backends for a batch and says in which order to send it.
-        backends: those to whose room and idleness the queue looks.
-        settings: the limits; if it is not enabled, requests wait for a backend with room only.
+        assign: chooses backends for a batch of requests, and the order in which to send it.
+        backends: the backends that requests wait for.
+        settings: the limits; unless `enabled`, requests only wait for a backend with room.
     """
 
     def __init__(self, assign: Assign, backends: Backends, settings: WaitingRoomSettings) -> None:
@@ -66,14 +69,14 @@ class WaitingRoom:
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         return len(self._arrived) + sum(map(len, self._ready.values()))
 
-    async def enter(self, job: RoutingRequest) -> Assignment:
-        """Wait until a request may be sent; the ticket has been started then.
+    async def enter(self, request: RoutingRequest) -> Assignment:
+        """Wait until a request may be sent, and return its assignment, started.
 
-        Whoever got a ticket reports to `update` when its backend begins to answer and when it is
-        done. A cancelled caller leaves the queue.
+        The caller must call `update` when the backend begins its response and when that has ended.
+        A caller that is cancelled leaves the queue.
 
         Raises:
             TooManyWaitingError: the queue is full.
@@ -81,7 +84,7 @@ class WaitingRoom:
         loop = asyncio.get_running_loop()
         if len(self) >= self._max_waiting:
             raise TooManyWaitingError(len(self), retry_after_s=self._retry_after_s(loop.time()))
-        waiting = _Waiting(job, since=loop.time(), released=loop.create_future())
+        waiting = _Waiting(request, since=loop.time(), released=loop.create_future())
         self._arrived[waiting] = None
         self.update()
         try:
@@ -91,10 +94,10 @@ class WaitingRoom:
             raise
 
     def update(self) -> None:
-        """Something has changed: release what can go, plan what is due."""
+        """Release the requests that may be sent, and plan those that are due."""
         for backend, ready in self._ready.items():
             self._release(backend, ready)
-        # What is still ready before a backend with room is held for a prefill.
+        # Requests still ready although their backend has room are held for another's prefill.
         if (
             self._planning is None
             and self._arrived
@@ -110,14 +113,14 @@ class WaitingRoom:
                 self._planning.add_done_callback(self._planned)
 
     def close(self) -> None:
-        """Forget timers and plans; the event loop ends."""
+        """Cancel timers and planning."""
         if self._timer is not None:
             self._timer.cancel()
         if self._planning is not None:
             self._planning.cancel()
 
     def _due(self) -> float:
-        """When the next batch is planned: now if it is full or a backend has nothing to do."""
+        """Return the time at which to plan the next batch: 0 if it is full or a backend is idle."""
         if len(self._arrived) >= self._max_batch:
             return 0.0
         if any(not backend.load.assigned for backend in self._backends.candidates()):
@@ -125,24 +128,24 @@ class WaitingRoom:
         return next(iter(self._arrived)).since + self._window_s
 
     async def _plan(self, batch: Sequence[_Waiting]) -> None:
-        tickets = await self._assign([waiting.job for waiting in batch])
-        by_job = {waiting.job: waiting for waiting in batch}
-        for ticket in tickets:
-            waiting = by_job[ticket.job]
-            if waiting not in self._arrived:  # it left meanwhile
-                ticket.close()
+        assignments = await self._assign([waiting.request for waiting in batch])
+        by_request = {waiting.request: waiting for waiting in batch}
+        for assignment in assignments:
+            waiting = by_request[assignment.request]
+            if waiting not in self._arrived:  # its caller was cancelled
+                assignment.close()
                 continue
             del self._arrived[waiting]
-            waiting.ticket = ticket
-            self._ready[ticket.backend].append(waiting)
+            waiting.assignment = assignment
+            self._ready[assignment.backend].append(waiting)
 
     def _planned(self, task: "asyncio.Task[None]") -> None:
         self._planning = None
         if task.cancelled():
             return
-        if (error := task.exception()) is not None:  # a bug: everybody who waits shall see it
+        if (error := task.exception()) is not None:  # a bug: raise it in every waiting caller
             for waiting in self._arrived:
-                if not waiting.released.done():  # it may have left a moment ago
+                if not waiting.released.done():  # else it was cancelled just now
                     waiting.released.set_exception(error)
             self._arrived.clear()
             return
@@ -155,23 +158,25 @@ class WaitingRoom:
         for waiting in list(ready):
             if not backend.has_room:
                 return
-            assert waiting.ticket is not None, "a ready request has been planned"
-            if self._is_held(waiting, waiting.ticket, now):
+            assert waiting.assignment is not None, "a ready request has been planned"
+            if self._is_held(waiting, waiting.assignment, now):
                 continue
             ready.remove(waiting)
-            waiting.ticket.start()
+            waiting.assignment.start()
             if self._hold_s:
-                self._prefilling[waiting.ticket] = None
+                self._prefilling[waiting.assignment] = None
             if not waiting.released.done():
-                waiting.released.set_result(waiting.ticket)
+                waiting.released.set_result(waiting.assignment)
 
-    def _is_held(self, waiting: _Waiting, ticket: Assignment, now: float) -> bool:
-        """Another request is computing a part of this one's prompt, and the wait has not been too
-        long."""
+    def _is_held(self, waiting: _Waiting, assignment: Assignment, now: float) -> bool:
+        """Return True while another request computes a part of this one's prompt.
+
+        Up to `hold_for_prefill_ms`.
+        """
         if not self._hold_s:
             return False
         self._prefilling = {t: None for t in self._prefilling if t.is_prefilling}
-        if not any(_computes_for(other, ticket) for other in self._prefilling):
+        if not any(_computes_for(other, assignment) for other in self._prefilling):
             return False
         if waiting.held_until is None:
             waiting.held_until = now + self._hold_s
@@ -181,17 +186,17 @@ class WaitingRoom:
         return True
 
     def _leave(self, waiting: _Waiting) -> None:
-        """A request does not wait any more, whatever state it is in."""
+        """Remove a request in any state."""
         self._arrived.pop(waiting, None)
-        if waiting.ticket is not None:
-            ready = self._ready[waiting.ticket.backend]
+        if waiting.assignment is not None:
+            ready = self._ready[waiting.assignment.backend]
             if waiting in ready:
                 ready.remove(waiting)
-            waiting.ticket.close()
+            waiting.assignment.close()
         self.update()
 
     def _retry_after_s(self, now: float) -> int:
-        """As long as the one that waits longest has waited."""
+        """Return the longest wait so far, in whole seconds."""
         waiting = [*self._arrived, *(w for ready in self._ready.values() for w in ready)]
         return max(1, math.ceil(now - min(each.since for each in waiting)))
 
@@ -207,12 +212,12 @@ class WaitingRoom:
         self.update()
 
 
-def _computes_for(other: Assignment, ticket: Assignment) -> bool:
-    """Whether `other` computes documents now with which `ticket` begins, too."""
-    one, two = other.planned, ticket.planned
-    if one is None or two is None or other.backend is not ticket.backend:
+def _computes_for(other: Assignment, assignment: Assignment) -> bool:
+    """Return True if `other` is computing documents with which `assignment` begins."""
+    one, two = other.planned, assignment.planned
+    if one is None or two is None or other.backend is not assignment.backend:
         return False
-    if other.job.tenant is not ticket.job.tenant:
+    if other.request.tenant is not assignment.request.tenant:
         return False
     shared = 0
     for left, right, length in zip(one.elements, two.elements, one.tokens, strict=False):

@@ -1,6 +1,6 @@
-"""The upstream servers: connections, timeouts, health, and the one retry that is safe.
+"""The upstream servers: requests to them, the one safe retry, and their health.
 
-Knows HTTP. Does not know what a request means, and never looks into a body.
+Knows HTTP. Does not know what a request means, and never parses a body.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from ragboost.errors import (
 )
 from ragboost.proxy.upstream.client import (
     BackendRefusedError,
-    Connections,
-    Response,
+    ConnectionPool,
     StaleConnectionError,
+    UpstreamResponse,
 )
 from ragboost.rewriting.headers import RawHeaders
 
@@ -35,12 +35,12 @@ _KEY_HEADERS = (b"authorization", b"x-api-key")
 
 @dataclass(slots=True)
 class BackendLoad:
-    """What a backend is doing, from the dispatch of a request to the end of its answer.
+    """Counters of a backend's requests, from their assignment to the end of their responses.
 
     Attributes:
-        running: requests sent and not yet answered to the end.
-        assigned: the same with those that are to be sent as soon as it has room.
-        prefill_tokens: of all assigned ones before their first byte, what has to be computed.
+        running: requests sent whose responses have not ended.
+        assigned: running requests and those that wait for the backend to have room.
+        prefill_tokens: prompt tokens to be computed for assigned requests without a first byte.
         dispatched: requests ever assigned; breaks ties.
     """
 
@@ -51,16 +51,16 @@ class BackendLoad:
 
 
 class Backend:
-    """One upstream server. `request` and `close` belong to the event loop that uses it.
+    """One upstream server, used on one event loop.
 
     Attributes:
         url: base URL, without `/v1` and without a slash at the end.
         name: in headers, metrics and logs; unique among the backends.
-        max_concurrency: completions that may run on it at a time; None: unbounded.
-        load: what it is doing.
-        is_healthy: it gets requests; `Backends` decides that.
-        num_failures: connection failures in a row.
-        hides_client_keys: clients show keys of ours, which are not for the backend.
+        max_concurrency: completions that may run on it at a time; None: unlimited.
+        load: its requests.
+        is_healthy: it is sent requests; set by `Backends`.
+        num_failures: consecutive connection failures.
+        hides_client_keys: clients send API keys of the proxy, which must not reach the backend.
     """
 
     def __init__(self, settings: BackendSettings, replica: ReplicaSettings | None = None) -> None:
@@ -77,7 +77,7 @@ class Backend:
         self._path = address.path
         self._host = address.netloc.rpartition("@")[2].encode()
         self._login = _basic(address.username, address.password)
-        self._connections = Connections(
+        self._connections = ConnectionPool(
             self.url,
             connect_timeout_s=settings.connect_timeout_s,
             read_timeout_s=settings.read_timeout_s,
@@ -88,7 +88,7 @@ class Backend:
 
     @property
     def has_room(self) -> bool:
-        """It may be sent one more completion."""
+        """One more completion may run on the backend."""
         return self.max_concurrency is None or self.load.running < self.max_concurrency
 
     def close(self) -> None:
@@ -97,21 +97,21 @@ class Backend:
 
     async def request(
         self, method: str, target: str, *, headers: RawHeaders, body: bytes = b""
-    ) -> Response:
+    ) -> UpstreamResponse:
         """Send a request and return the response with its body unread.
 
-        Tries again once, on a new connection, where the backend cannot have begun to work: the
+        Retries once, on a new connection, if the backend cannot have processed the request: the
         connection was refused, or a pooled connection turned out to be closed.
 
         Args:
             method: in upper case.
             target: path and query, encoded as the client sent them.
-            headers: complete, except for host, length and the backend's own key.
+            headers: all but host, content-length and the backend's own API key.
             body: may be empty.
 
         Raises:
-            BackendRefusedError: no connection; nothing was sent.
-            BackendConnectionError: no connection, or it broke before the response began.
+            BackendRefusedError: no connection could be made; nothing was sent.
+            BackendConnectionError: the connection was lost before the response began.
             BackendTimeoutError: no connection or no response in time.
         """
         head = self._head(method, target, self.with_key(headers), len(body))
@@ -129,7 +129,7 @@ class Backend:
         return await connection.exchange(head, body, is_head_request=is_head_request)
 
     async def is_ready(self) -> bool:
-        """Tell whether the backend answers; hosted ones have no `/health`, so 404 is fine."""
+        """Return True if the backend responds; a 404 is fine: hosted APIs have no `/health`."""
         try:
             status, _ = await self.ask("/health")
         except BackendError:
@@ -137,30 +137,31 @@ class Backend:
         return status < 500
 
     async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
-        """Ask for a small answer of the backend's own; None: it cannot be reached. Empty: no 200.
+        """Return a small response's body: empty if its status is not 200, None without a response.
 
         Args:
-            path: what to GET.
+            path: to GET.
             body: JSON to POST instead.
         """
         try:
-            status, told = await self.ask(path, body=body)
+            status, data = await self.ask(path, body=body)
         except BackendError:
             return None
-        return told if status == 200 else b""
+        return data if status == 200 else b""
 
     async def ask(
         self, path: str, *, body: bytes | None = None, timeout_s: float = _READY_TIMEOUT_S
     ) -> tuple[int, bytes]:
-        """Ask a question of our own, on a connection of its own; returns status and body.
+        """Send a request of the proxy's own on a new connection; return its status and body.
 
         Args:
-            path: what to GET.
+            path: to GET.
             body: JSON to POST instead.
-            timeout_s: for all of it.
+            timeout_s: for the whole exchange.
 
         Raises:
-            BackendConnectionError, BackendTimeoutError: there is no whole answer.
+            BackendConnectionError: no connection, or a truncated response.
+            BackendTimeoutError: no complete response within `timeout_s`.
         """
         method = "GET" if body is None else "POST"
         own = [(b"content-type", b"application/json"), (b"connection", b"close")]
@@ -174,27 +175,26 @@ class Backend:
                 finally:
                     response.close()
         except TimeoutError:
-            raise BackendTimeoutError(f"no answer within {timeout_s:g} s") from None
+            raise BackendTimeoutError(f"no response within {timeout_s:g} s") from None
 
     def with_key(self, headers: RawHeaders) -> RawHeaders:
-        """The headers with the backend's own key in place of the client's, where it has one."""
+        """Return the headers with the client's API key replaced by the backend's, if it has one."""
         if self._api_key is None and not self.hides_client_keys:
             is_given = self._login is None or any(name == b"authorization" for name, _ in headers)
             return headers if is_given else [*headers, (b"authorization", self._login or b"")]
-        shown = {name for name, _ in headers}
         kept = [header for header in headers if header[0] not in _KEY_HEADERS]
         if self._api_key is not None:
             key = self._api_key.encode()
             kept.append((b"authorization", b"Bearer " + key))
-            if b"x-api-key" in shown:
+            if any(name == b"x-api-key" for name, _ in headers):
                 kept.append((b"x-api-key", key))
         return kept
 
     def _head(self, method: str, target: str, headers: RawHeaders, num_bytes: int) -> bytes:
-        """The bytes of a request's head.
+        """Render a request's head.
 
         Raises:
-            BackendConnectionError: a line break in it would make another request of it.
+            BackendConnectionError: a header has a line break, which could smuggle a request in.
         """
         lines = [
             b"%b %b HTTP/1.1" % (method.encode(), (self._path + target).encode()),
@@ -210,32 +210,34 @@ class Backend:
 
 
 def _basic(name: str | None, password: str | None) -> bytes | None:
-    """What a URL with a user says in `authorization`."""
+    """Return the `authorization` value for the user and password of a URL."""
     if name is None:
         return None
     return b"Basic " + b64encode(f"{unquote(name)}:{unquote(password or '')}".encode())
 
 
-async def _read_small(response: Response) -> bytes:
-    """A body; empty if it is too long."""
-    told = bytearray()
+async def _read_small(response: UpstreamResponse) -> bytes:
+    """Read a whole body; return an empty one if it is too long."""
+    body = bytearray()
     while chunk := await response.read():
-        told += chunk
-        if len(told) > _MAX_FETCHED_BYTES:
+        body += chunk
+        if len(body) > _MAX_FETCHED_BYTES:
             return b""
-    return bytes(told)
+    return bytes(body)
 
 
 @dataclass
 class Backends:
-    """The upstream servers, and which of them get requests.
+    """The upstream servers and their health.
 
-    Several ones are checked at intervals. One that refuses a connection, fails too often in a row
-    or fails its check is left out until a check succeeds.
+    If there are several, each is checked at intervals. One that refuses a connection or fails
+    `max_failures` times in a row is unhealthy until a check succeeds.
 
     Attributes:
-        on_down: called with a backend that is left out from now on; its prefix cache is taken to be
-            lost.
+        all: the backends, healthy or not.
+        health_interval_s: time between two checks.
+        max_failures: consecutive failures that make a backend unhealthy.
+        on_down: called with each backend that becomes unhealthy; its prefix cache counts as lost.
     """
 
     all: Sequence[Backend]
@@ -245,7 +247,7 @@ class Backends:
 
     @classmethod
     def of(cls, settings: Settings) -> "Backends":
-        """The backends that the settings name.
+        """Make the backends that the settings name.
 
         Raises:
             ConfigError: two have the same name.
@@ -253,20 +255,22 @@ class Backends:
         replicas: Sequence[ReplicaSettings | None] = settings.backends or (None,)
         backends = [Backend(settings.backend, replica) for replica in replicas]
         names = [backend.name for backend in backends]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"backends: {twice[0]!r} is there twice; give each a name of its own")
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(
+                f"backends: two have the name {repeated[0]!r}; set `name` of one of them"
+            )
         for backend in backends:
             backend.hides_client_keys = bool(settings.proxy.api_keys)
         router = settings.router
         return cls(backends, router.health_interval_s, router.max_failures)
 
     def open(self) -> None:
-        """Watch several backends."""
-        watched = self.all if len(self.all) > 1 else ()
-        self._checks = [asyncio.create_task(self._watch(backend)) for backend in watched]
+        """Start the health checks."""
+        checked = self.all if len(self.all) > 1 else ()
+        self._checks = [asyncio.create_task(self._check(backend)) for backend in checked]
 
     async def close(self) -> None:
-        """Close every backend."""
+        """Stop the health checks and close all backends."""
         for check in self._checks:
             check.cancel()
         await asyncio.gather(*self._checks, return_exceptions=True)
@@ -274,36 +278,36 @@ class Backends:
             backend.close()
 
     def candidates(self, exclude: Sequence[Backend] = ()) -> Sequence[Backend]:
-        """The backends to choose from: the healthy ones, or all if none is."""
-        left = [backend for backend in self.all if backend not in exclude]
-        return [backend for backend in left if backend.is_healthy] or left
+        """Return the healthy backends, or all if none is healthy, without the excluded ones."""
+        candidates = [backend for backend in self.all if backend not in exclude]
+        return [backend for backend in candidates if backend.is_healthy] or candidates
 
     def note_answer(self, backend: Backend) -> None:
-        """A backend began to answer."""
+        """Record that a backend has begun a response."""
         backend.num_failures = 0
 
     def note_failure(self, backend: Backend, error: BackendError) -> None:
-        """A request to a backend failed before an answer began."""
+        """Record that a request failed before its response began."""
         if isinstance(error, BackendTimeoutError):
-            return  # slow is not down
+            return  # a slow backend is not unhealthy
         backend.num_failures += 1
         if isinstance(error, BackendRefusedError) or backend.num_failures >= self.max_failures:
             self._set_healthy(backend, False)
 
     async def is_ready(self) -> bool:
-        """Tell whether any backend can be reached."""
+        """Return True if any backend responds."""
         for backend in self.candidates():
             if await backend.is_ready():
                 return True
         return False
 
-    async def _watch(self, backend: Backend) -> None:
+    async def _check(self, backend: Backend) -> None:
         while True:
             await asyncio.sleep(self.health_interval_s)
             num_failures = backend.num_failures
             is_ready = await backend.is_ready()
             if is_ready and backend.num_failures > num_failures:
-                continue  # it failed after it had answered the check
+                continue  # a request failed while the check succeeded
             backend.num_failures = 0 if is_ready else backend.num_failures + 1
             if is_ready or backend.num_failures >= self.max_failures:
                 self._set_healthy(backend, is_ready)
@@ -313,8 +317,8 @@ class Backends:
             return
         backend.is_healthy = is_healthy
         if is_healthy:
-            logger.info("backend %s is back", backend.name)
+            logger.info("backend %s is healthy again", backend.name)
             return
-        logger.warning("backend %s is left out until it is healthy", backend.name)
+        logger.warning("backend %s is unhealthy; no requests until a check succeeds", backend.name)
         for call in self.on_down:
             call(backend)

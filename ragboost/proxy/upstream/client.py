@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections to one upstream server: a pool of idle ones, one request at a time on each.
+"""HTTP/1.1 client for one upstream server: a pool of connections, one request at a time on each.
 
-A connection writes bytes that are complete and reads one answer, with flow control and a timeout.
-Knows framing. Does not know what a request means, nor whether it may be sent again.
+Knows framing, flow control and timeouts. Does not know what a request means, nor whether it may be
+sent again.
 """
 
 import asyncio
@@ -14,29 +14,29 @@ import httptools
 
 from ragboost.errors import BackendConnectionError, BackendTimeoutError
 
-# Below the idle timeout of every server we know (uvicorn: 5 s), so that an idle connection is
-# rarely closed under us.
+# Below the idle timeout of common servers (uvicorn: 5 s), so that the server rarely closes an idle
+# connection first.
 _KEEPALIVE_S = 3.0
 _MAX_HEAD_BYTES = 256 * 1024
 _HIGH_WATER_BYTES = 128 * 1024
-_NO_BODY = (204, 304)
+_STATUSES_WITHOUT_BODY = (204, 304)
 
 
 class BackendRefusedError(BackendConnectionError):
-    """No connection at all: the backend cannot have begun, so another one may be tried."""
+    """No connection could be made: nothing was sent, so another backend may be tried."""
 
 
 class StaleConnectionError(BackendConnectionError):
-    """A connection that had been idle was closed before anything of an answer came."""
+    """A pooled connection was closed before the first byte of a response."""
 
 
-class Response:
-    """An answer whose head has arrived; the connection fills in the body.
+class UpstreamResponse:
+    """A response whose head has arrived and whose body is read in chunks.
 
     Attributes:
-        status: the status code.
-        headers: names in lower case, in the order in which they came.
-        is_complete: nothing more will come behind what the next `read` returns.
+        status: HTTP status code.
+        headers: names in lower case, in the backend's order.
+        is_complete: the end of the body has arrived; the next `read` returns all that remains.
     """
 
     __slots__ = (
@@ -63,11 +63,11 @@ class Response:
         self._waiter: asyncio.Future[None] | None = None
 
     async def read(self) -> bytes:
-        """Wait for bytes of the body and return all that have come; empty: it is over.
+        """Wait for bytes of the body and return all that have arrived; empty at its end.
 
         Raises:
-            BackendConnectionError: it ended early.
-            BackendTimeoutError: nothing came for too long.
+            BackendConnectionError: the body is truncated.
+            BackendTimeoutError: nothing arrived within the read timeout.
         """
         if not (self._chunks or self.is_complete or self._error):
             self._waiter = asyncio.get_running_loop().create_future()
@@ -81,12 +81,12 @@ class Response:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def close(self) -> None:
-        """Nobody wants the rest: of no effect on a whole answer, else the backend is cut off."""
+        """Abandon the rest of the body, which closes the connection; no effect if complete."""
         if not self.is_complete:
             self._connection.close()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the body."""
+        """Add bytes to the body; called by the connection."""
         self._chunks.append(data)
         self._size += len(data)
         if self._size > _HIGH_WATER_BYTES:
@@ -94,7 +94,7 @@ class Response:
         self._wake()
 
     def finish(self, error: BackendConnectionError | BackendTimeoutError | None = None) -> None:
-        """The body is over, or will not come."""
+        """End the body, with an error if it is truncated; called by the connection."""
         self.is_complete, self._error = error is None, error
         self._wake()
 
@@ -104,43 +104,54 @@ class Response:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, made by `Connections.connect`; see the module."""
+    """One connection of a pool; httptools calls its `on_` methods.
 
-    def __init__(self, pool: "Connections", loop: asyncio.AbstractEventLoop) -> None:
+    Attributes:
+        is_reused: an earlier request was answered on it.
+    """
+
+    def __init__(self, pool: "ConnectionPool", loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[Response] | None = None
-        self._response: Response | None = None
+        self._waiter: asyncio.Future[UpstreamResponse] | None = None
+        self._response: UpstreamResponse | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._last_read = 0.0
         self._head_bytes = 0
         self._is_head_request = self._is_paused = False
-        self._ends_at_close = self._is_over = False
+        self._ends_at_close = self._has_ended = False
         self.is_reused = False
 
     @property
     def is_closing(self) -> bool:
-        """It cannot be used any more."""
+        """The connection is closed or closing."""
         return self._transport is None or self._transport.is_closing()
 
-    async def exchange(self, head: bytes, body: bytes, *, is_head_request: bool) -> Response:
-        """Send a request and wait for the head of its answer.
+    async def exchange(
+        self, head: bytes, body: bytes, *, is_head_request: bool
+    ) -> UpstreamResponse:
+        """Send a request and wait for the head of its response.
+
+        Args:
+            head: request line and headers, with the empty line.
+            body: may be empty.
+            is_head_request: the response has no body, whatever its headers say.
 
         Raises:
-            StaleConnectionError: it was closed meanwhile, and had been used before.
-            BackendConnectionError: it broke, or what came is no HTTP.
-            BackendTimeoutError: nothing came in time.
+            StaleConnectionError: a reused connection was closed before the response began.
+            BackendConnectionError: the connection was lost, or the response is invalid.
+            BackendTimeoutError: no response within the read timeout.
         """
         assert self._transport is not None, "not connected"
-        self._is_head_request, self._is_over = is_head_request, False
+        self._is_head_request, self._has_ended = is_head_request, False
         self._head_bytes, self._ends_at_close = 0, False
         self._headers, self._response = [], None
         self._waiter = self._loop.create_future()
         self._last_read = self._loop.time()
-        self._timer = self._loop.call_later(self._pool.read_timeout_s, self._look)
+        self._timer = self._loop.call_later(self._pool.read_timeout_s, self._check_timeout)
         if body:
             self._transport.writelines((head, body))
         else:
@@ -152,72 +163,66 @@ class Connection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """Cut the connection."""
+        """Close the connection at once."""
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
             self._transport.abort()
 
     def pause(self) -> None:
-        """Nobody reads the answer at the moment."""
+        """Stop reading from the socket: the response's buffer is full."""
         if not (self._is_paused or self.is_closing):
             self._is_paused = True
             self._transport.pause_reading()  # type: ignore[union-attr]
 
     def resume(self) -> None:
-        """Somebody reads it again."""
+        """Read from the socket again."""
         if self._is_paused and not self.is_closing:
             self._is_paused = False
             self._last_read = self._loop.time()
             self._transport.resume_reading()  # type: ignore[union-attr]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The event loop has connected."""
-        self._transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
+        self._transport = transport  # type: ignore[assignment]  # uvloop's is not a subclass
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came."""
         self._last_read = self._loop.time()
         if self._response is None:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(f"what came is no HTTP: {error}")
+            self._fail(f"invalid HTTP response: {error}")
             return
         if self._response is None and self._head_bytes > _MAX_HEAD_BYTES:
-            self._fail(f"the head of its answer has more than {_MAX_HEAD_BYTES} bytes")
-        elif self._is_over:
+            self._fail(f"the response's head has more than {_MAX_HEAD_BYTES} bytes")
+        elif self._has_ended:
             self._release()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other side, or we, have closed."""
         self._transport = None
         if self._ends_at_close and exc is None and self._response is not None:
             self._end()
         else:
-            self._fail(f"it closed the connection{f': {exc}' if exc else ''}")
+            self._fail(f"connection closed{f': {exc}' if exc else ''}")
 
     def on_message_begin(self) -> None:
-        """Something comes."""
-        if self._waiter is None or self._is_over:
-            self._fail("it sent what nobody has asked for")
+        if self._waiter is None or self._has_ended:
+            self._fail("unsolicited response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header is complete; also one behind a chunked body, which goes no further."""
-        if self._response is None:
+        if self._response is None:  # else it is a trailer, which is dropped
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """The head is complete."""
         status = self._parser.get_status_code()
-        if status < 200:  # "continue" and "early hints" come before the answer
+        if status < 200:  # interim responses: 100 Continue, 103 Early Hints
             self._headers = []
             return
         names = {name for name, _ in self._headers}
         has_length = b"content-length" in names or b"transfer-encoding" in names
-        self._ends_at_close = not (has_length or status in _NO_BODY)
-        self._response = Response(self, status, self._headers)
+        self._ends_at_close = not (has_length or status in _STATUSES_WITHOUT_BODY)
+        self._response = UpstreamResponse(self, status, self._headers)
         if self._is_head_request:  # the parser would wait for a body
             self._ends_at_close = True
             self._end()
@@ -225,25 +230,23 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(self._response)
 
     def on_body(self, data: bytes) -> None:
-        """A part of the body."""
-        if self._response is not None and not self._is_over:
+        if self._response is not None and not self._has_ended:
             self._response.feed(data)
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
         if self._response is not None:
             self._ends_at_close = self._ends_at_close or not self._parser.should_keep_alive()
             self._end()
 
     def _end(self) -> None:
-        if not self._is_over and self._response is not None:
-            self._is_over = True
+        if not self._has_ended and self._response is not None:
+            self._has_ended = True
             self._response.finish()
             if self._timer is not None:
                 self._timer.cancel()
 
     def _release(self) -> None:
-        """The answer is whole, and nothing came behind it."""
+        """Return the connection to the pool after a complete response."""
         self._waiter = None
         self.resume()
         if self._ends_at_close or self.is_closing:
@@ -252,19 +255,18 @@ class Connection(asyncio.Protocol):
             self.is_reused = True
             self._pool.put(self)
 
-    def _look(self) -> None:
-        """Tell whether nothing has come for too long."""
+    def _check_timeout(self) -> None:
         now, timeout = self._loop.time(), self._pool.read_timeout_s
-        if self._is_paused:  # it is us who do not read
+        if self._is_paused:  # the proxy is not reading
             self._last_read = now
         due = self._last_read + timeout
         if due > now:
-            self._timer = self._loop.call_at(due, self._look)
+            self._timer = self._loop.call_at(due, self._check_timeout)
         else:
-            self._stop(BackendTimeoutError(f"{self._pool.name} did not answer in {timeout:g} s"))
+            self._stop(BackendTimeoutError(f"no response from {self._pool.name} in {timeout:g} s"))
 
     def _fail(self, problem: str) -> None:
-        message = f"no answer from {self._pool.name}: {problem}"
+        message = f"no response from {self._pool.name}: {problem}"
         is_stale = self.is_reused and not self._head_bytes
         self._stop((StaleConnectionError if is_stale else BackendConnectionError)(message))
 
@@ -272,8 +274,8 @@ class Connection(asyncio.Protocol):
         self.close()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
-        elif self._response is not None and not self._is_over:
-            self._is_over = True
+        elif self._response is not None and not self._has_ended:
+            self._has_ended = True
             self._response.finish(error)
 
 
@@ -282,15 +284,15 @@ class _Idle(NamedTuple):
     connection: Connection
 
 
-class Connections:
-    """The connections to one server. Belongs to one event loop, from `connect` to `close`.
+class ConnectionPool:
+    """A pool of connections to one server, used on one event loop.
 
-    There is no limit to their number: whoever sends requests has one.
+    Their number is unlimited: concurrency is limited where requests are scheduled.
 
     Args:
-        url: scheme, host and port; the rest does not count.
-        connect_timeout_s: for a new connection, with TLS.
-        read_timeout_s: between two pieces of an answer, and before the first.
+        url: scheme, host and port; the rest is ignored.
+        connect_timeout_s: to open a connection, TLS handshake included.
+        read_timeout_s: before the first byte of a response, and between two reads.
     """
 
     def __init__(self, url: str, *, connect_timeout_s: float, read_timeout_s: float) -> None:
@@ -309,8 +311,8 @@ class Connections:
         """Open a new connection.
 
         Raises:
-            BackendRefusedError: there is none.
-            BackendTimeoutError: not in time.
+            BackendRefusedError: no connection could be made.
+            BackendTimeoutError: no connection within `connect_timeout_s`.
         """
         loop = asyncio.get_running_loop()
         if self._is_tls and self._tls is None:
@@ -326,11 +328,11 @@ class Connections:
                 f"no connection to {self.name} in {self._connect_timeout_s:g} s"
             ) from None
         except OSError as error:
-            raise BackendRefusedError(f"no answer from {self.name}: {error}") from error
+            raise BackendRefusedError(f"cannot connect to {self.name}: {error}") from error
         return connection
 
     def take(self) -> Connection | None:
-        """The idle connection that was used last; None: there is none."""
+        """Return the idle connection that was used last, or None."""
         limit = asyncio.get_running_loop().time() - _KEEPALIVE_S
         while self._idle:
             since, connection = self._idle.pop()
@@ -340,14 +342,14 @@ class Connections:
         return None
 
     def put(self, connection: Connection) -> None:
-        """An answer is over: the connection is idle."""
+        """Keep an idle connection for a later request."""
         loop = asyncio.get_running_loop()
         self._idle.append(_Idle(loop.time(), connection))
         if self._sweeper is None:
             self._sweeper = loop.call_later(_KEEPALIVE_S, self._sweep)
 
     def close(self) -> None:
-        """Close the idle ones; those in use close when they are done."""
+        """Close all idle connections."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         while self._idle:

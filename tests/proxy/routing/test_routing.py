@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from ragboost.config import Settings
@@ -17,6 +16,7 @@ from ragboost.proxy.routing.affinity import PrefixAffinity, prefixes_of
 from ragboost.proxy.routing.assignment import RoutingRequest
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backends import Backends
+from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.eventually import eventually
@@ -301,7 +301,7 @@ def test_least_loaded_does_not_look_at_caches(engines: list[FakeEngine]) -> None
 
 def test_two_backends_of_one_name_are_refused() -> None:
     backends = [{"url": "http://a:1"}, {"url": "http://a:1/v1"}]
-    with pytest.raises(ConfigError, match="'a:1' is there twice"):
+    with pytest.raises(ConfigError, match="two have the name 'a:1'"):
         create_app(Settings(backends=backends))  # type: ignore[arg-type]
 
 
@@ -314,7 +314,7 @@ async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> 
     async with tenant.lock:
         plain = RoutingRequest(prompt_tokens=10)
         task = asyncio.create_task(
-            router.assign([plain, RoutingRequest(tenant=tenant, front=front)])
+            router.assign([plain, RoutingRequest(tenant=tenant, leading=front)])
         )
         await asyncio.sleep(0)
         task.cancel()
@@ -325,12 +325,12 @@ async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> 
 
 def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
     prefixes = PrefixAffinity(max_prefixes=2)
-    seen = prefixes_of([msgspec.Raw(b"x" * 40), msgspec.Raw(b"y" * 40)], seed=b"")
+    seen = prefixes_of(JsonBody(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38)), seed=b"")
     prefixes.remember("a", seen, num_tokens=500)
     assert prefixes.longest("a", seen) == (500, 20)
     assert prefixes.longest("a", seen[:1]) == (10, 10)
     assert prefixes.longest("b", seen) == (0, 0)
-    other = prefixes_of([msgspec.Raw(b"z" * 40)], seed=b"")
+    other = prefixes_of(JsonBody(b'{"messages":["%b"]}' % (b"z" * 38)), seed=b"")
     prefixes.remember("a", other, num_tokens=7)
     assert prefixes.longest("a", seen[:1]) == (0, 0)
     prefixes.forget("a")

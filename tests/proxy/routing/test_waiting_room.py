@@ -46,7 +46,7 @@ class Room:
         self.batches.append(len(jobs))
         tickets = [Assignment(job, self.backend) for job in reversed(jobs)]
         for ticket in tickets:
-            ticket.planned = self.plans.get(ticket.job)
+            ticket.planned = self.plans.get(ticket.request)
         return tickets
 
     def enter(self, job: RoutingRequest | None = None) -> "asyncio.Task[Assignment]":

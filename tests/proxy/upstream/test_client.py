@@ -9,7 +9,7 @@ import pytest
 from ragboost.config import BackendSettings
 from ragboost.errors import BackendConnectionError, BackendTimeoutError
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.proxy.upstream.client import Response
+from ragboost.proxy.upstream.client import UpstreamResponse
 from tests.eventually import run_event_loop
 from tests.fakes.clock import LoopClock
 
@@ -53,7 +53,7 @@ def answers(*pieces: bytes, num: int = 1) -> Serve:
     return serve
 
 
-async def body_of(response: Response) -> bytes:
+async def body_of(response: UpstreamResponse) -> bytes:
     body = b""
     while chunk := await response.read():
         body += chunk

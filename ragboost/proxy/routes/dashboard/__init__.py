@@ -1,6 +1,6 @@
 """The page at `/dashboard`: what the proxy saves, now and over the last hour.
 
-Reads what the proxy knows. Changes nothing, and keeps no text of documents.
+Changes nothing, and keeps no text of documents.
 """
 
 from ragboost.proxy.routes.dashboard.routes import Dashboard

@@ -1,12 +1,13 @@
-"""Counters of the last hour, sampled, so that the page can draw them.
+"""Sample the counters of the last hour for the dashboard.
 
-Knows the metrics' names. Does not know HTTP.
+Knows the names of metrics. Does not know HTTP.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Self
 
 from prometheus_client import CollectorRegistry
 
@@ -16,7 +17,7 @@ RESULTS = ("boosted", "bypassed")
 
 
 def read_totals(registry: CollectorRegistry) -> dict[str, float]:
-    """The counters that the page shows, as `/metrics` has them at this moment."""
+    """Return the counters that the page shows, as `/metrics` has them now."""
     totals = {
         "requests": 0.0,
         "bypassed": 0.0,
@@ -41,9 +42,9 @@ def read_totals(registry: CollectorRegistry) -> dict[str, float]:
 
 
 def read_ttft(registry: CollectorRegistry) -> dict[str, dict[str, float | None]]:
-    """Count, median and 95th percentile of the time to first token, boosted and bypassed.
+    """Return count, median and 95th percentile of the time to first token, boosted and bypassed.
 
-    Percentiles are interpolated in the histogram's buckets, as Prometheus does.
+    Percentiles are interpolated within the histogram's buckets, as Prometheus does.
     """
     counts: dict[str, dict[float, float]] = {result: {} for result in RESULTS}
     for family in registry.collect():
@@ -63,7 +64,12 @@ def read_ttft(registry: CollectorRegistry) -> dict[str, dict[str, float | None]]
 
 
 def _quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """In milliseconds; `buckets` are cumulative counts by upper bound. None without a count."""
+    """Return a quantile in milliseconds; None without a count.
+
+    Args:
+        buckets: cumulative counts by upper bound, in seconds.
+        share: 0.5 for the median.
+    """
     total = max(buckets.values(), default=0.0)
     if not total:
         return None
@@ -78,25 +84,26 @@ def _quantile(buckets: Mapping[float, float], share: float) -> float | None:
 
 
 class TotalsHistory:
-    """Samples of the totals, one every five seconds, an hour of them."""
+    """One hour of samples of the totals, one every five seconds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._samples: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_MAX_SAMPLES)
         self._task: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
-        """Begin to sample."""
+    async def __aenter__(self) -> Self:
+        """Start to sample."""
         self._task = asyncio.create_task(self._run())
+        return self
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop sampling."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def as_json(self, now: Mapping[str, float]) -> dict[str, list[float]]:
-        """Times in seconds since 1970, and the totals at each; `now` are those of this moment."""
+        """Return the samples in columns; `now` are the current totals, for the last row."""
         samples = [*self._samples, (time.time(), now)]
         columns = ("prompt_tokens", "cached_tokens", "requests")
         return {

@@ -1,4 +1,4 @@
-"""`/dashboard` and the figures behind it."""
+"""Serve the dashboard's page and its figures."""
 
 import base64
 import hashlib
@@ -9,89 +9,81 @@ from importlib.resources import files
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 
-from ragboost.cache_sync.sync import CacheSync
-from ragboost.config import Settings
-from ragboost.errors import RequestError
-from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.asgi.keys import ApiKeys
-from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.dashboard.history import TotalsHistory, read_totals, read_ttft
 from ragboost.proxy.routes.dashboard.tree import hot_prefixes
-from ragboost.proxy.routing.admission import Dispatcher
+from ragboost.proxy.routes.schemas import DashboardData
+from ragboost.proxy.routes.typed_route import TypedRoute
+from ragboost.proxy.state import ProxyState
 from ragboost.version import __version__
 
 _MAX_INDEXES = 10
 
 
 class Dashboard:
-    """Serves the page and its data.
+    """Serves the page and its figures.
 
     Attributes:
-        history: the samples that it draws; to be opened and closed with the app.
+        history: the samples that it draws, opened and closed with the app.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        boosting: BoostPipeline,
-        sync: CacheSync,
-    ) -> None:
-        self._keys = ApiKeys(settings.proxy.api_keys)
-        self._dispatcher = dispatcher
-        self._metrics = metrics
-        self._boosting = boosting
-        self._sync = sync
+    def __init__(self, state: ProxyState) -> None:
+        self._state = state
+        self._keys = ApiKeys(state.settings.proxy.api_keys)
         self._started = time.time()
-        self._recent = boosting.recent
-        self.history = TotalsHistory(metrics.registry)
+        self.history = TotalsHistory(state.metrics.registry)
 
-    async def page(self, _request: Request) -> Response:
-        """The page: live hit rate, index, backends, recent requests."""
+    def routes(self) -> list[TypedRoute]:
+        """Return the routes."""
+        return [
+            TypedRoute("/dashboard", self.page, tag="dashboard", response_class=HTMLResponse),
+            TypedRoute(
+                "/dashboard/data",
+                self.data,
+                tag="dashboard",
+                response_model=DashboardData,
+                errors=(401,),
+            ),
+        ]
+
+    async def page(self) -> Response:
+        """Return the page: hit rate, context indexes, backends, recent requests."""
         text, policy = _page()
         return HTMLResponse(text, headers={"content-security-policy": policy})
 
-    async def data(self, request: Request) -> Response:
-        """Its figures as JSON; asks for an API key where completions do."""
-        try:
-            self._keys.check(request.scope["headers"])
-        except RequestError as error:
-            return error_response(error.status, str(error))
-        registry = self._metrics.registry
+    async def data(self, request: Request, response: Response) -> dict[str, Any]:
+        """Return the figures of the page."""
+        self._keys.check(request.scope["headers"])
+        response.headers["cache-control"] = "no-store"
+        registry = self._state.metrics.registry
         totals = read_totals(registry)
-        return JSONResponse(
-            {
-                "version": __version__,
-                "now": time.time(),
-                "started": self._started,
-                "totals": {
-                    **totals,
-                    "index_nodes": self._boosting.tenants.num_nodes,
-                    "sessions": len(self._boosting.conversations),
-                    "waiting": self._dispatcher.num_waiting,
-                },
-                "ttft": read_ttft(registry),
-                "fidelity": self._fidelity(),
-                "history": self.history.as_json(totals),
-                "backends": self._backends(),
-                "indexes": self._indexes(),
-                "recent": list(self._recent),
+        return {
+            "version": __version__,
+            "now": time.time(),
+            "started": self._started,
+            "totals": {
+                **totals,
+                "index_nodes": self._state.boosting.tenants.num_nodes,
+                "sessions": len(self._state.boosting.conversations),
+                "waiting": self._state.dispatcher.num_waiting,
             },
-            headers={"cache-control": "no-store"},
-        )
+            "ttft": read_ttft(registry),
+            "fidelity": self._fidelity(),
+            "history": self.history.as_json(totals),
+            "backends": self._backends(),
+            "indexes": self._indexes(),
+            "recent": list(self._state.boosting.recent),
+        }
 
     def _fidelity(self) -> dict[str, float]:
-        figures = self._sync.fidelity.read()
+        figures = self._state.sync.fidelity.read()
         return {"precision": figures.precision, "recall": figures.recall}
 
     def _backends(self) -> list[dict[str, Any]]:
         states: dict[str, list[str]] = {}
-        for view in self._sync.streams:
+        for view in self._state.sync.streams:
             states.setdefault(view.backend, []).append(str(view.stream.state))
         return [
             {
@@ -101,19 +93,18 @@ class Dashboard:
                 "prefill_tokens": backend.load.prefill_tokens,
                 "kv_events": states.get(backend.name, []),
             }
-            for backend in self._dispatcher.backends.all
+            for backend in self._state.backends.all
         ]
 
     def _indexes(self) -> list[dict[str, Any]]:
-        """The indexes used last, of at most so many tenants."""
-        tenants = self._boosting.tenants.all()[-_MAX_INDEXES:]
+        tenants = self._state.boosting.tenants.all()[-_MAX_INDEXES:]
         return [
             {
                 "model": tenant.key.model,
                 "backend": name,
                 "num_nodes": booster.index.num_nodes,
                 "num_tokens": booster.index.num_tokens,
-                "children": hot_prefixes(booster.index, self._recent),
+                "children": hot_prefixes(booster.index, self._state.boosting.recent),
             }
             for tenant in reversed(tenants)
             for name, booster in tenant.boosters.items()
@@ -122,7 +113,7 @@ class Dashboard:
 
 @cache
 def _page() -> tuple[str, str]:
-    """The page, and the policy under which it runs: its own script and style, its own server."""
+    """Return the page and its content security policy: its own script, style and server only."""
     text = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     sources = {}
     for tag in ("script", "style"):

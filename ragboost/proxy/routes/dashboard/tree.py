@@ -1,4 +1,4 @@
-"""The hot prefixes of a context index, cut to what a page can show."""
+"""Select the most recently used prefixes of a context index, as many as a page can show."""
 
 import heapq
 from typing import Any
@@ -13,15 +13,14 @@ _MAX_DOCUMENTS = 12
 
 
 def hot_prefixes(index: ContextIndex, recent: RecentRequests) -> list[dict[str, Any]]:
-    """The most recently used nodes below the root and below each of them, to a depth of four.
+    """Return the most recently used nodes below the root and below each of them, four levels deep.
 
     Args:
-        index: is read only.
-        recent: knows what documents are called.
+        index: the index, which is only read.
+        recent: has the labels of documents.
 
     Returns:
-        JSON values: `documents`, `num_documents`, `num_tokens`, `age` (insertions and uses since
-        the last use), `num_children`, `children`.
+        The fields of `HotPrefix`.
     """
     return _children(index.root, index.tick, recent, depth=1)
 

@@ -117,8 +117,7 @@ async def test_the_history_samples_while_it_is_open() -> None:
     registry = Metrics().registry
     history = TotalsHistory(registry)
 
-    await history.open()
-    await asyncio.sleep(0)  # the sampler's first step
-    await history.close()
+    async with history:
+        await asyncio.sleep(0)  # the sampler's first step
 
     assert len(history.as_json(read_totals(registry))["time"]) == 2

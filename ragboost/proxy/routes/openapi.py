@@ -1,0 +1,155 @@
+"""Describe the completion routes in the OpenAPI document.
+
+For speed they are plain ASGI endpoints, which FastAPI cannot describe: their bodies are the
+backend's, with RAGBoost's `ragboost` object and headers added.
+"""
+
+from typing import Any
+
+from ragboost.proxy.routes.schemas import NewSession
+
+_DOCUMENTS = {
+    "type": "array",
+    "description": "Retrieved documents by relevance: strings, or objects with `text` and "
+    "optionally `id`, `title`, `score`.",
+    "items": {"anyOf": [{"type": "string"}, {"type": "object"}]},
+}
+_OPTIONS = {
+    "type": "object",
+    "description": "`boost`: false renders the documents in the given order, without hints.",
+    "properties": {"boost": {"type": "boolean", "default": True}},
+}
+_OBJECT = {
+    "type": "object",
+    "description": "RAGBoost's part of a completion's body, removed before it is forwarded.",
+    "properties": {
+        "documents": _DOCUMENTS,
+        "session_id": {"type": "string", "description": "Name of the conversation."},
+        "options": _OPTIONS,
+        "reuse": {"type": "object", "description": "Chunk reuse, for the embedded engine."},
+        "graph": {"type": "object", "description": "Graph objects, for the embedded engine."},
+    },
+    "additionalProperties": False,
+}
+_COMPLETION_BODY = {
+    "type": "object",
+    "description": "The backend's body, with the `ragboost` object if documents are given apart "
+    "from the messages. All other fields are the backend's.",
+    "properties": {"ragboost": {"$ref": "#/components/schemas/RagboostObject"}},
+    "additionalProperties": True,
+}
+_TURN_BODY = {
+    "type": "object",
+    "description": "A new turn: `query` or `messages`, with `documents` or a `ragboost` object. "
+    "All other fields are the backend's.",
+    "properties": {
+        "query": {"type": "string", "description": "The user's question."},
+        "messages": {
+            "type": "array",
+            "description": "New messages, instead of `query`.",
+            "items": {"type": "object"},
+        },
+        "documents": _DOCUMENTS,
+        "ragboost": {"$ref": "#/components/schemas/RagboostObject"},
+    },
+    "additionalProperties": True,
+}
+_SCHEMAS = {
+    "NewSession": NewSession.model_json_schema(),
+    "RagboostObject": _OBJECT,
+    "CompletionBody": _COMPLETION_BODY,
+    "SessionTurnBody": _TURN_BODY,
+}
+
+_REQUEST_HEADERS = {
+    "x-ragboost-session": "Name of the conversation; `ragboost.session_id` overrides it.",
+    "x-request-id": "Forwarded to the backend; made if absent.",
+}
+_RESPONSE_HEADERS = {
+    "x-ragboost-documents": "Documents in this turn's message or field.",
+    "x-ragboost-documents-dropped": "Given documents that were not sent again: duplicates, and "
+    "those of earlier turns.",
+    "x-ragboost-bypass": "Reason for which nothing was boosted; absent if something was.",
+    "x-ragboost-overhead-ms": "Time for parsing, boosting and encoding.",
+    "x-ragboost-backend": "Name of the backend that responded.",
+    "x-ragboost-cached-tokens-predicted": "Prompt tokens that its prefix cache was expected to "
+    "hold; 0 if unknown.",
+    "x-request-id": "Of the request.",
+}
+# The proxy's own; any other status is the backend's.
+_ERRORS = {
+    "400": "The `ragboost` object is malformed.",
+    "401": "The API key is missing or invalid.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is too large.",
+    "429": "The waiting room is full.",
+    "502": "The backend cannot be reached.",
+    "504": "The backend did not respond in time.",
+}
+_SUMMARIES = {
+    "/v1/chat/completions": "Boost and forward a chat completion",
+    "/v1/completions": "Boost and forward a text completion",
+    "/v1/messages": "Boost and forward an Anthropic message",
+    "/v1/responses": "Boost and forward a response of the Responses API",
+}
+_SESSION_ERRORS = {"404": "There is no such session.", "409": "Another turn is being answered."}
+
+
+def complete(document: dict[str, Any]) -> None:
+    """Add what FastAPI does not know to its document, and remove its own shape of errors."""
+    document["paths"] = {**_completion_paths(), **document["paths"]}
+    schemas = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas.update(_SCHEMAS)
+    for item in document["paths"].values():
+        for operation in item.values():
+            operation["responses"].pop("422", None)
+
+
+def _completion_paths() -> dict[str, Any]:
+    paths = {
+        path: {"post": _operation(summary, tag="completions", body="CompletionBody")}
+        for path, summary in _SUMMARIES.items()
+    }
+    turn = _operation("Answer a turn of a session", tag="sessions", body="SessionTurnBody")
+    turn["parameters"].insert(0, _parameter("session_id", "Id of the session.", where="path"))
+    turn["responses"] |= {status: _error(about) for status, about in _SESSION_ERRORS.items()}
+    return {**paths, "/v1/sessions/{session_id}/chat/completions": {"post": turn}}
+
+
+def _operation(summary: str, *, tag: str, body: str) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{body}"}
+    headers = {
+        name: {"description": about, "schema": {"type": "string"}}
+        for name, about in _RESPONSE_HEADERS.items()
+    }
+    return {
+        "tags": [tag],
+        "summary": summary,
+        "description": "",
+        "operationId": summary.lower().replace(" ", "_"),
+        "parameters": [
+            _parameter(name, about, where="header") for name, about in _REQUEST_HEADERS.items()
+        ],
+        "requestBody": {"content": {"application/json": {"schema": schema}}, "required": True},
+        "responses": {
+            "200": {"description": "The backend's response, byte for byte.", "headers": headers},
+            **{status: _error(about) for status, about in _ERRORS.items()},
+        },
+    }
+
+
+def _parameter(name: str, about: str, *, where: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": where,
+        "required": where == "path",
+        "description": about,
+        "schema": {"type": "string"},
+    }
+
+
+def _error(about: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/ProxyErrorResponse"}
+    return {"description": about, "content": {"application/json": {"schema": schema}}}

@@ -1,0 +1,206 @@
+"""The JSON shapes of the proxy's own routes, checked by pydantic and shown in its OpenAPI document.
+
+Completions are not among them: their bodies are the backend's.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+_Metadata = dict[
+    Annotated[str, StringConstraints(max_length=512)],
+    Annotated[str, StringConstraints(max_length=512)],
+]
+
+
+class ProxyError(BaseModel):
+    """The reason for which a request failed."""
+
+    message: str
+    type: str
+    param: str | None = Field(description="Path of the offending field.")
+    code: str = Field(description="The HTTP status.")
+
+
+class ProxyErrorResponse(BaseModel):
+    """Every error of the proxy, in OpenAI's shape."""
+
+    error: ProxyError
+
+
+class NewSession(BaseModel):
+    """The body that creates a session; an empty one is `{}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(None, description="Model of turns that name none.")
+    system: str | None = Field(None, description="System prompt of the session.")
+    metadata: _Metadata | None = Field(
+        None, max_length=16, description="Up to 16 strings of up to 512 characters."
+    )
+
+
+class SessionObject(BaseModel):
+    """A chat session without its messages."""
+
+    id: str
+    object: Literal["session"] = "session"
+    created_at: int = Field(description="Seconds since 1970.")
+    last_used_at: int = Field(description="Seconds since 1970.")
+    expires_at: int = Field(description="Seconds since 1970, unless it is used again.")
+    model: str | None
+    system: str | None
+    metadata: dict[str, str]
+    num_turns: int
+
+
+class SessionTranscript(SessionObject):
+    """A chat session with its messages."""
+
+    messages: list[dict[str, Any]] = Field(description="As the client and the backend wrote them.")
+
+
+class SessionPage(BaseModel):
+    """Sessions of the caller, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[SessionObject]
+    first_id: str | None
+    last_id: str | None = Field(description="Value of `after` for the next page.")
+    has_more: bool
+
+
+class DeletedSession(BaseModel):
+    """The confirmation of a deletion."""
+
+    id: str
+    object: Literal["session.deleted"] = "session.deleted"
+    deleted: Literal[True] = True
+
+
+class Liveness(BaseModel):
+    """The process serves requests."""
+
+    status: Literal["ok"] = "ok"
+
+
+class EventStreamReadiness(BaseModel):
+    """A stream of cache events."""
+
+    backend: str
+    state: str = Field(description="`exact`, `degraded` or `fallback`.")
+
+
+class Readiness(BaseModel):
+    """Readiness of the backends, and of the streams of their cache events."""
+
+    status: Literal["ready", "backend unreachable"]
+    kv_events: dict[str, EventStreamReadiness] | None = Field(
+        None, description="By name of the stream; absent without streams."
+    )
+
+
+class VersionInfo(BaseModel):
+    """The version of RAGBoost."""
+
+    version: str
+
+
+class DashboardTotals(BaseModel):
+    """Counters since the start, and sizes now."""
+
+    requests: float
+    bypassed: float
+    documents_sent: float
+    documents_dropped: float
+    prompt_tokens: float
+    cached_tokens: float
+    index_nodes: int
+    sessions: int
+    waiting: int
+
+
+class FirstTokenTimes(BaseModel):
+    """Times to first token."""
+
+    count: float
+    p50_ms: float | None
+    p95_ms: float | None
+
+
+class PredictionQuality(BaseModel):
+    """Predicted against reported cached tokens, over the last 512 requests."""
+
+    precision: float
+    recall: float
+
+
+class DashboardHistory(BaseModel):
+    """Samples of the last hour, one every five seconds, in columns."""
+
+    time: list[float] = Field(description="Seconds since 1970.")
+    prompt_tokens: list[float]
+    cached_tokens: list[float]
+    requests: list[float]
+
+
+class DashboardBackend(BaseModel):
+    """A backend and its load."""
+
+    name: str
+    is_healthy: bool
+    running: int
+    prefill_tokens: int
+    kv_events: list[str] = Field(description="States of its streams of cache events.")
+
+
+class HotPrefix(BaseModel):
+    """A node of a context index."""
+
+    documents: list[str] = Field(description="Labels of the first documents.")
+    num_documents: int
+    num_tokens: int
+    age: int = Field(description="Insertions and uses since its last use.")
+    num_children: int
+    children: list["HotPrefix"]
+
+
+class DashboardIndex(BaseModel):
+    """A context index and its most recently used prefixes."""
+
+    model: str
+    backend: str
+    num_nodes: int
+    num_tokens: int
+    children: list[HotPrefix]
+
+
+class RecentCompletion(BaseModel):
+    """A finished completion, with labels of its documents before and after boosting."""
+
+    time: float = Field(description="Seconds since 1970.")
+    endpoint: str
+    model: str
+    backend: str
+    status: int
+    bypass: str | None
+    ttft_ms: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    before: list[str]
+    after: list[str]
+
+
+class DashboardData(BaseModel):
+    """The figures of the dashboard."""
+
+    version: str
+    now: float = Field(description="Seconds since 1970.")
+    started: float = Field(description="Seconds since 1970.")
+    totals: DashboardTotals
+    ttft: dict[str, FirstTokenTimes] = Field(description="For `boosted` and `bypassed` requests.")
+    fidelity: PredictionQuality
+    history: DashboardHistory
+    backends: list[DashboardBackend]
+    indexes: list[DashboardIndex] = Field(description="Those used last.")
+    recent: list[RecentCompletion] = Field(description="Latest first.")

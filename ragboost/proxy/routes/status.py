@@ -1,0 +1,85 @@
+"""The endpoints for operators: health, readiness, version and metrics."""
+
+from collections.abc import Sequence
+
+from starlette.responses import Response
+
+from ragboost.proxy.asgi.errors import error_response
+from ragboost.proxy.observability.metrics import CONTENT_TYPE
+from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readiness, VersionInfo
+from ragboost.proxy.routes.typed_route import TypedRoute
+from ragboost.proxy.state import ProxyState
+from ragboost.version import __version__
+
+_TAG = "operations"
+
+
+class StatusRoutes:
+    """The handlers of these endpoints."""
+
+    def __init__(self, state: ProxyState) -> None:
+        self._state = state
+
+    def routes(self) -> Sequence[TypedRoute]:
+        """Return the routes."""
+        return [
+            TypedRoute("/health", self.health, tag=_TAG),
+            TypedRoute(
+                "/ready",
+                self.ready,
+                tag=_TAG,
+                response_model_exclude_none=True,
+                responses={503: {"model": Readiness}},
+            ),
+            TypedRoute("/version", self.version, tag=_TAG),
+            TypedRoute(
+                "/chunk_reuse",
+                self.chunk_reuse,
+                tag=_TAG,
+                errors=(404,),
+                status_code=404,
+                response_class=Response,
+            ),
+            TypedRoute(
+                "/metrics",
+                self.metrics,
+                tag=_TAG,
+                response_class=Response,
+                responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+            ),
+        ]
+
+    async def health(self) -> Liveness:
+        """Report that the process serves requests."""
+        return Liveness()
+
+    async def ready(self, response: Response) -> Readiness:
+        """Report if any backend responds; 503 if not."""
+        streams = {
+            view.stream.name: EventStreamReadiness(backend=view.backend, state=view.stream.state)
+            for view in self._state.sync.streams
+        }
+        is_ready = await self._state.backends.is_ready()
+        response.status_code = 200 if is_ready else 503
+        return Readiness(
+            status="ready" if is_ready else "backend unreachable", kv_events=streams or None
+        )
+
+    async def version(self) -> VersionInfo:
+        """Return the version of RAGBoost, not the backend's."""
+        return VersionInfo(version=__version__)
+
+    async def chunk_reuse(self) -> Response:
+        """Refuse: a proxy in front of this one must not add chunk positions, this one does."""
+        return error_response(404, "this RAGBoost proxy adds chunk positions itself")
+
+    async def metrics(self) -> Response:
+        """Return all metrics in Prometheus' text format."""
+        state, metrics = self._state, self._state.metrics
+        metrics.index_nodes.set(state.boosting.tenants.num_nodes)
+        metrics.sessions.set(len(state.boosting.conversations))
+        metrics.queue_depth.set(state.dispatcher.num_waiting)
+        for backend in state.backends.all:
+            metrics.backend_up.labels(backend.name).set(backend.is_healthy)
+            metrics.backend_running.labels(backend.name).set(backend.load.running)
+        return Response(metrics.render(), media_type=CONTENT_TYPE)

@@ -1,0 +1,220 @@
+"""Read the usage and the assistant's messages of a response while it is relayed.
+
+Knows completions as JSON and as server-sent events. Does not know sockets or sessions.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ragboost.cache_sync.usage import Usage, merge_usage, read_usage
+
+_MAX_BYTES = 8 * 1024 * 1024
+_MAX_EVENT_BYTES = 4 * 1024 * 1024
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
+_DONE = b"data: [DONE]"
+_DECODER = msgspec.json.Decoder()
+
+AnswerMessage = dict[str, Any]
+"""An assistant message as a client sends it back: `role`, `content`, `tool_calls`."""
+
+
+class ResponseReader:
+    """Reads one response: call `start` when its head has arrived, then `feed`, then `finish`.
+
+    Args:
+        strips_usage: remove a stream's usage event, which only the proxy has asked for.
+        on_messages: called once, when the response is complete and before the client can know
+            that it is, with the assistant's message of each choice: an empty list if the response
+            is too long, an error, or of another shape. Not called for a truncated response.
+
+    Attributes:
+        usage: the usage read so far, or None.
+        is_ending: the client may soon have the whole response; True when `on_messages` is called.
+    """
+
+    def __init__(
+        self,
+        *,
+        strips_usage: bool = False,
+        on_messages: Callable[[list[AnswerMessage]], None] | None = None,
+    ) -> None:
+        self.usage: Usage | None = None
+        self.is_ending = False
+        self._strips_usage = strips_usage
+        self._on_messages = on_messages
+        self._is_stream = False
+        self._is_readable = True
+        self._num_bytes = 0
+        self._chunks: list[bytes] = []  # of a JSON body
+        self._rest = b""  # of a stream: the beginning of the next event
+        self._deltas: dict[int, _Deltas] = {}  # by index of the choice
+
+    @property
+    def reads_messages(self) -> bool:
+        """The assistant's messages are still to be read."""
+        return self._on_messages is not None
+
+    def start(self, *, is_stream: bool) -> bool:
+        """Begin a response; return True if the client may get fewer bytes than the backend sends.
+
+        Args:
+            is_stream: the body is server-sent events, not JSON.
+        """
+        self._is_stream = is_stream
+        self.is_ending = not is_stream  # a JSON response is sent when it is complete
+        return is_stream and self._strips_usage
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Read a chunk of the body and return the bytes to send to the client now, maybe none."""
+        self._num_bytes += len(chunk)
+        if self._num_bytes > _MAX_BYTES:
+            self._is_readable = False
+        if self._is_stream:
+            is_whole = not self._rest and chunk.endswith(b"\n\n")
+            if is_whole and self._on_messages is None and b'"usage"' not in chunk:
+                return chunk  # whole events, and nothing to read in them
+            kept = [event for event in self._split(chunk) if not self._read_event(event)]
+            return b"".join(kept) if self._strips_usage else chunk
+        if self._is_readable:
+            self._chunks.append(chunk)
+        return chunk
+
+    def finish(self) -> bytes:
+        """End a complete response; return the bytes that were held back from the client."""
+        if not self._is_stream:
+            self._read_json()
+            return b""
+        self._read_event(self._rest)
+        self._complete([])
+        return self.take_held()
+
+    def take_held(self) -> bytes:
+        """Return the bytes of an incomplete event that were held back from the client."""
+        held, self._rest = self._rest, b""
+        return held if self._strips_usage else b""
+
+    def _split(self, chunk: bytes) -> list[bytes]:
+        """Return the events that are complete now, with their ends."""
+        if not self._rest and chunk.find(b"\n\n") == len(chunk) - 2 >= 0:
+            return [chunk]
+        data, start = self._rest + chunk, 0
+        searched = max(0, len(self._rest) - 3)  # the end has up to four bytes
+        events: list[bytes] = []
+        for end in _EVENT_END.finditer(data, searched):
+            events.append(data[start : end.end()])
+            start = end.end()
+        self._rest = data[start:]
+        if len(self._rest) > _MAX_EVENT_BYTES:
+            self._is_readable = False
+            events.append(self.take_held())
+        elif self._rest.rstrip() == _DONE:  # a client may take the line for the end
+            events, self._rest = [*events, self._rest], b""
+        return events
+
+    def _read_event(self, event: bytes) -> bool:
+        """Read one event; return True if it is the usage event that only the proxy asked for."""
+        has_usage = b'"usage"' in event
+        if not has_usage and self._on_messages is None:
+            return False
+        data = b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")])
+        answer = _decode(data)
+        if answer is None:
+            text = data.strip()
+            if text == b"[DONE]":
+                self._complete()
+            elif text:
+                self._is_readable = False
+            return False
+        if self._on_messages is not None and self._is_readable:
+            self._read_deltas(answer)
+        usage = read_usage(answer) if has_usage and isinstance(answer, dict) else None
+        if usage is None:
+            return False
+        self.usage = merge_usage([self.usage, usage])
+        return self._strips_usage and answer.get("choices") == []
+
+    def _read_deltas(self, answer: Any) -> None:
+        if not isinstance(answer, dict) or "error" in answer:
+            self._is_readable = False
+            return
+        for choice in _objects(answer.get("choices")):
+            if isinstance(delta := choice.get("delta"), dict):
+                index = choice.get("index")
+                index = index if isinstance(index, int) else 0
+                if index not in self._deltas:
+                    self._deltas[index] = _Deltas()
+                self._deltas[index].add(delta)
+
+    def _read_json(self) -> None:
+        answer = _decode(b"".join(self._chunks)) if self._is_readable else None
+        messages: list[AnswerMessage] = []
+        if isinstance(answer, dict):
+            self.usage = read_usage(answer)
+            choices = _objects(answer.get("choices")) if self._on_messages else ()
+            found = _objects([choice.get("message") for choice in choices])
+            messages = [_message(one.get("content"), one.get("tool_calls")) for one in found]
+        self._complete(messages)
+
+    def _complete(self, messages: list[AnswerMessage] | None = None) -> None:
+        self.is_ending = True
+        if self._on_messages is None:
+            return
+        report, self._on_messages = self._on_messages, None
+        if self._is_stream and self._is_readable:
+            messages = [self._deltas[index].join() for index in sorted(self._deltas)]
+        report(messages or [])
+
+
+class _Deltas:
+    """The pieces of one streamed message."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._calls: dict[int, dict[str, list[str]]] = {}  # by index, the pieces of each field
+
+    def add(self, delta: dict[str, Any]) -> None:
+        if isinstance(content := delta.get("content"), str):
+            self._content.append(content)
+        for call in _objects(delta.get("tool_calls")) if "tool_calls" in delta else ():
+            index = call.get("index")
+            index = index if isinstance(index, int) else len(self._calls)
+            pieces = self._calls.setdefault(index, {"id": [""], "name": [], "arguments": []})
+            if call.get("id"):
+                pieces["id"] = [call["id"]]
+            for function in _objects([call.get("function")]):
+                for name in ("name", "arguments"):
+                    if isinstance(piece := function.get(name), str):
+                        pieces[name].append(piece)
+
+    def join(self) -> AnswerMessage:
+        calls = [
+            {
+                "id": pieces["id"][0],
+                "type": "function",
+                "function": {
+                    name: "".join(pieces[name]) for name in ("name", "arguments") if pieces[name]
+                },
+            }
+            for _, pieces in sorted(self._calls.items())
+        ]
+        return _message("".join(self._content) if self._content else None, calls)
+
+
+def _message(content: Any, calls: Any) -> AnswerMessage:
+    if calls:
+        return {"role": "assistant", "content": content, "tool_calls": calls}
+    return {"role": "assistant", "content": "" if content is None else content}
+
+
+def _objects(items: Any) -> list[dict[str, Any]]:
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _decode(data: bytes) -> Any:
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,175 @@
+"""A completion request as it arrives: its body and everything that is derived from it, once.
+
+Knows JSON bodies, raw headers and the documents' shapes. Does not know backends or what is
+remembered of conversations.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ragboost.config import Settings
+from ragboost.errors import ContextIndexError, RagBoostError, RequestError
+from ragboost.formats import Format, Found, UnknownShapeError, find_format, make_formats
+from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.rewriting.headers import RawHeaders, get_header
+from ragboost.rewriting.json_body import JsonBody
+from ragboost.rewriting.message_chain import Link, history_links
+from ragboost.rewriting.tenants import TenantKey, user_of
+
+SESSION_HEADER = b"x-ragboost-session"
+_MAX_SESSION_NAME = 256
+# Where vLLM, LiteLLM and the Responses API name a conversation.
+_OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
+_OTHER_FIELDS = ("session_id", "conversation", "previous_response_id")
+# The users of an application may share its credentials; these fields tell them apart.
+_END_USER = ("user", "safety_identifier")
+
+_REASONS: Mapping[type[RagBoostError], str] = {
+    UnknownShapeError: "unknown_shape",
+    RequestError: "bad_documents",
+    ContextIndexError: "context_index",
+}
+
+
+class Bypass(NamedTuple):
+    """The reason for which a request is not boosted, and the error behind it, if any."""
+
+    reason: str
+    error: RagBoostError | None = None
+
+    @classmethod
+    def of(cls, error: RagBoostError) -> "Bypass":
+        """Name the reason of an error."""
+        for kind in type(error).__mro__:
+            if kind in _REASONS:
+                return cls(_REASONS[kind], error)
+        return cls("error", error)
+
+
+class ParsedRequest(NamedTuple):
+    """A completion request before it is rewritten.
+
+    Attributes:
+        body: its JSON body.
+        tenant_key: its model and cache salt.
+        session: name of its conversation over all users and tenants; None if it is unnamed.
+        shape: the shape of its documents; None without documents.
+        found: its documents; None without documents.
+        bypass: the reason for which there are none to boost; None with documents.
+        links: of every prefix of its messages, to recognise an unnamed conversation; empty where
+            that is not wanted.
+        beside: fingerprint of the documents that are given beside the messages; empty without any.
+    """
+
+    body: JsonBody
+    tenant_key: TenantKey
+    session: str | None = None
+    shape: Format | None = None
+    found: Found | None = None
+    bypass: Bypass | None = None
+    links: Sequence[Link] = ()
+    beside: bytes = b""
+
+
+class RequestParser:
+    """Parse completion requests.
+
+    Args:
+        settings: of the formats and of sessions.
+        has_links: compute links for unnamed conversations if `session.stateless` says so.
+    """
+
+    def __init__(self, settings: Settings, *, has_links: bool = True) -> None:
+        self._formats = make_formats(settings)
+        self._has_links = has_links and settings.session.stateless
+
+    def parse(
+        self,
+        raw: bytes,
+        headers: RawHeaders,
+        *,
+        user: str | None = None,
+        session: str | None = None,
+    ) -> ParsedRequest:
+        """Parse a request.
+
+        Args:
+            raw: its body.
+            headers: of the request.
+            user: under which its conversation is kept; None: the user of its credentials.
+            session: unique name of its conversation; None: the one that the request names, if any.
+
+        Raises:
+            MalformedBodyError: the body is not a JSON object.
+            RequestError: the `ragboost` object or the session header is malformed.
+        """
+        body = JsonBody(raw)
+        key = TenantKey.of(body.fields)
+        user = user_of(headers) if user is None else user
+        if session is None and (name := session_name(body.fields, headers)) is not None:
+            model, salt = key
+            session = f"{user}/{len(model)}:{model}/{len(salt)}:{salt}/{name}"
+        shape = found = bypass = None
+        try:
+            if (hit := find_format(self._formats, body.fields)) is not None:
+                shape, found = hit
+            else:
+                bypass = Bypass("no_documents")
+        except UnknownShapeError as error:
+            bypass = Bypass.of(error)
+        links: Sequence[Link] = ()
+        if session is None and self._has_links and body.messages:
+            scope = _scope(body.fields, key, user)
+            links = history_links(body.fields["messages"], body.message_digests, scope=scope)
+        beside = _beside(body.fields, found) if links else b""
+        return ParsedRequest(body, key, session, shape, found, bypass, links, beside)
+
+
+def session_name(fields: Mapping[str, Any], headers: RawHeaders) -> str | None:
+    """Return the name that a request gives to its conversation, or None.
+
+    `ragboost.session_id` and `x-ragboost-session` come first, then the headers and the fields of
+    other projects; these fields stay in the body, and count only as texts of 1 to 256 characters.
+
+    Raises:
+        RequestError: a malformed `ragboost` object or `x-ragboost-session`.
+    """
+    named = ragboost_fields(fields).get("session_id")
+    header = get_header(headers, SESSION_HEADER)
+    if named is None and header is not None and len(header) > _MAX_SESSION_NAME:
+        raise RequestError("x-ragboost-session has more than 256 characters", param="session_id")
+    if named or header:
+        return str(named or header)
+    for name in _OTHER_HEADERS:
+        if _is_name(value := get_header(headers, name)):
+            return f"{name.decode()}:{value}"
+    for field in _OTHER_FIELDS:
+        value = fields.get(field)
+        if isinstance(value, dict):  # the Responses API: {"conversation": {"id": "conv_1"}}
+            value = value.get("id")
+        if _is_name(value):
+            return f"{field}:{value}"
+    return None
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _MAX_SESSION_NAME
+
+
+def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
+    """Join, without ambiguity, everything that keeps equal messages of two callers separate."""
+    parts = [user, *key, *[str(fields.get(name, "")) for name in _END_USER]]
+    scope = "".join([f"{len(part)}:{part}" for part in parts])
+    return scope.encode("utf-8", "surrogatepass")
+
+
+def _beside(fields: Mapping[str, Any], found: Found | None) -> bytes:
+    """Identify the documents of a `ragboost` object by their keys, with its other fields."""
+    if found is None or FIELD not in fields:
+        return b""
+    ours = ragboost_fields(fields)
+    if not ours.get("documents"):
+        return b""
+    others = {name: value for name, value in ours.items() if name != "documents"}
+    keys = [document.key for document in found.documents]
+    return repr((keys, others)).encode("utf-8", "surrogatepass")

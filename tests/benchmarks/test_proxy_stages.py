@@ -1,0 +1,12 @@
+"""The stages of `benchmarks.proxy_stages` name functions that exist."""
+
+import pytest
+
+from benchmarks.proxy_stages import STAGES, find
+
+
+@pytest.mark.parametrize("place", [place for places in STAGES.values() for place in places])
+def test_a_stage_names_a_function(place: str) -> None:
+    owner, name = find(place)
+
+    assert callable(getattr(owner, name))
