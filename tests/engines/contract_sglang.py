@@ -20,6 +20,7 @@ from ragboost.cache_sync.prefix_mirror import PrefixMirror
 from ragboost.engine_hooks import sglang as plugin
 from ragboost.engine_hooks.events import decode_batch
 from ragboost.engine_hooks.reporter import Reporter
+from ragboost.engine_hooks.reports import encode
 
 PAGE, STEPS, CAPACITY = 16, 1500, 1024
 
@@ -102,7 +103,7 @@ def drive(cache: Any) -> dict[str, object]:
         if batch.events:
             batches += 1
             publisher.publish(batch)
-            mirror.apply(decode_batch(reporter._encode((batch.ts, batch.events))))
+            mirror.apply(decode_batch(encode((batch.ts, batch.events))))
         told = mirror.resident_tokens(str(step))
         wrong_requests += told is not None and told > mirror.match_tokens(tokens, cache_salt=salt)
         wrong_sizes += mirror.num_resident_tokens != size(cache)

@@ -26,6 +26,7 @@ from ragboost.cache_sync.prefix_mirror import PrefixMirror
 from ragboost.engine_hooks import vllm as plugin
 from ragboost.engine_hooks.events import decode_batch
 from ragboost.engine_hooks.reporter import URL_VARIABLE, Reporter
+from ragboost.engine_hooks.reports import encode
 
 BLOCK_SIZE, NUM_BLOCKS, STEPS = 16, 64, 1500
 
@@ -100,13 +101,13 @@ def main() -> None:
         batch = KVEventBatch(ts=float(step), events=manager.take_events())
         if batch.events:
             publisher.publish(batch)
-            payloads.append(reporter._encode((batch.ts, batch.events)))
+            payloads.append(encode((batch.ts, batch.events)))
             mirror.apply(decode_batch(payloads[-1]))
         pool = manager.block_pool
         held_hashes = Counter(
             {h: _copies(pool, raw) for h, raw in known.items() if _copies(pool, raw)}
         )
-        mirrored = Counter({h: b.copies for h, b in mirror._blocks.items() if b.copies})
+        mirrored = Counter(mirror.copies())
         wrong_states += mirrored != held_hashes
         told = mirror.resident_tokens(str(step))
         wrong_requests += told is not None and told > mirror.match_tokens(tokens, cache_salt=salt)
