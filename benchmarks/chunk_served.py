@@ -98,6 +98,6 @@ def serve(engine: EngineSettings, proxy: Settings | None = None) -> Iterator[Ser
         backend = BackendSettings(url=engine_url)
         front = create_app(proxy.model_copy(update={"backend": backend}))
         with serve_in_thread(front) as url:
-            while not front.state.chunk_spans.is_told:
+            while not front.state.chunk_reuse.is_supported:
                 time.sleep(0.01)
             yield Served(app.state.engine, engine_url, url, client)

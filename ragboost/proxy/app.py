@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ragboost.config import Settings
 from ragboost.errors import RequestError
 from ragboost.proxy.asgi.errors import (
+    invalid_request,
     on_internal_error,
     on_request_error,
-    on_validation_error,
 )
 from ragboost.proxy.asgi.limits import ClientDisconnectedError
 from ragboost.proxy.routes import openapi
@@ -93,7 +93,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
         redirect_slashes=False,
         exception_handlers={
             RequestError: on_request_error,
-            RequestValidationError: on_validation_error,
+            RequestValidationError: _on_validation_error,
             ClientDisconnectedError: _on_disconnect,
             Exception: on_internal_error,
         },
@@ -118,3 +118,9 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)  # never received: the client has disconnected
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    """Respond to parameters of a typed route that FastAPI has rejected."""
+    assert isinstance(error, RequestValidationError), error
+    return await on_request_error(request, invalid_request(error.errors()))

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -58,12 +57,6 @@ async def on_request_error(request: Request, error: Exception) -> Response:
     request_id = request.headers.get("x-request-id") or new_request_id()
     headers = {"x-request-id": request_id}
     return error_response(error.status, str(error), param=error.param, headers=headers)
-
-
-async def on_validation_error(request: Request, error: Exception) -> Response:
-    """Respond to parameters of a typed route that FastAPI has rejected."""
-    assert isinstance(error, RequestValidationError), error
-    return await on_request_error(request, invalid_request(error.errors()))
 
 
 async def on_internal_error(_request: Request, _error: Exception) -> Response:
