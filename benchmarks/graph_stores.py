@@ -1,10 +1,10 @@
-"""Two-hop retrieval from embedded graph stores: how long loading and a lookup take.
+"""Measure load time and two-hop lookup time of embedded graph stores.
 
     python -m benchmarks.graph_stores --stores sqlite,networkx,duckdb,ladybug --json
 
-Stores other than SQLite are not needed by RAGBoost; install them into an environment of their own.
-The graph is random, of the size of the largest in the DepCache paper (RGB: 54,544 entities, 74,394
-relations). A lookup returns all paths of two hops from one entity.
+Only SQLite is a dependency of RAGBoost; install the other stores into a separate environment. The
+graph is random, with the size of the largest one in the DepCache paper (RGB: 54,544 entities,
+74,394 relations). A lookup returns all two-hop paths from one entity; wall time, in milliseconds.
 """
 
 import argparse
@@ -22,7 +22,7 @@ Lookup = Callable[[str], Iterable[Any]]
 
 
 def make_graph(*, entities: int, edges: int, seed: int) -> Triplets:
-    """Draw edges; a few entities have many, as in real graphs."""
+    """Draw edges with a skewed degree distribution, as in real graphs."""
     rng = random.Random(seed)
     found: dict[tuple[str, str, str], None] = {}
     while len(found) < edges:
@@ -143,7 +143,7 @@ def measure(name: str, triplets: Triplets, roots: list[str]) -> dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--stores", default="sqlite")
+    parser.add_argument("--stores", default="sqlite", help="stores to compare, comma-separated")
     parser.add_argument("--entities", type=int, default=54_544)
     parser.add_argument("--edges", type=int, default=74_394)
     parser.add_argument("--lookups", type=int, default=300)

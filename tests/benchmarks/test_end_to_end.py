@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.end_to_end import load, measure, parse
-from benchmarks.replays import ALONE, alike, stretches
+from benchmarks.replays import INDEPENDENT, rounds_of_sizes, stretches
 from benchmarks.served import Served, serve
 
 # The same three documents in another order, or others.
@@ -20,14 +20,14 @@ ORDERS = ("012", "345", "210", "678", "120", "543")
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, Served]]:
-    with serve(ALONE, engine="embedded", cache_tokens=8_000, max_model_len=8_192) as by_way:
+    with serve(INDEPENDENT, engine="embedded", cache_tokens=8_000, max_model_len=8_192) as by_way:
         yield by_way
 
 
 @pytest.fixture
 def served(engines: dict[str, Served]) -> dict[str, Served]:
     for way in engines.values():
-        way.empty()
+        way.reset()
     return engines
 
 
@@ -59,7 +59,7 @@ def run(served: dict[str, Served], folder: Path, *flags: str) -> dict[str, Any]:
 
 def test_the_other_ways_are_sent_in_rounds_like_those_of_the_plan() -> None:
     bodies = [{"prompt": str(number)} for number in range(6)]
-    cut = alike(bodies, [3, 1, 2])
+    cut = rounds_of_sizes(bodies, [3, 1, 2])
     assert [[body["prompt"] for body in each.bodies] for each in cut] == [
         ["0", "1", "2"],
         ["3"],
