@@ -77,7 +77,9 @@ def measure(codec: str, *, prompts: int, seed: int, policies: list[str]) -> dict
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompts", type=int, default=40, help="prompts per task")
     parser.add_argument("--seed", type=int, default=201)
     parser.add_argument("--policies", nargs="+", default=["gradual", "reuse"])

@@ -87,7 +87,9 @@ def scores(model: Path, prompts: int, kept: list[int | None]) -> dict[str, dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--tokens", type=int, default=8000, help="prompt length for step_ms")
     parser.add_argument("--prompts", type=int, default=100, help="prompts per task for score")

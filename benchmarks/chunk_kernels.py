@@ -60,7 +60,9 @@ def measure(args: argparse.Namespace, block: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=32_768, help="context length, tokens")
     parser.add_argument("--heads", type=int, default=28)
     parser.add_argument("--kv-heads", type=int, default=4)

@@ -177,7 +177,9 @@ def measure_offline_stage(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--split", choices=SPLITS, default="test")
     parser.add_argument("--prompts", type=int, default=100, help="prompts per task and seed")

@@ -148,7 +148,9 @@ def measure(adapter: ModelAdapter, num_tokens: int, args: argparse.Namespace) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", default="2000,4000,8000", help="prompt lengths")
     parser.add_argument("--ratios", default="0,0.05,0.15,0.3", help="recompute ratios")
     parser.add_argument("--policy", choices=POLICIES, default=DEFAULT_POLICY)

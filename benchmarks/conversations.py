@@ -5,8 +5,8 @@
 PATH is a folder of MT-RAG (questions with retrieved documents) or of agent traces (tool results).
 The engine is the tests' FakeEngine: an exact prefix cache with words and punctuation as tokens.
 Conversations are interleaved request by request; answers come from the data, no model runs. Exits
-with 1 if a request does not extend the previous one of its conversation, or a document is missing
-or repeated.
+with 1 if, through the proxy, a request does not extend the previous one of its conversation, or a
+document is missing or repeated.
 """
 
 import argparse
@@ -79,7 +79,9 @@ Body = Callable[[Client, list[Message], list[Message]], Message]
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder of the data set")
     parser.add_argument("--retrieved", default="native", help="MT-RAG: retrieval run to use")
     parser.add_argument("--top", type=int, default=20, help="documents per question, at most")

@@ -207,7 +207,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", choices=WORKLOADS, default="zipf")
     parser.add_argument("--entities", type=int, default=10, help="entities per query")
     parser.add_argument("--paths", type=int, default=30, help="paths per entity")

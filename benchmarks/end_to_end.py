@@ -64,7 +64,9 @@ def main() -> None:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; exit with an error if the engine is not installed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
     parser.add_argument("--corpus", choices=["padded", "extracts"], default="extracts")

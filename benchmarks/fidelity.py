@@ -251,7 +251,9 @@ def tokens_per_word(server_url: str) -> float:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
     parser.add_argument(
         "--signal",

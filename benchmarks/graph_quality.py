@@ -117,7 +117,9 @@ def variants(args: argparse.Namespace, cases: list[GraphCase]) -> dict[str, Answ
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", type=Path, default=MODELS)
     parser.add_argument(
         "--cases", type=int, default=100, help="graphs, each with a question per task"

@@ -142,7 +142,9 @@ def measure(name: str, triplets: Triplets, roots: list[str]) -> dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--stores", default="sqlite", help="stores to compare, comma-separated")
     parser.add_argument("--entities", type=int, default=54_544)
     parser.add_argument("--edges", type=int, default=74_394)

@@ -164,7 +164,9 @@ def measure_hook(encoded: list[bytes]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--blocks", type=int, default=200_000)
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--json", action="store_true")

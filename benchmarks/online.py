@@ -32,7 +32,9 @@ Micros = npt.NDArray[np.float64]
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_workload_arguments(parser, contexts=100_000)
     parser.add_argument("--tail", choices=("relevance", "popularity"), default="popularity")
     parser.add_argument("--window", type=int, default=1, help="requests planned together")

@@ -29,7 +29,9 @@ PAPER_CONTEXTS = 4_000
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_workload_arguments(parser, contexts=12_000)
     parser.add_argument("--repeats", type=int, default=3, help="plans; build_s is the median")
     parser.add_argument(

@@ -65,7 +65,9 @@ def measure(adapter: ModelAdapter, *, num_chunks: int, top_n: int) -> dict[str, 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--chunks", type=int, default=24, help="chunks in the corpus")
     parser.add_argument("--layers", type=int, default=8, help="layers of the random model")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

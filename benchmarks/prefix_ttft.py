@@ -27,7 +27,9 @@ HITS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, help="model directory; default: the built-in model")
     parser.add_argument("--tokens", type=int, default=4000, help="prompt length")
     parser.add_argument("--repeats", type=int, default=7, help="repeats per hit length")

@@ -48,7 +48,9 @@ class Round:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=300, help="maximum requests per round")
     parser.add_argument("--seconds", type=float, default=3.0, help="approximate length of a round")
     parser.add_argument("--rounds", type=int, default=3)

@@ -145,7 +145,9 @@ def main() -> None:
     if sys.argv[1:2] == ["server"]:
         _serve(*sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--body", action="append", choices=tuple(BODIES))
     parser.add_argument("--requests", type=int, default=40, help="requests per block")
     parser.add_argument("--blocks", type=int, default=15, help="measured blocks per server")

@@ -218,7 +218,9 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", choices=WORKLOADS, action="append")
     parser.add_argument(
         "--capacity",

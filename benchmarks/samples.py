@@ -47,7 +47,9 @@ class Replay(NamedTuple):
 
 def main() -> None:
     """Replay the samples and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--retriever", default="dense")
     parser.add_argument("--k", type=int, default=10)

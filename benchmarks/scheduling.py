@@ -243,7 +243,9 @@ def compare(
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", choices=tuple(GENERATORS), action="append")
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--replicas", type=int, default=4, help="engines behind the router")
