@@ -1,4 +1,4 @@
-"""Every example runs as a user would run it, and says what it promises.
+"""Every example runs as documented and prints what is expected.
 
 Those that need a server are given `ragboost serve --embedded` or `ragboost engine`, as their first
 lines say.
@@ -54,14 +54,14 @@ ENV = {
 
 @pytest.fixture(scope="module")
 def proxy_url() -> Iterator[str]:
-    """The proxy in front of the embedded engine."""
+    """Base URL of the proxy in front of the embedded engine."""
     with running("serve", "--embedded") as url:
         yield f"{url}/v1"
 
 
 @pytest.fixture(scope="module")
 def engine_url() -> Iterator[str]:
-    """The embedded engine alone."""
+    """Base URL of the embedded engine."""
     with running("engine") as url:
         yield f"{url}/v1"
 
