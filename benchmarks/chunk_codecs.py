@@ -82,7 +82,9 @@ def main() -> None:
     )
     parser.add_argument("--prompts", type=int, default=40, help="prompts per task")
     parser.add_argument("--seed", type=int, default=201)
-    parser.add_argument("--policies", nargs="+", default=["gradual", "reuse"])
+    parser.add_argument(
+        "--policies", nargs="+", default=["gradual", "reuse"], help="selection policies"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result = {

@@ -53,7 +53,7 @@ from ragboost.engine.builtin import build_tokenizer
 from research.tasks import TASKS, TaskPrompt, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"
-WAYS = ("plain", "exact", "approx")
+MODES = ("plain", "exact", "approx")
 ANSWER_TOKENS = 8
 SEED = 301
 
@@ -100,29 +100,29 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     drawn = draw(args.warm + args.requests, k=args.k, corpus=args.corpus, seed=1)
     settings = EngineSettings(model=model, num_threads=1, capacity_tokens=args.capacity_tokens)
     index = IndexSettings(capacity_tokens=args.capacity_tokens)
-    answers: dict[str, list[Answer]] = {way: [] for way in WAYS}
+    answers: dict[str, list[Answer]] = {mode: [] for mode in MODES}
     storing_s = 0.0
     with ExitStack() as stack:
         served = {
-            way: stack.enter_context(
+            mode: stack.enter_context(
                 serve(
                     settings,
-                    Settings(index=index, formats=FormatSettings(in_text=way != "plain")),
+                    Settings(index=index, formats=FormatSettings(in_text=mode != "plain")),
                 )
             )
-            for way in WAYS
+            for mode in MODES
         }
         for number, turn in enumerate(drawn):
-            for way in WAYS:
-                answers[way].append(served[way].ask(_body(turn, way, args.ratio)))
+            for mode in MODES:
+                answers[mode].append(served[mode].ask(_body(turn, mode, args.ratio)))
             storing_s += served["approx"].wait_until_stored()
             print(f"\rworkload {number + 1}/{len(drawn)}", end="", file=sys.stderr)
         chunk_scheduler = served["approx"].engine.chunk_scheduler
         assert chunk_scheduler is not None
         stored = chunk_scheduler.totals.chunks_stored
     print(file=sys.stderr)
-    measured = {way: found[args.warm :] for way, found in answers.items()}
-    result = {way: _summary(found) for way, found in measured.items()}
+    measured = {mode: found[args.warm :] for mode, found in answers.items()}
+    result = {mode: _summary(found) for mode, found in measured.items()}
     return {
         "requests": args.requests,
         "warm_up": args.warm,
@@ -132,8 +132,8 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
         "ratio": args.ratio,
         "policy": DEFAULT_POLICY,
         **result,
-        "ttft_ratio": _ratios({way: [one.ttft_ms for one in measured[way]] for way in WAYS}),
-        "cpu_ratio": _ratios({way: [one.cpu_ms for one in measured[way]] for way in WAYS}),
+        "ttft_ratio": _ratios({mode: [one.ttft_ms for one in measured[mode]] for mode in MODES}),
+        "cpu_ratio": _ratios({mode: [one.cpu_ms for one in measured[mode]] for mode in MODES}),
         "same_as_exact": round(
             statistics.fmean(
                 one.text == other.text
@@ -156,10 +156,10 @@ def _ratios(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-def _body(turn: WorkloadTurn, way: str, ratio: float) -> dict[str, Any]:
+def _body(turn: WorkloadTurn, mode: str, ratio: float) -> dict[str, Any]:
     system = {"role": "system", "content": "Answer from the documentation, briefly."}
     body: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
-    if way == "plain":
+    if mode == "plain":
         plain = Settings(
             ordering=OrderingSettings(enabled=False),
             hints=HintSettings(order=False, location=False),
@@ -168,7 +168,7 @@ def _body(turn: WorkloadTurn, way: str, ratio: float) -> dict[str, Any]:
         return {**body, "messages": [system, {"role": "user", "content": content}]}
     given = [{"id": d.id, "title": d.title, "text": d.text} for d in turn.documents]
     ours: dict[str, Any] = {"documents": given}
-    if way == "approx":
+    if mode == "approx":
         ours["reuse"] = {"policy": DEFAULT_POLICY, "ratio": ratio}
     question = {"role": "user", "content": turn.question}
     return {**body, "messages": [system, question], "ragboost": ours}
@@ -291,25 +291,25 @@ def measure_itl(model: Path, args: argparse.Namespace) -> dict[str, Any]:
             served.ask(_body(rotated, "approx", args.ratio))
             served.wait_until_stored()
         for turn in drawn:
-            for way in gaps:
+            for mode in gaps:
                 served.engine.reset_prefix_cache().result(60)
-                gaps[way] += _gaps_beside(served, turn, way, args)
+                gaps[mode] += _gaps_beside(served, turn, mode, args)
     return {
         "repeats": args.repeats,
         "step_tokens": settings.max_step_tokens,
         **{
-            way: {
+            mode: {
                 "median_ms": round(statistics.median(found), 1),
                 "p95_ms": round(sorted(found)[int(0.95 * (len(found) - 1))], 1),
                 "max_ms": round(max(found), 1),
             }
-            for way, found in gaps.items()
+            for mode, found in gaps.items()
         },
     }
 
 
 def _gaps_beside(
-    served: Served, turn: WorkloadTurn, way: str, args: argparse.Namespace
+    served: Served, turn: WorkloadTurn, mode: str, args: argparse.Namespace
 ) -> list[float]:
     """Return inter-token times (ms) of a response streamed while another request is prefilled."""
     answers: list[Answer] = []
@@ -320,9 +320,9 @@ def _gaps_beside(
     }
     thread = threading.Thread(target=lambda: answers.append(served.ask(body)))
     thread.start()
-    if way != "alone":
+    if mode != "alone":
         time.sleep(0.1)
-        prompt = {**_body(turn, way, args.ratio), "max_tokens": 1}
+        prompt = {**_body(turn, mode, args.ratio), "max_tokens": 1}
         with httpx.Client(timeout=600) as client:
             served._replace(client=client).ask(prompt)
     thread.join()
@@ -333,11 +333,11 @@ def show(result: Mapping[str, Any]) -> None:
     """Print tables."""
     if work := result.get("workload"):
         print(f"\n{work['requests']} requests, {work['documents']} documents each")
-        for way in WAYS:
-            shares = (f"{name} {share:6.1%}" for name, share in work[way]["share"].items())
-            ttft, cpu = work[way]["ttft_ms"]["median"], work[way]["cpu_ms"]
+        for mode in MODES:
+            shares = (f"{name} {share:6.1%}" for name, share in work[mode]["share"].items())
+            ttft, cpu = work[mode]["ttft_ms"]["median"], work[mode]["cpu_ms"]
             times = f"median TTFT {ttft:.0f} ms, CPU {cpu:.0f} ms"
-            print(f"  {way:7} {times} ", "  ".join(shares))
+            print(f"  {mode:7} {times} ", "  ".join(shares))
         print(f"  medians of ratios: TTFT {work['ttft_ratio']}, CPU {work['cpu_ratio']}")
         print(f"  storing {work['storing_s']} s; same answers as exact {work['same_as_exact']:.0%}")
     if tasks := result.get("tasks"):
@@ -347,8 +347,8 @@ def show(result: Mapping[str, Any]) -> None:
         print(f"  same answer as exact: {tasks['same_as_exact']}")
     if itl := result.get("itl"):
         print("\ninter-token latency of a running response")
-        for way in ("alone", "exact", "approx"):
-            print(f"  {way:7} {itl[way]}")
+        for mode in ("alone", "exact", "approx"):
+            print(f"  {mode:7} {itl[mode]}")
 
 
 def main() -> None:
@@ -368,7 +368,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="responses measured for ITL")
     parser.add_argument("--itl-tokens", type=int, default=150, help="tokens of each such response")
     parser.add_argument("--capacity-tokens", type=int, default=32_768, help="prefix cache size")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     begin = time.process_time()
     with tempfile.TemporaryDirectory() as folder:

@@ -90,10 +90,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--model", type=Path, default=MODEL, help="reference model of score")
     parser.add_argument("--tokens", type=int, default=8000, help="prompt length for step_ms")
     parser.add_argument("--prompts", type=int, default=100, help="prompts per task for score")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result: dict[str, Any] = {
         "tokens": args.tokens,

@@ -64,14 +64,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--keys", type=int, default=32_768, help="context length, tokens")
-    parser.add_argument("--heads", type=int, default=28)
-    parser.add_argument("--kv-heads", type=int, default=4)
-    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=28, help="query heads")
+    parser.add_argument("--kv-heads", type=int, default=4, help="KV heads")
+    parser.add_argument("--head-dim", type=int, default=128, help="dimension per head")
     parser.add_argument("--ratio", type=float, default=0.15, help="share of rows computed")
-    parser.add_argument("--backends", default="dense,tiled,flex,varlen")
+    parser.add_argument(
+        "--backends", default="dense,tiled,flex,varlen", help="attention backends, comma-separated"
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3, help="runs per backend")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: no accelerator available")

@@ -180,8 +180,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--split", choices=SPLITS, default="test")
+    parser.add_argument("--model", type=Path, default=MODEL, help="reference model")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="prompts to evaluate on")
     parser.add_argument("--prompts", type=int, default=100, help="prompts per task and seed")
     parser.add_argument("--policies", default="", help="comma-separated; default: all")
     parser.add_argument("--granularity", type=int, default=1, help="tokens per selected block")
@@ -194,7 +194,7 @@ def main() -> None:
     )
     parser.add_argument("--parts", type=Path, help="folder of finished parts, to resume from")
     parser.add_argument("--craft", action="store_true", help="measure Cache-Craft")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if args.neighbours or args.craft:
         measure_offline_stage(args)

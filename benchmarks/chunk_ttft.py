@@ -153,14 +153,16 @@ def main() -> None:
     )
     parser.add_argument("--tokens", default="2000,4000,8000", help="prompt lengths")
     parser.add_argument("--ratios", default="0,0.05,0.15,0.3", help="recompute ratios")
-    parser.add_argument("--policy", choices=POLICIES, default=DEFAULT_POLICY)
-    parser.add_argument("--granularity", type=int, default=1)
-    parser.add_argument("--backend", default="tiled")
-    parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--layers", type=int)
+    parser.add_argument(
+        "--policy", choices=POLICIES, default=DEFAULT_POLICY, help="selection policy"
+    )
+    parser.add_argument("--granularity", type=int, default=1, help="tokens per selected block")
+    parser.add_argument("--backend", default="tiled", help="attention backend")
+    parser.add_argument("--shape", choices=SHAPES, default="small", help="model shape")
+    parser.add_argument("--layers", type=int, help="layers; default: those of the shape")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, help="default: more for shorter prompts")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: no accelerator available")

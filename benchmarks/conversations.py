@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument(
         "--capacity", type=int, help="prefix cache size in tokens; default: unbounded"
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if (args.data / "traces.jsonl.gz").exists():
         chats, modes, judged = read_traces(args.data), TRACE_MODES, "passages"

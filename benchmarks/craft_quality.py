@@ -146,8 +146,8 @@ def measure_seed(model: Path, *, seed: int, asked: int) -> dict[tuple[str, str],
     reuse, variants, articles = warmed(model, seed=seed, asked=asked)
     found: dict[tuple[str, str], list[Outcome]] = {}
 
-    def note(way: str, case: Case, outcome: Outcome) -> None:
-        found.setdefault((case.task, way), []).append(outcome)
+    def note(method: str, case: Case, outcome: Outcome) -> None:
+        found.setdefault((case.task, method), []).append(outcome)
 
     for name, options in FORMS.items():
         for target in TARGETS:
@@ -192,19 +192,19 @@ def run(
         name = f"places-{seed}-{asked}"
         ranks.append(dict(part(parts, name, partial(_places, model, seed, asked))))
         rows = part(parts, f"craft-{seed}-{asked}", partial(_rows, model, seed, asked))
-        runs.append({(task, way): [Outcome(**o) for o in found] for task, way, found in rows})
+        runs.append({(task, method): [Outcome(**o) for o in found] for task, method, found in rows})
     result: dict[str, Any] = {}
-    for task, way in runs[0]:
+    for task, method in runs[0]:
         cell: dict[str, float | None] = {}
         for field in ("score", "ratio", "work", "stopped"):
             means = [
-                estimate([float(getattr(o, field)) for o in run[task, way]]).mean for run in runs
+                estimate([float(getattr(o, field)) for o in run[task, method]]).mean for run in runs
             ]
             found = estimate(means)
             cell[field] = round(found.mean, 4)
             if field == "score":
                 cell["error"] = None if math.isnan(found.error) else round(found.error, 4)
-        result.setdefault(task, {})[way] = cell
+        result.setdefault(task, {})[method] = cell
     return {
         "craft": result,
         "place": {
@@ -219,10 +219,10 @@ def run(
 def show(result: dict[str, Any]) -> None:
     """Print a table per task."""
     print("mean rank of dependent tokens:", result["place"])
-    for task, by_way in result["craft"].items():
+    for task, by_method in result["craft"].items():
         print(f"\n{task}\n  {'':32} {'score':>6} {'+-':>5} {'ratio':>6} {'work':>5} {'stopped':>7}")
-        for way, cell in by_way.items():
+        for method, cell in by_method.items():
             print(
-                f"  {way:32} {cell['score']:6.3f} {cell['error'] or 0:5.3f} {cell['ratio']:6.3f} "
-                f"{cell['work']:5.3f} {cell['stopped']:7.2f}"
+                f"  {method:32} {cell['score']:6.3f} {cell['error'] or 0:5.3f} "
+                f"{cell['ratio']:6.3f} {cell['work']:5.3f} {cell['stopped']:7.2f}"
             )

@@ -165,23 +165,23 @@ def summary(rows: list[dict[str, float]]) -> dict[str, float]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     bench = Bench(args)
-    ways: dict[str, Callable[[list[int]], dict[str, float]]] = {
+    variants: dict[str, Callable[[list[int]], dict[str, float]]] = {
         "self_attention": bench.self_attention,
         "dependency": lambda query: bench.dependency(query, bench.plain),
         "dependency_reuse": lambda query: bench.dependency(query, bench.reusing),
     }
-    for way in ways.values():  # warm up: the first call allocates memory
-        way(bench.queries[0])
+    for variant in variants.values():  # warm up: the first call allocates memory
+        variant(bench.queries[0])
     if bench.reusing.tree is not None:
         bench.reusing.tree.clear()
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     for number, query in enumerate(bench.queries):
         bench.next = number + 1
         if number < args.warm:
             bench.reusing.compute_depkv(bench.prompt(query))
             continue
-        for name, way in ways.items():
-            rows[name].append(way(query))
+        for name, variant in variants.items():
+            rows[name].append(variant(query))
         print(f"query {number - args.warm + 1} of {args.queries}", file=sys.stderr)
     found = {name: summary(row) for name, row in rows.items()}
     plain, tree, reuse = found.values()
@@ -210,22 +210,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workload", choices=WORKLOADS, default="zipf")
+    parser.add_argument(
+        "--workload", choices=WORKLOADS, default="zipf", help="distribution of the entities"
+    )
     parser.add_argument("--entities", type=int, default=10, help="entities per query")
     parser.add_argument("--paths", type=int, default=30, help="paths per entity")
     parser.add_argument("--roots", type=int, default=100, help="entities in the graph")
-    parser.add_argument("--queries", type=int, default=12)
+    parser.add_argument("--queries", type=int, default=12, help="measured queries")
     parser.add_argument("--warm", type=int, default=20, help="unmeasured queries before")
     parser.add_argument(
         "--window", type=int, default=8, help="waiting queries visible to replacement"
     )
-    parser.add_argument("--new-tokens", type=int, default=16)
-    parser.add_argument("--capacity-tokens", type=int, default=10_000)
+    parser.add_argument("--new-tokens", type=int, default=16, help="tokens to generate")
+    parser.add_argument(
+        "--capacity-tokens", type=int, default=10_000, help="size of the subgraph cache"
+    )
     parser.add_argument("--replacement", default="lacr", help="eviction policy")
-    parser.add_argument("--positions", choices=("depth", "preorder"), default="depth")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--positions",
+        choices=("depth", "preorder"),
+        default="depth",
+        help="position ids of the paths",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="compute threads")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     result = measure(args)

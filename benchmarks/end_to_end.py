@@ -67,21 +67,27 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
+    parser.add_argument(
+        "--engine", choices=["vllm", "sglang", "embedded"], required=True, help="engine to start"
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
-    parser.add_argument("--corpus", choices=["padded", "extracts"], default="extracts")
+    parser.add_argument(
+        "--corpus", choices=["padded", "extracts"], default="extracts", help="document texts"
+    )
     parser.add_argument("--retriever", help="default: native if present, else dense")
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--sample", choices=["stretches", "first"], default="stretches")
+    parser.add_argument("--requests", type=int, default=200, help="requests to measure")
+    parser.add_argument(
+        "--sample", choices=["stretches", "first"], default="stretches", help="choice of requests"
+    )
     parser.add_argument("--k", type=int, help="documents per request; default: 10, or 5 per turn")
     parser.add_argument(
         "--at-once", type=int, default=10, help="requests or conversations sent concurrently"
     )
-    parser.add_argument("--cache-tokens", type=int, default=400_000)
+    parser.add_argument("--cache-tokens", type=int, default=400_000, help="prefix cache size")
     parser.add_argument(
         "--model", choices=["tiny", "wide"], default="tiny", help="model of vLLM and SGLang"
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     reason = missing(options.engine)
     if reason:
@@ -154,11 +160,11 @@ def load_documents(folder: Path, *, corpus: str) -> dict[Any, Document]:
 def show(result: Mapping[str, Any]) -> None:
     """Print tables."""
     console = Console()
-    ways = [way for way in INDEPENDENT if way in result]
+    modes = [mode for mode in INDEPENDENT if mode in result]
     title = f"{result['workload']} on {result['engine']}: {result['requests']} requests"
-    table = Table("", *ways, title=title)
+    table = Table("", *modes, title=title)
     for name in result["plain"]:
-        table.add_row(name, *(str(result[way][name]) for way in ways))
+        table.add_row(name, *(str(result[mode][name]) for mode in modes))
     console.print(table)
     if turns := result.get("turns"):
         by_turn = Table(*turns[0])

@@ -254,7 +254,9 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
+    parser.add_argument(
+        "--engine", choices=["vllm", "sglang", "embedded"], required=True, help="engine to start"
+    )
     parser.add_argument(
         "--signal",
         choices=["events", "hook", "usage"],
@@ -267,13 +269,15 @@ def parse_options() -> argparse.Namespace:
         default="counted",
         help="source of document ends in the prompt",
     )
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--cache", choices=sorted(CACHE_TOKENS), default="small")
-    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=300, help="requests to send")
+    parser.add_argument(
+        "--cache", choices=sorted(CACHE_TOKENS), default="small", help="prefix cache size"
+    )
+    parser.add_argument("--concurrency", type=int, default=1, help="concurrent requests")
     parser.add_argument(
         "--trace", type=argparse.FileType("w"), help="write one JSON line per request to this file"
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if reason := missing(options.engine):
         parser.error(reason)

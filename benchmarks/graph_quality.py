@@ -120,15 +120,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", type=Path, default=MODELS)
+    parser.add_argument(
+        "--models", type=Path, default=MODELS, help="folder of the reference models"
+    )
     parser.add_argument(
         "--cases", type=int, default=100, help="graphs, each with a question per task"
     )
     parser.add_argument("--ratios", default="0.15,0.3,0.5,1", help="recompute ratios")
     parser.add_argument("--only", default="", help="prefix of the variants to run")
-    parser.add_argument("--policy", default=DEFAULT_POLICY)
+    parser.add_argument("--policy", default=DEFAULT_POLICY, help="selection policy")
     parser.add_argument("--seed", type=int, default=20_000)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     args.ratios = [float(ratio) for ratio in args.ratios.split(",")]
     cases = draw_cases(args.cases, seed=args.seed)

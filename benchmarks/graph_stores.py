@@ -146,11 +146,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stores", default="sqlite", help="stores to compare, comma-separated")
-    parser.add_argument("--entities", type=int, default=54_544)
-    parser.add_argument("--edges", type=int, default=74_394)
-    parser.add_argument("--lookups", type=int, default=300)
+    parser.add_argument("--entities", type=int, default=54_544, help="entities of the graph")
+    parser.add_argument("--edges", type=int, default=74_394, help="relations of the graph")
+    parser.add_argument("--lookups", type=int, default=300, help="measured lookups")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     triplets = make_graph(entities=args.entities, edges=args.edges, seed=args.seed)
     heads = [head for head, _, _ in triplets]

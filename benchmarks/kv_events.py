@@ -167,9 +167,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--blocks", type=int, default=200_000)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--blocks", type=int, default=200_000, help="blocks stored and removed")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens per block")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     encoded, last = make_batches(options.blocks, options.block_size)
     figures = measure_stream(encoded, options.blocks, last)

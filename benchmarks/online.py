@@ -36,7 +36,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_workload_arguments(parser, contexts=100_000)
-    parser.add_argument("--tail", choices=("relevance", "popularity"), default="popularity")
+    parser.add_argument(
+        "--tail",
+        choices=("relevance", "popularity"),
+        default="popularity",
+        help="order of uncached documents",
+    )
     parser.add_argument("--window", type=int, default=1, help="requests planned together")
     parser.add_argument(
         "--unbounded", action="store_true", help="simulate the unbounded cache only"

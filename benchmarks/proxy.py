@@ -53,7 +53,7 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=300, help="maximum requests per round")
     parser.add_argument("--seconds", type=float, default=3.0, help="approximate length of a round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per target")
     parser.add_argument(
         "--only", action="append", choices=tuple(known_peers()), help="targets to run"
     )

@@ -148,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--body", action="append", choices=tuple(BODIES))
+    parser.add_argument("--body", action="append", choices=tuple(BODIES), help="bodies to send")
     parser.add_argument("--requests", type=int, default=40, help="requests per block")
     parser.add_argument("--blocks", type=int, default=15, help="measured blocks per server")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

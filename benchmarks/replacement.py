@@ -221,7 +221,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workload", choices=WORKLOADS, action="append")
+    parser.add_argument(
+        "--workload", choices=WORKLOADS, action="append", help="distribution of the entities"
+    )
     parser.add_argument(
         "--capacity",
         type=float,
@@ -229,11 +231,11 @@ def main() -> None:
         default=[0.1, 0.2, 0.4],
         help="cache size as a share of all tokens in use",
     )
-    parser.add_argument("--shape", choices=SHAPES, default="graph")
-    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--shape", choices=SHAPES, default="graph", help="structure of a request")
+    parser.add_argument("--requests", type=int, default=500, help="requests per run")
     parser.add_argument("--queue", type=int, default=32, help="waiting requests")
     parser.add_argument("--sweep", type=int, nargs="+", help="queue lengths to compare")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result = run(args, lambda text: print(text, file=sys.stderr, flush=True))

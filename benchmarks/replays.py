@@ -71,13 +71,13 @@ def replay_independent(
         positions += plan.order[start:end]
     positions.sort()
     sizes = [len(each.bodies) for each in planned]
-    by_way = {
+    by_mode = {
         "plain": rounds_of_sizes([completion(requests[i], boost=False) for i in positions], sizes),
         "boosted": planned,
         "online": rounds_of_sizes([completion(requests[i], boost=True) for i in positions], sizes),
     }
-    send_interleaved(served, by_way)
-    figures: dict[str, Any] = {way: served[way].summary() for way in INDEPENDENT}
+    send_interleaved(served, by_mode)
+    figures: dict[str, Any] = {mode: served[mode].summary() for mode in INDEPENDENT}
     return {
         "requests": len(positions),
         "of": len(requests),
@@ -111,17 +111,17 @@ def rounds_of_sizes(bodies: Sequence[Body], sizes: Sequence[int]) -> list[Round]
     return [Round(bodies[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def send_interleaved(served: Mapping[str, Served], by_way: Mapping[str, Sequence[Round]]) -> None:
+def send_interleaved(served: Mapping[str, Served], by_mode: Mapping[str, Sequence[Round]]) -> None:
     """Send the first round of every mode, then the second ones, and so on."""
     started = time.monotonic()
-    for number, row in enumerate(zip_longest(*by_way.values()), 1):
-        for way, group in zip(by_way, row, strict=True):
+    for number, row in enumerate(zip_longest(*by_mode.values()), 1):
+        for mode, group in zip(by_mode, row, strict=True):
             if group is None:
                 continue
             if group.before:
-                served[way].prepare(COMPLETIONS, group.before)
-            served[way].measure(COMPLETIONS, group.bodies)
-        _progress(f"round {number} of {max(map(len, by_way.values()))}", served, started)
+                served[mode].prepare(COMPLETIONS, group.before)
+            served[mode].measure(COMPLETIONS, group.bodies)
+        _progress(f"round {number} of {max(map(len, by_mode.values()))}", served, started)
 
 
 def replay_turns(
@@ -153,17 +153,17 @@ def replay_turns(
         if not running:
             break
         by_conversation: list[dict[str, Sample]] = [{} for _ in running]
-        for way in TURNS:
-            bodies = [conversation.body(way) for conversation in running]
-            measured = served[way].measure(CHAT, bodies)
+        for mode in TURNS:
+            bodies = [conversation.body(mode) for conversation in running]
+            measured = served[mode].measure(CHAT, bodies)
             for samples, sample in zip(by_conversation, measured, strict=True):
-                samples[way] = sample
+                samples[mode] = sample
         turns += [
             conversation.add_turn(samples)
             for conversation, samples in zip(running, by_conversation, strict=True)
         ]
         _progress(f"{len(turns)} of {count}", served, started)
-    figures: dict[str, Any] = {way: served[way].summary() for way in TURNS}
+    figures: dict[str, Any] = {mode: served[mode].summary() for mode in TURNS}
     later = turn_figures(turn for turn in turns if turn.number > 1)
     return {
         "requests": len(turns),
@@ -184,7 +184,7 @@ class Conversation:
         self._name = name
         self._requests = requests
         self._max_prompt_tokens = max_prompt_tokens
-        self._histories: dict[str, list[Body]] = {way: [] for way in TURNS}
+        self._histories: dict[str, list[Body]] = {mode: [] for mode in TURNS}
         self._turns = 0
         self._longest = 0
 
@@ -197,17 +197,17 @@ class Conversation:
         new_tokens = sum(len(document.text) for document in documents) // _CHARACTERS_PER_TOKEN
         return self._longest + new_tokens <= self._max_prompt_tokens
 
-    def body(self, way: str) -> Body:
+    def body(self, mode: str) -> Body:
         """Return the request body of the next turn."""
-        body = completion(self._requests[self._turns], boost=way == "boosted")
-        self._histories[way].append({"role": "user", "content": body.pop("prompt")})
+        body = completion(self._requests[self._turns], boost=mode == "boosted")
+        self._histories[mode].append({"role": "user", "content": body.pop("prompt")})
         body["ragboost"]["session_id"] = self._name
-        return {**body, "messages": self._histories[way], "max_tokens": ANSWER_TOKENS}
+        return {**body, "messages": self._histories[mode], "max_tokens": ANSWER_TOKENS}
 
     def add_turn(self, samples: Mapping[str, Sample]) -> Turn:
         """Append each mode's response to its history and return the finished turn."""
-        for way, sample in samples.items():
-            self._histories[way].append({"role": "assistant", "content": sample.answer})
+        for mode, sample in samples.items():
+            self._histories[mode].append({"role": "assistant", "content": sample.answer})
             self._longest = max(self._longest, sample.prompt_tokens)
         self._turns += 1
         return Turn(self._turns, samples)
@@ -219,11 +219,11 @@ def turn_figures(turns: Iterable[Turn]) -> dict[str, Any]:
     figures: dict[str, Any] = {"requests": len(samples)}
     if not samples:
         return figures
-    for way in TURNS:
-        of_way = [sample[way] for sample in samples]
-        computed = sum(sample.prompt_tokens - sample.cached_tokens for sample in of_way)
-        figures[f"{way}_ttft_p50_ms"] = round(statistics.median(s.ttft_ms for s in of_way), 1)
-        figures[f"{way}_prefill_tokens"] = computed
+    for mode in TURNS:
+        of_mode = [sample[mode] for sample in samples]
+        computed = sum(sample.prompt_tokens - sample.cached_tokens for sample in of_mode)
+        figures[f"{mode}_ttft_p50_ms"] = round(statistics.median(s.ttft_ms for s in of_mode), 1)
+        figures[f"{mode}_prefill_tokens"] = computed
     for name, figure in (("ttft_ratio", "ttft_p50_ms"), ("prefill_ratio", "prefill_tokens")):
         ratio = figures[f"plain_{figure}"] / max(figures[f"boosted_{figure}"], 1)
         figures[name] = round(ratio, 2)
@@ -255,8 +255,8 @@ def completion(request: Request, *, boost: bool) -> Body:
 
 def _progress(text: str, served: Mapping[str, Served], started: float) -> None:
     medians = (
-        f"{way} {statistics.median(sample.ttft_ms for sample in engine.samples):.0f} ms"
-        for way, engine in served.items()
+        f"{mode} {statistics.median(sample.ttft_ms for sample in engine.samples):.0f} ms"
+        for mode, engine in served.items()
         if engine.samples
     )
     seconds = f"after {time.monotonic() - started:.0f} s"

@@ -50,13 +50,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--retriever", default="dense")
-    parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--document-tokens", type=int, default=420)
+    parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
+    parser.add_argument("--retriever", default="dense", help="retrieval run of the folder")
+    parser.add_argument("--k", type=int, default=10, help="documents per request")
+    parser.add_argument("--document-tokens", type=int, default=420, help="tokens per document")
     parser.add_argument("--question-tokens", type=int, default=150, help="question and hints")
-    parser.add_argument("--cache-tokens", type=int, default=400_000)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--cache-tokens", type=int, default=400_000, help="prefix cache size")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     lengths = Lengths(options.document_tokens, options.question_tokens, options.cache_tokens)
     contexts = load_data(options.data, retriever=options.retriever, k=options.k).contexts
@@ -100,7 +100,7 @@ def compare_stretches(contexts: Orders, lengths: Lengths) -> dict[str, Any]:
 def row(name: str, contexts: Orders, boosted: Replay, lengths: Lengths) -> dict[str, Any]:
     """Return a row of the table."""
     plain, online = replay(contexts, lengths), replay(order_online(contexts, lengths), lengths)
-    medians = [statistics.median(way.computed) for way in (plain, boosted)]
+    medians = [statistics.median(each.computed) for each in (plain, boosted)]
     return {
         "requests": name,
         "plain_hit_rate": round(plain.hit_rate, 3),

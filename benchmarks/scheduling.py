@@ -246,12 +246,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workload", choices=tuple(GENERATORS), action="append")
-    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument(
+        "--workload", choices=tuple(GENERATORS), action="append", help="workloads to run"
+    )
+    parser.add_argument("--requests", type=int, default=1500, help="requests per workload")
     parser.add_argument("--replicas", type=int, default=4, help="engines behind the router")
     parser.add_argument("--lanes", type=int, default=1, help="prompts prefilled concurrently")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", choices=("waiting_room", "router"))
+    parser.add_argument("--only", choices=("waiting_room", "router"), help="run one part")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     console = Console(stderr=True)

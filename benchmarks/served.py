@@ -147,7 +147,7 @@ class Served:
 
 @contextmanager
 def serve(
-    ways: Sequence[str],
+    modes: Sequence[str],
     *,
     engine: Kind,
     cache_tokens: int,
@@ -160,15 +160,15 @@ def serve(
             EngineServer(
                 engine, cache_tokens=cache_tokens, max_model_len=max_model_len, shape=shape
             )
-            for _ in ways
+            for _ in modes
         ]
         for server in servers:
             stack.push(server)  # stopped on exit even if its start fails
         with ThreadPoolExecutor(len(servers)) as pool:
             list(pool.map(EngineServer.start, servers))
         yield {
-            way: stack.enter_context(_behind_proxy(server))
-            for way, server in zip(ways, servers, strict=True)
+            mode: stack.enter_context(_behind_proxy(server))
+            for mode, server in zip(modes, servers, strict=True)
         }
 
 

@@ -199,8 +199,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=6, help="requests in the queue")
     parser.add_argument("--ratio", type=float, default=0.15, help="recompute ratio")
     parser.add_argument("--real", action="store_true", help="use a real model")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=("media", "layerwise", "queue", "fallback", "storage"))
+    parser.add_argument("--repeats", type=int, default=5, help="repeats per arm")
+    parser.add_argument(
+        "--only",
+        choices=("media", "layerwise", "queue", "fallback", "storage"),
+        help="run one part",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     torch.set_num_threads(1)  # leaves a core for loading

@@ -52,16 +52,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--positions", choices=("depth", "preorder"), default="depth")
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--model", type=Path, required=True, help="model directory")
+    parser.add_argument("--data", type=Path, required=True, help="JSONL file of questions")
+    parser.add_argument("--out", type=Path, required=True, help="output directory")
+    parser.add_argument(
+        "--positions",
+        choices=("depth", "preorder"),
+        default="depth",
+        help="position ids of the paths",
+    )
+    parser.add_argument("--epochs", type=int, default=1, help="passes over the data")
+    parser.add_argument("--batch", type=int, default=64, help="prompts per step")
+    parser.add_argument("--micro-batch", type=int, default=4, help="prompts per forward pass")
     parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the weights"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=True)

@@ -183,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="output directory")
     parser.add_argument("--phase", choices=tuple(STEPS), default="base", help="first phase to run")
     parser.add_argument("--steps", type=int, help="steps per phase")
     parser.add_argument("--prompts", type=int, default=10, help="graphs per step")

@@ -126,9 +126,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--size", choices=sorted(SIZES), default="small")
-    parser.add_argument("--steps", type=int, default=2200)
+    parser.add_argument("--out", type=Path, required=True, help="output directory")
+    parser.add_argument("--size", choices=sorted(SIZES), default="small", help="model size")
+    parser.add_argument("--steps", type=int, default=2200, help="training steps")
     parser.add_argument("--prompts", type=int, default=48, help="prompts per step")
     parser.add_argument(
         "--hop-weight", type=float, default=0.0, help="weight of the hop loss; 0 only measures it"

@@ -1,4 +1,4 @@
-"""Each package loads only what the import rule allows (docs/architecture.md), in a fresh process."""
+"""Each package loads only what the import rule (docs/architecture.md) allows, in a new process."""
 
 import json
 import subprocess
