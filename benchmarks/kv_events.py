@@ -142,7 +142,7 @@ def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -
 
 
 def measure_hook(encoded: list[bytes]) -> dict[str, float]:
-    """Time of `put` in the engine's thread while the reporter waits for a proxy that hangs."""
+    """Measure `put` in the engine's thread while the reporter waits for a proxy that hangs."""
     batches = [decode_batch(data).events for data in encoded]
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         reporter = Reporter(f"http://127.0.0.1:{hanging.getsockname()[1]}", stream="benchmark")
