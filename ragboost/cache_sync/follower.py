@@ -210,7 +210,7 @@ class CacheFollower:
             await self._clear()
         await self._apply(changes.resident_tokens)
         is_exact = self.state is StreamState.EXACT
-        mode = CacheMode(is_exact, self.capacity_tokens, pressure=self._forecast)
+        mode = CacheMode(is_exact, self.capacity_tokens, eviction_forecast=self._forecast)
         if mode != self._mode:
             await self._switch(mode)
         await self._drop_failed()
@@ -253,7 +253,7 @@ class CacheFollower:
                 tenant.booster(self.name).residency.follow(
                     is_exact=mode.is_exact,
                     capacity_tokens=mode.capacity_tokens,
-                    eviction_forecast=mode.pressure,
+                    eviction_forecast=mode.eviction_forecast,
                 )
         if becomes_exact:  # drop what the model assumed
             await self._clear()

@@ -125,13 +125,18 @@ class BoostPipeline:
             await clock.without(admission.take(request, history=digest))
         else:
             tenant = self.tenants.get(request.tenant_key)
-            tag = EngineRequestId.of(request.body.fields, headers)
+            engine_id = EngineRequestId.of(request.body.fields, headers)
             plan = partial(self._plan, request, conversation)
             assignment = await clock.without(
                 admission.take(request, tenant=tenant, plan=plan, history=digest)
             )
             work = self._boost(
-                request, conversation, tenant, assignment, tag=tag, has_options=has_stream_options
+                request,
+                conversation,
+                tenant,
+                assignment,
+                engine_id=engine_id,
+                has_options=has_stream_options,
             )
             # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if
             # the client leaves meanwhile.
@@ -222,7 +227,7 @@ class BoostPipeline:
         tenant: Tenant,
         assignment: Assignment,
         *,
-        tag: EngineRequestId,
+        engine_id: EngineRequestId,
         has_options: bool,
     ) -> BoostedRequest:
         """Rewrite and encode a request, and keep what it adds to a named conversation."""
@@ -236,15 +241,15 @@ class BoostPipeline:
                 result = self._rewrite(request, conversation, tenant, assignment)
                 fields, is_usage_added = self._complete(request, result, has_options=has_options)
                 is_followed = has_options and bool(follower.streams)
-                if is_followed and tag.is_generated and result.context is not None:
-                    fields = {**fields, SESSION_FIELD: tag.name}
+                if is_followed and engine_id.is_generated and result.context is not None:
+                    fields = {**fields, SESSION_FIELD: engine_id.name}
                 return result, request.body.encode(fields), is_usage_added
 
             in_thread = is_large(request.body.raw)
             result, body, is_usage_added = await call(work, in_thread=in_thread)
             if is_named and conversation is not None:
                 self.conversations.add(conversation, result.delta)
-            tracked = _track(follower, tenant, result, tag=tag)
+            tracked = _track(follower, tenant, result, engine_id=engine_id)
         return BoostedRequest(body, result, is_usage_added, tracked)
 
     def _rewrite(
@@ -347,7 +352,7 @@ class BoostPipeline:
 
 
 def _track(
-    follower: CacheFollower, tenant: Tenant, result: BoostResult, *, tag: EngineRequestId
+    follower: CacheFollower, tenant: Tenant, result: BoostResult, *, engine_id: EngineRequestId
 ) -> TrackedRequest | None:
     """Register a boosted request with its backend's follower; None if nothing was boosted."""
     context = result.context
@@ -364,7 +369,7 @@ def _track(
             is_measured=tenant.booster(follower.name).is_measured(context),
             counter=tenant.tokens,
         )
-        name = tag.name if follower.streams else None
+        name = engine_id.name if follower.streams else None
         layout = follower.on_sent(name, layout, cached_tokens=context.predicted_cached_tokens)
     predicted = follower.predict(layout, context.predicted_cached_tokens)
-    return TrackedRequest(follower, layout, tag if follower.streams else None, predicted)
+    return TrackedRequest(follower, layout, engine_id if follower.streams else None, predicted)

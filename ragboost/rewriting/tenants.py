@@ -37,12 +37,12 @@ class CacheMode(NamedTuple):
     Attributes:
         is_exact: its events say what it holds.
         capacity_tokens: its size, where the backend reports it.
-        pressure: forecast of what its requests in flight will evict; None if not followed.
+        eviction_forecast: forecast of what its requests in flight will evict; None if not followed.
     """
 
     is_exact: bool = False
     capacity_tokens: int | None = None
-    pressure: EvictionForecast | None = None
+    eviction_forecast: EvictionForecast | None = None
 
 
 class Tenant:
@@ -82,7 +82,7 @@ class Tenant:
             booster.residency.follow(
                 is_exact=mode.is_exact,
                 capacity_tokens=mode.capacity_tokens,
-                eviction_forecast=mode.pressure,
+                eviction_forecast=mode.eviction_forecast,
             )
             self._boosters[backend] = booster
         return booster

@@ -19,7 +19,7 @@ from ragboost.engine_hooks.events import (
 )
 from tests.cache_sync.test_subscriber import Frames
 from tests.engine_hooks.test_events import frames
-from tests.eventually import eventually as wait
+from tests.eventually import eventually
 from tests.fakes.publisher import Publisher
 
 Deliver = Callable[[int, bytes], Frames]
@@ -75,11 +75,11 @@ def test_golden_frames_survive_losses_delays_and_disorder_on_a_real_socket(
             for payload in frames(name):
                 publisher.publish_payload(payload)
         total = rounds * (len(frames(name)) + 1)
-        wait(lambda: stream.next_seq == total and stream.state is StreamState.EXACT)
+        eventually(lambda: stream.next_seq == total and stream.state is StreamState.EXACT)
         stream.mirror.check_integrity()
         assert stream.mirror.num_resident_tokens == RESIDENT[name]
         publisher.publish_payload(CLEARED)
-        wait(lambda: stream.next_seq == total + 1 and stream.state is StreamState.EXACT)
+        eventually(lambda: stream.next_seq == total + 1 and stream.state is StreamState.EXACT)
         assert (len(stream.mirror), stream.state) == (0, StreamState.EXACT)
     publisher.close()
 
@@ -94,7 +94,7 @@ def test_golden_frames_are_known_again_when_either_side_restarts(tmp_path: Path,
     for _ in range(2):  # a listener that was started again
         with Subscriber([source], probe_interval_s=0.1) as subscriber:
             stream = subscriber.streams["a"]
-            wait(
+            eventually(
                 lambda: (
                     stream.next_seq == len(frames(name))  # noqa: B023
                     and stream.state is StreamState.EXACT  # noqa: B023
@@ -103,13 +103,13 @@ def test_golden_frames_are_known_again_when_either_side_restarts(tmp_path: Path,
             assert stream.mirror.num_resident_tokens == RESIDENT[name]
     with Subscriber([source], probe_interval_s=0.1) as subscriber:
         stream = subscriber.streams["a"]
-        wait(lambda: stream.next_seq == len(frames(name)))
+        eventually(lambda: stream.next_seq == len(frames(name)))
         publisher.close()  # the engine is killed
-        wait(lambda: stream.state is StreamState.FALLBACK)
+        eventually(lambda: stream.state is StreamState.FALLBACK)
         publisher = Publisher(endpoint, replay_endpoint=replay)
         first = frames(name)[0]
         publisher.publish_payload(first)
-        wait(lambda: stream.next_seq == 1 and stream.state is StreamState.EXACT)
+        eventually(lambda: stream.next_seq == 1 and stream.state is StreamState.EXACT)
         alone = PrefixMirror()
         alone.clear(is_partial=False)
         alone.apply(decode_batch(first))

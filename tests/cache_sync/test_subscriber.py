@@ -14,7 +14,7 @@ from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.errors import ConfigError
 from tests.cache_sync.toy import ToyCache
-from tests.eventually import eventually as wait
+from tests.eventually import eventually
 from tests.fakes.publisher import Publisher
 
 DOCUMENTS = [[1000 * i + j for j in range(8 + i % 5)] for i in range(12)]
@@ -49,8 +49,8 @@ class Rig:
             **options,  # type: ignore[arg-type]
         ) as subscriber:
             stream = subscriber.streams["toy/0"]
-            wait(lambda: stream.is_connected)
-            wait(lambda: self.publisher.is_subscribed)  # behind the handshake
+            eventually(lambda: stream.is_connected)
+            eventually(lambda: self.publisher.is_subscribed)  # behind the handshake
             yield stream
 
     def serve(self, requests: int) -> None:
@@ -75,7 +75,7 @@ class Rig:
             return False
 
     def check(self, stream: EventStream) -> None:
-        wait(lambda: stream.state is StreamState.EXACT and self.is_equal(stream))
+        eventually(lambda: stream.state is StreamState.EXACT and self.is_equal(stream))
         stream.mirror.check_integrity()
         for name, tokens in self.prompts.items():
             told = stream.resident_tokens(name) or 0
@@ -116,7 +116,7 @@ def test_a_publisher_that_has_said_nothing_yet_is_known_to_be_empty(
 ) -> None:
     toy = rig()
     with toy.listening() as stream:
-        wait(lambda: stream.state is StreamState.EXACT)
+        eventually(lambda: stream.state is StreamState.EXACT)
         assert len(stream.mirror) == 0
 
 
@@ -125,11 +125,11 @@ def test_without_replay_the_first_batch_decides_between_exact_and_degraded(
 ) -> None:
     toy = rig(has_replay=False)
     toy.serve(3)
-    wait(lambda: toy.publisher.num_published > 0)
+    eventually(lambda: toy.publisher.num_published > 0)
     with toy.listening() as stream:
         assert stream.state is StreamState.FALLBACK
         toy.serve(5)
-        wait(lambda: stream.state is StreamState.DEGRADED)
+        eventually(lambda: stream.state is StreamState.DEGRADED)
         toy.cache.clear()
         toy.serve(5)
         toy.check(stream)  # an emptied cache is known again
@@ -181,7 +181,7 @@ def test_a_gap_without_replay_empties_the_mirror_until_the_cache_is_cleared(
         toy.serve(15)
         toy.check(stream)
         toy.serve(15)
-        wait(lambda: stream.status().num_gaps == 1)
+        eventually(lambda: stream.status().num_gaps == 1)
         assert stream.state is StreamState.DEGRADED
         assert any(changes.is_cleared for changes in toy.changes)
         held = set(toy.cache.blocks.values())
@@ -211,10 +211,10 @@ def test_a_restart_without_replay_is_exact_from_its_first_batch(rig: Callable[..
         toy.serve(10)
         toy.check(stream)
         toy.publisher.close()
-        wait(lambda: stream.state is StreamState.FALLBACK)
+        eventually(lambda: stream.state is StreamState.FALLBACK)
         toy.cache.blocks.clear()
         toy.publisher = toy.make_publisher()
-        wait(lambda: toy.publisher.is_subscribed)
+        eventually(lambda: toy.publisher.is_subscribed)
         toy.serve(5)
         toy.check(stream)
 
@@ -228,7 +228,7 @@ def test_a_dead_engine_is_a_fallback_and_comes_back_with_what_it_kept(
         toy.check(stream)
         toy.restart()
         toy.publisher.close()
-        wait(lambda: stream.state is StreamState.FALLBACK)
+        eventually(lambda: stream.state is StreamState.FALLBACK)
         toy.publisher = toy.make_publisher()
         toy.cache.blocks.clear()
         toy.serve(4)
@@ -240,9 +240,11 @@ def test_a_buffer_that_no_longer_reaches_back_leaves_the_stream_degraded(
 ) -> None:
     toy = rig(buffer_steps=5)
     toy.serve(20)
-    wait(lambda: toy.publisher.num_published >= 0)
+    eventually(lambda: toy.publisher.num_published >= 0)
     with toy.listening() as stream:
-        wait(lambda: stream.state is StreamState.DEGRADED and stream.status().num_batches >= 5)
+        eventually(
+            lambda: stream.state is StreamState.DEGRADED and stream.status().num_batches >= 5
+        )
         toy.cache.clear()
         toy.serve(3)
         toy.check(stream)
@@ -251,11 +253,11 @@ def test_a_buffer_that_no_longer_reaches_back_leaves_the_stream_degraded(
 def test_a_mute_replay_endpoint_does_not_stop_the_live_stream(rig: Callable[..., Rig]) -> None:
     toy = rig(is_mute=True)
     toy.serve(5)
-    wait(lambda: toy.publisher.num_published >= 0)
+    eventually(lambda: toy.publisher.num_published >= 0)
     with toy.listening(replay_timeout_s=0.2, probe_interval_s=0.5) as stream:
-        wait(lambda: stream.status().num_replays >= 1 and not stream.is_replaying)
+        eventually(lambda: stream.status().num_replays >= 1 and not stream.is_replaying)
         toy.serve(5)
-        wait(lambda: stream.status().num_batches > 0)
+        eventually(lambda: stream.status().num_batches > 0)
         assert stream.state is StreamState.DEGRADED
         toy.publisher.is_mute = False
         toy.check(stream)  # a probe finds the endpoint answering again
@@ -273,7 +275,7 @@ def test_a_replay_longer_than_the_router_holds_is_asked_for_again(
 ) -> None:
     toy = rig()
     toy.serve(6_000)
-    wait(lambda: toy.publisher.num_published >= 0)
+    eventually(lambda: toy.publisher.num_published >= 0)
     with toy.listening() as stream:
         toy.check(stream)
 
@@ -291,13 +293,13 @@ def test_each_rank_has_a_stream_of_its_own(tmp_path: Path) -> None:
     publishers = [Publisher(f"ipc://{tmp_path}/{i}") for i in range(2)]
     sources = [EventSource(f"toy/{i}", f"ipc://{tmp_path}/{i}") for i in range(2)]
     with Subscriber(sources) as subscriber:
-        wait(lambda: all(stream.is_connected for stream in subscriber.streams.values()))
-        wait(lambda: all(each.is_subscribed for each in publishers))
+        eventually(lambda: all(stream.is_connected for stream in subscriber.streams.values()))
+        eventually(lambda: all(each.is_subscribed for each in publishers))
         for i, cache in enumerate(caches):
             cache.run(DOCUMENTS[i] * 2, f"r{i}")
             publishers[i].publish(cache.take())
         first, second = subscriber.streams["toy/0"], subscriber.streams["toy/1"]
-        wait(lambda: first.resident_tokens("r0") == 16 and second.resident_tokens("r1") == 16)
+        eventually(lambda: first.resident_tokens("r0") == 16 and second.resident_tokens("r1") == 16)
         assert first.resident_tokens("r1") is None
     for publisher in publishers:
         publisher.close()

@@ -20,7 +20,7 @@ from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, enc
 from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.tokens import TokenCounter
 from ragboost.types import Document
-from tests.eventually import eventually as wait
+from tests.eventually import eventually
 from tests.fakes import FakeEngine, Received
 from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import tokenize
@@ -79,10 +79,10 @@ def settle(proxy: ProxyServer, engine: FakeEngine) -> None:
     """Wait until every batch that was sent is applied."""
     events, follower = engine.events, follower_of(proxy)
     assert events is not None
-    wait(lambda: follower.is_exact and follower.state == "exact")
+    eventually(lambda: follower.is_exact and follower.state == "exact")
     (stream,) = follower.streams.values()
-    wait(lambda: stream.next_seq == events.num_published)
-    wait(lambda: follower.is_settled)
+    eventually(lambda: stream.next_seq == events.num_published)
+    eventually(lambda: follower.is_settled)
 
 
 def misfits(
@@ -110,7 +110,7 @@ def misfits(
 
 def test_the_index_equals_the_engines_cache_after_evictions() -> None:
     with fake_engine(events=True) as engine, start(engine) as proxy:
-        wait(lambda: follower_of(proxy).is_exact)
+        eventually(lambda: follower_of(proxy).is_exact)
         ask_many(proxy, engine, num=40, seed=1)
 
         assert misfits(proxy, engine.completions, engine) == []
@@ -158,7 +158,7 @@ def test_lost_late_and_disordered_frames_leave_the_index_as_the_cache(
 ) -> None:
     events = EventPublisher(deliver=trouble())
     with fake_engine(events=events) as engine, start(engine) as proxy:
-        wait(lambda: follower_of(proxy).is_exact)
+        eventually(lambda: follower_of(proxy).is_exact)
         ask_many(proxy, engine, num=40, seed=2)
 
         assert misfits(proxy, engine.completions, engine) == []
@@ -169,7 +169,7 @@ def test_lost_late_and_disordered_frames_leave_the_index_as_the_cache(
 
 def test_a_flood_of_events_leaves_the_index_as_the_cache() -> None:
     with fake_engine(events=True) as engine, start(engine) as proxy:
-        wait(lambda: follower_of(proxy).is_exact)
+        eventually(lambda: follower_of(proxy).is_exact)
         assert engine.events is not None
         for round_ in range(10):
             for number in range(round_ * 100, round_ * 100 + 100):  # 20 events each
@@ -204,7 +204,7 @@ def foreign_events(num: int, *, first: int) -> list[dict[str, Any]]:
 
 def test_a_cleared_cache_is_forgotten() -> None:
     with fake_engine(events=True) as engine, start(engine) as proxy:
-        wait(lambda: follower_of(proxy).is_exact)
+        eventually(lambda: follower_of(proxy).is_exact)
         ask_many(proxy, engine, num=5, seed=3)
         engine.cache.clear()
         settle(proxy, engine)
@@ -219,14 +219,14 @@ def test_a_killed_and_restarted_engine_is_followed() -> None:
         endpoint, replay_endpoint = engine.events.endpoint, engine.events.replay_endpoint
         http_port = int(engine.url.rpartition(":")[2])
         with start(engine) as proxy:
-            wait(lambda: follower_of(proxy).is_exact)
+            eventually(lambda: follower_of(proxy).is_exact)
             ask_many(proxy, engine, num=10, seed=4)
             engine.stop()
-            wait(lambda: not follower_of(proxy).is_exact)
+            eventually(lambda: not follower_of(proxy).is_exact)
             assert ask(proxy, [0, 1]).status_code == 502
             events = EventPublisher(endpoint, replay_endpoint=replay_endpoint)
             with fake_engine(events=events, port=http_port) as again:
-                wait(lambda: follower_of(proxy).is_exact)
+                eventually(lambda: follower_of(proxy).is_exact)
                 settle(proxy, again)
                 assert misfits(proxy, engine.completions, again) == []
                 ask_many(proxy, again, num=10, seed=4)
@@ -236,10 +236,10 @@ def test_a_killed_and_restarted_engine_is_followed() -> None:
 def test_a_restarted_proxy_believes_nothing_that_is_not_so() -> None:
     with fake_engine(events=True) as engine:
         with start(engine) as proxy:
-            wait(lambda: follower_of(proxy).is_exact)
+            eventually(lambda: follower_of(proxy).is_exact)
             ask_many(proxy, engine, num=10, seed=5)
         with start(engine) as proxy:
-            wait(lambda: follower_of(proxy).is_exact)
+            eventually(lambda: follower_of(proxy).is_exact)
             before = len(engine.completions)
             ask_many(proxy, engine, num=40, seed=6)
             since = engine.completions[before:]
@@ -250,7 +250,7 @@ def test_a_restarted_proxy_believes_nothing_that_is_not_so() -> None:
 @pytest.mark.parametrize("failure", [{"status": 500}, {"drop": True}, {"die_after_chunks": 0}])
 def test_a_request_that_failed_is_not_believed_to_be_cached(failure: dict[str, Any]) -> None:
     with fake_engine(events=True) as engine, start(engine) as proxy:
-        wait(lambda: follower_of(proxy).is_exact)
+        eventually(lambda: follower_of(proxy).is_exact)
         assert ask(proxy, [0, 1]).status_code == 200
         settle(proxy, engine)
         engine.misbehave(computes=False, **failure)
@@ -266,7 +266,9 @@ def test_a_request_that_failed_is_not_believed_to_be_cached(failure: dict[str, A
 
 def test_what_requests_in_flight_will_evict_is_not_predicted() -> None:
     with fake_engine(events=True) as engine, start(engine) as proxy:
-        wait(lambda: follower_of(proxy).is_exact and follower_of(proxy).capacity_tokens == CACHE)
+        eventually(
+            lambda: follower_of(proxy).is_exact and follower_of(proxy).capacity_tokens == CACHE
+        )
         assert ask(proxy, [0, 1]).status_code == 200
         assert ask(proxy, [2, 3]).status_code == 200
         settle(proxy, engine)
@@ -274,11 +276,11 @@ def test_what_requests_in_flight_will_evict_is_not_predicted() -> None:
         with ThreadPoolExecutor(4) as pool:
             # 828 tokens on their way to a cache of 640 that holds 276.
             asked = [pool.submit(ask, proxy, numbers) for numbers in ([4, 5, 6, 7], [8, 9, 10, 11])]
-            wait(lambda: engine.num_active == 2)
+            eventually(lambda: engine.num_active == 2)
             in_time = pool.submit(ask, proxy, [3, 2, 12, 13])
-            wait(lambda: engine.num_active == 3)
+            eventually(lambda: engine.num_active == 3)
             late = pool.submit(ask, proxy, [0, 1])
-            wait(lambda: engine.num_active == 4)
+            eventually(lambda: engine.num_active == 4)
             engine.release()
             told = [
                 int(each.result().headers["x-ragboost-cached-tokens-predicted"])
@@ -297,14 +299,14 @@ def test_a_backend_that_comes_late_is_found(unused_port: int) -> None:
     with ProxyServer(settings) as proxy:
         assert follower_of(proxy).state is None
         with fake_engine(events=True, port=unused_port) as engine:
-            wait(lambda: follower_of(proxy).is_exact)
+            eventually(lambda: follower_of(proxy).is_exact)
             ask_many(proxy, engine, num=5, seed=7)
             assert misfits(proxy, engine.completions, engine) == []
 
 
 def test_a_callers_session_id_stays_and_its_latest_documents_are_followed() -> None:
     with fake_engine(events=True) as engine, start(engine) as proxy:
-        wait(lambda: follower_of(proxy).is_exact)
+        eventually(lambda: follower_of(proxy).is_exact)
         for numbers in ([0, 1, 2], [3, 4, 5]):
             ask(proxy, numbers, session_id="theirs")
             settle(proxy, engine)
@@ -318,10 +320,10 @@ def test_a_callers_session_id_stays_and_its_latest_documents_are_followed() -> N
 
 def test_without_events_bodies_are_not_tagged_and_the_capacity_is_the_backends() -> None:
     with fake_engine() as engine, start(engine) as proxy:
-        wait(lambda: follower_of(proxy).capacity_tokens == CACHE)
+        eventually(lambda: follower_of(proxy).capacity_tokens == CACHE)
         ask(proxy, [0, 1])
         assert "session_id" not in engine.completions[-1].json
-        wait(lambda: index_capacity(proxy) == CACHE)
+        eventually(lambda: index_capacity(proxy) == CACHE)
 
 
 def index_capacity(proxy: ProxyServer) -> int | None:
@@ -332,11 +334,11 @@ def index_capacity(proxy: ProxyServer) -> int | None:
 
 def test_lengths_are_asked_of_the_backend_once_and_places_become_exact() -> None:
     with fake_engine(events=True) as engine, start(engine) as proxy:
-        wait(lambda: follower_of(proxy).is_exact and tenants_of(proxy).is_counting)
+        eventually(lambda: follower_of(proxy).is_exact and tenants_of(proxy).is_counting)
         tokens = tokens_of(proxy)
         keys = [document.key for document in DOCUMENTS]
         ask(proxy, list(range(14)))
-        wait(lambda: tokens.are_exact(keys))
+        eventually(lambda: tokens.are_exact(keys))
         ask_many(proxy, engine, num=20, seed=9)
         asked = [json.loads(r.body) for r in engine.requests if r.path == "/tokenize"]
         labels = [f"\n\n[Doc_{document.id}]\n" for document in DOCUMENTS]
@@ -351,16 +353,16 @@ def test_with_counted_lengths_labels_hints_and_a_system_prompt_are_predicted() -
     system = {"role": "system", "content": " ".join(_WORDS[:20])}
     with FakeEngine(block_size=BLOCK, capacity_tokens=20_000, events=True) as engine:
         with start(engine) as proxy:
-            wait(lambda: follower_of(proxy).is_exact and tenants_of(proxy).is_counting)
+            eventually(lambda: follower_of(proxy).is_exact and tenants_of(proxy).is_counting)
             ask(proxy, list(range(14)))
-            wait(lambda: tokens_of(proxy).are_exact(document.key for document in DOCUMENTS))
+            eventually(lambda: tokens_of(proxy).are_exact(document.key for document in DOCUMENTS))
             labels = [f"\n\n[Doc_{document.id}]\n" for document in DOCUMENTS]
-            wait(lambda: tokens_of(proxy).are_exact(labels))
+            eventually(lambda: tokens_of(proxy).are_exact(labels))
             proxy.app.state.cache_sync.fidelity = tracker = FidelityTracker()
             dice, question = random.Random(4), {"role": "user", "content": "why?"}
             for count in range(1, 21):
                 ask(proxy, dice.sample(range(14), 10), messages=[system, question])
-                wait(lambda: tracker.read().num_requests == count)  # noqa: B023
+                eventually(lambda: tracker.read().num_requests == count)  # noqa: B023
                 settle(proxy, engine)
         figures = tracker.read()
         assert any(request.cached_tokens < 64 for request in engine.completions[2:])
@@ -382,10 +384,10 @@ def test_the_engines_own_token_ids_place_documents_exactly() -> None:
 
 def test_a_backend_that_refuses_to_tokenise_is_asked_once() -> None:
     with fake_engine(events=True) as engine, start(engine) as proxy:
-        wait(lambda: tenants_of(proxy).is_counting)
+        eventually(lambda: tenants_of(proxy).is_counting)
         engine.misbehave(status=404)
         ask(proxy, [0, 1])
-        wait(lambda: not tenants_of(proxy).is_counting)
+        eventually(lambda: not tenants_of(proxy).is_counting)
         for numbers in ([2, 3], [4, 5]):
             ask(proxy, numbers)
         assert tokens_of(proxy).take_wanted(1) == []
@@ -406,7 +408,7 @@ def test_hosted_apis_are_not_asked_for_tokens(backend: str) -> None:
         ask(proxy, [0, 1])
         if backend == "hosted":
             tenants_of(proxy).is_counting = True
-            wait(
+            eventually(
                 lambda: not tenants_of(proxy).is_counting
             )  # the tokenizer has looked for an engine
         assert [r.path for r in engine.requests] == [URL]
@@ -430,7 +432,9 @@ def test_usage_alone_corrects_an_index_that_believes_too_much() -> None:
         missed = ask(proxy, [9, 10, 11])
         assert int(missed.headers["x-ragboost-cached-tokens-predicted"]) > 100
         assert engine.completions[-1].cached_tokens == 0
-        wait(lambda: ask(proxy, [0, 1, 2]).headers["x-ragboost-cached-tokens-predicted"] == "0")
+        eventually(
+            lambda: ask(proxy, [0, 1, 2]).headers["x-ragboost-cached-tokens-predicted"] == "0"
+        )
         assert int(ask(proxy, [9, 10]).headers["x-ragboost-cached-tokens-predicted"]) > 100
 
 
@@ -449,11 +453,11 @@ def test_hook_reports_are_followed_over_http() -> None:
             hello = Report(stream="replica/0", epoch="e")
             assert report(hello) == 0
             report(Report(stream="replica/0", epoch="e", is_replay=True, is_last=True))
-            wait(lambda: follower_of(proxy).is_exact)
+            eventually(lambda: follower_of(proxy).is_exact)
             dice = random.Random(8)
             for _ in range(20):
                 ask(proxy, dice.sample(range(len(DOCUMENTS)), 4))
-                wait(lambda: events.num_published >= 0)
+                eventually(lambda: events.num_published >= 0)
                 (stream,) = follower_of(proxy).streams.values()
                 fresh = [frame for frame in events.frames if frame[0] >= stream.next_seq]
                 assert report(Report(stream="replica/0", epoch="e", batches=fresh)) is None

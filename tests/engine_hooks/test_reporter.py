@@ -13,7 +13,7 @@ from ragboost.cache_sync.report_receiver import ReportReceiver
 from ragboost.engine_hooks.reporter import STREAM_VARIABLE, URL_VARIABLE, Reporter, make_reporter
 from ragboost.engine_hooks.reports import REPORT_PATH
 from tests.cache_sync.toy import ToyCache
-from tests.eventually import eventually as wait
+from tests.eventually import eventually
 
 DOCUMENTS = [[1000 * i + j for j in range(8 + i % 3)] for i in range(8)]
 
@@ -106,9 +106,9 @@ def engine(proxy: Proxy) -> Iterator[Callable[..., Engine]]:
 
 
 def settled(proxy: Proxy, engine: Engine) -> EventStream:
-    wait(lambda: "toy/0" in proxy.receiver.streams)
+    eventually(lambda: "toy/0" in proxy.receiver.streams)
     stream = proxy.receiver.streams["toy/0"]
-    wait(lambda: stream.state is StreamState.EXACT and engine.is_equal(stream))
+    eventually(lambda: stream.state is StreamState.EXACT and engine.is_equal(stream))
     stream.mirror.check_integrity()
     return stream
 
@@ -168,7 +168,7 @@ def test_an_answer_lost_in_the_middle_of_a_replay_is_asked_for_again(
     settled(proxy, toy)
     proxy.receiver = ReportReceiver()
     toy.serve(1)
-    wait(lambda: "toy/0" in proxy.receiver.streams)
+    eventually(lambda: "toy/0" in proxy.receiver.streams)
     proxy.failures = 1
     toy.serve(1)
     settled(proxy, toy)
@@ -181,11 +181,11 @@ def test_batches_that_the_queue_could_not_hold_leave_the_stream_degraded(
     toy.serve(5)
     settled(proxy, toy)
     toy.serve(60)
-    wait(lambda: toy.reporter.is_idle)
+    eventually(lambda: toy.reporter.is_idle)
     assert toy.reporter.num_dropped > 0
     toy.serve(4)
     stream = proxy.receiver.streams["toy/0"]
-    wait(lambda: stream.state is StreamState.DEGRADED)
+    eventually(lambda: stream.state is StreamState.DEGRADED)
     toy.cache.clear()
     toy.serve(1)
     settled(proxy, toy)  # an emptied cache is known again
@@ -196,12 +196,12 @@ def test_a_log_that_no_longer_reaches_back_leaves_a_new_proxy_degraded(
 ) -> None:
     toy = engine(max_kept=10)
     toy.serve(100)
-    wait(lambda: toy.reporter.is_idle)
+    eventually(lambda: toy.reporter.is_idle)
     proxy.receiver = ReportReceiver()
     toy.serve(1)
-    wait(lambda: "toy/0" in proxy.receiver.streams)
+    eventually(lambda: "toy/0" in proxy.receiver.streams)
     stream = proxy.receiver.streams["toy/0"]
-    wait(lambda: stream.state is StreamState.DEGRADED)
+    eventually(lambda: stream.state is StreamState.DEGRADED)
     assert stream.status().num_batches <= 10
 
 
@@ -215,6 +215,8 @@ def test_the_environment_decides_whether_and_where_to_report(
     reporter = make_reporter(2)
     assert reporter is not None
     assert reporter.stream == "replica-3/2"
-    wait(lambda: "replica-3/2" in proxy.receiver.streams)  # a sign of life, with nothing to tell
-    wait(lambda: proxy.receiver.streams["replica-3/2"].state is StreamState.EXACT)
+    eventually(
+        lambda: "replica-3/2" in proxy.receiver.streams
+    )  # an empty report
+    eventually(lambda: proxy.receiver.streams["replica-3/2"].state is StreamState.EXACT)
     reporter.close()

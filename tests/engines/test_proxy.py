@@ -1,7 +1,6 @@
 """The proxy in front of real engines: its index follows them, and its predictions come true."""
 
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -12,7 +11,7 @@ from ragboost.cache_sync.usage import read_usage
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
-from tests.eventually import eventually as wait
+from tests.eventually import eventually
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
@@ -61,10 +60,10 @@ def test_predictions_come_true_while_the_cache_evicts(server: EngineServer) -> N
     (follower,) = sync.followers.values()
     dice = random.Random(1)
     with serve_in_thread(app) as url, httpx.Client(base_url=url) as client:
-        wait(lambda: bool(follower.is_exact))
+        eventually(lambda: bool(follower.is_exact))
         for _ in range(60):
             ask(client, dice)
-            time.sleep(0.05)  # events follow answers
+            eventually(lambda: bool(follower.is_settled))  # events follow responses
         assert httpx.get(f"{url}/ready").json()["kv_events"]
         figures = sync.fidelity.read()
         assert figures.num_requests == 60
@@ -78,13 +77,12 @@ def test_after_many_requests_in_flight_the_index_is_as_true_as_before(server: En
     app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
     (follower,) = app.state.cache_sync.followers.values()
     with serve_in_thread(app) as url, httpx.Client(base_url=url) as client:
-        wait(lambda: bool(follower.is_exact))
+        eventually(lambda: bool(follower.is_exact))
         with ThreadPoolExecutor(8) as pool:  # four times what the cache holds
             list(pool.map(lambda number: ask(client, random.Random(number)), range(96)))
         dice, told = random.Random(3), []
         for _ in range(20):
-            wait(lambda: bool(follower.is_settled))
-            time.sleep(0.05)  # events follow answers
+            eventually(lambda: bool(follower.is_settled))
             told.append(ask(client, dice))
         predicted, reported = map(sum, zip(*told, strict=True))
         both = sum(min(pair) for pair in told)

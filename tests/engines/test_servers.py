@@ -1,7 +1,6 @@
 """Real servers with a small KV cache: what they report as cached is what the mirror predicted."""
 
 import random
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +13,7 @@ from ragboost.cache_sync.report_receiver import ReportReceiver
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.cache_sync.usage import read_usage
 from tests.engines.conftest import KINDS, require
-from tests.eventually import eventually as wait
+from tests.eventually import eventually
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
@@ -31,12 +30,10 @@ def hit(stream: EventStream, tokens: list[int], server: EngineServer) -> int:
     return min(found, (len(tokens) - 1) // server.block_size * server.block_size)
 
 
-def settle(stream: EventStream) -> None:
-    """Wait until an answered request's events have come: they are published after the answer."""
-    count = -1
-    while count != stream.status().num_batches:
-        count = stream.status().num_batches
-        time.sleep(0.15)
+def settle(stream: EventStream, tokens: list[int], server: EngineServer) -> None:
+    """Wait until the events of an answered prompt have arrived: they follow its response."""
+    stored = len(tokens) // server.block_size * server.block_size
+    eventually(lambda: stream.mirror.match_tokens(tokens) >= stored)
 
 
 def serve(server: EngineServer, stream: EventStream, *, requests: int, seed: int) -> int:
@@ -44,12 +41,11 @@ def serve(server: EngineServer, stream: EventStream, *, requests: int, seed: int
     dice, wrong = random.Random(seed), 0
     for i in range(requests):
         tokens = prompt(dice)
-        settle(stream)
         predicted = hit(stream, tokens, server)
         usage = read_usage(server.complete(tokens, f"{seed}-{i}"))
         assert usage is not None
         wrong += predicted != usage.cached_tokens
-    settle(stream)
+        settle(stream, tokens, server)
     return wrong
 
 
@@ -64,7 +60,7 @@ def test_the_backend_says_where_its_events_come_from(server: EngineServer) -> No
 def test_every_hit_is_predicted_exactly_while_the_cache_evicts(server: EngineServer) -> None:
     with Subscriber([server.source]) as subscriber:
         stream = subscriber.streams[server.source.name]
-        wait(lambda: stream.state is StreamState.EXACT)
+        eventually(lambda: stream.state is StreamState.EXACT)
         assert serve(server, stream, requests=40, seed=1) == 0
         assert stream.state is StreamState.EXACT
         assert 0 < stream.mirror.num_resident_tokens <= server.cache_tokens
@@ -75,19 +71,19 @@ def test_every_hit_is_predicted_exactly_while_the_cache_evicts(server: EngineSer
 def test_a_listener_that_comes_late_replays_and_knows_the_same(server: EngineServer) -> None:
     with Subscriber([server.source]) as subscriber:
         stream = subscriber.streams[server.source.name]
-        wait(lambda: stream.state is StreamState.EXACT)
+        eventually(lambda: stream.state is StreamState.EXACT)
         assert serve(server, stream, requests=5, seed=2) == 0
 
 
 def test_a_cleared_cache_is_forgotten(server: EngineServer) -> None:
     with Subscriber([server.source]) as subscriber:
         stream = subscriber.streams[server.source.name]
-        wait(lambda: stream.state is StreamState.EXACT)
+        eventually(lambda: stream.state is StreamState.EXACT)
         server.complete(DOCUMENTS[1] * 3, "before")
-        settle(stream)
+        settle(stream, DOCUMENTS[1] * 3, server)
         server.clear_cache()
         server.complete(DOCUMENTS[0] * 3, "after")  # vLLM tells of a reset with its next step
-        wait(lambda: stream.resident_tokens("after") is not None)
+        eventually(lambda: stream.resident_tokens("after") is not None)
         assert stream.mirror.match_tokens(DOCUMENTS[1] * 3) == 0
         assert stream.state is StreamState.EXACT
 
@@ -95,27 +91,26 @@ def test_a_cleared_cache_is_forgotten(server: EngineServer) -> None:
 def test_salted_requests_are_kept_apart(server: EngineServer) -> None:
     with Subscriber([server.source]) as subscriber:
         stream = subscriber.streams[server.source.name]
-        wait(lambda: stream.state is StreamState.EXACT)
+        eventually(lambda: stream.state is StreamState.EXACT)
         server.clear_cache()
         tokens = DOCUMENTS[3] * 3
         body = {"model": "tiny", "prompt": tokens, "max_tokens": 1, "cache_salt": "tenant"}
         server.post("/v1/completions", body)
-        settle(stream)
         whole = len(tokens) // server.block_size * server.block_size
-        assert stream.mirror.match_tokens(tokens, cache_salt="tenant") == whole
+        eventually(lambda: stream.mirror.match_tokens(tokens, cache_salt="tenant"), equals=whole)
         assert stream.mirror.match_tokens(tokens) == 0
 
 
 def test_a_killed_and_restarted_engine_is_followed(server: EngineServer) -> None:
     with Subscriber([server.source]) as subscriber:
         stream = subscriber.streams[server.source.name]
-        wait(lambda: stream.state is StreamState.EXACT)
+        eventually(lambda: stream.state is StreamState.EXACT)
         assert serve(server, stream, requests=4, seed=3) == 0
         server.stop(at_once=True)
-        wait(lambda: stream.state is StreamState.FALLBACK)
+        eventually(lambda: stream.state is StreamState.FALLBACK)
         assert stream.resident_tokens("3-3") is None
         server.start()
-        wait(lambda: stream.state is StreamState.EXACT)
+        eventually(lambda: stream.state is StreamState.EXACT)
         assert stream.mirror.num_resident_tokens == 0
         assert serve(server, stream, requests=4, seed=3) == 0
 
@@ -136,9 +131,9 @@ def test_the_hook_reports_what_events_would(
     reports, url = receiver
     with EngineServer(kind, cache_tokens=2048, events="hook", report_url=url) as server:
         server.complete([1] * 100, "first")
-        wait(lambda: bool(reports.streams))
+        eventually(lambda: bool(reports.streams))
         (stream,) = reports.streams.values()
-        wait(lambda: stream.state is StreamState.EXACT)
+        eventually(lambda: stream.state is StreamState.EXACT)
         assert serve(server, stream, requests=20, seed=4) == 0
         assert stream.resident_tokens("4-19") is not None
         assert stream.name == ("real/0" if kind == "vllm" else stream.name)

@@ -109,7 +109,8 @@ def test_a_backend_that_is_not_there_is_said_at_the_start(start: Start, unused_p
     process, _ = start("--backend", f"http://127.0.0.1:{unused_port}")
 
     assert process.stderr is not None
-    assert f"no answer from http://127.0.0.1:{unused_port} yet" in process.stderr.readline()
+    line = process.stderr.readline()
+    assert f"does not respond at http://127.0.0.1:{unused_port} yet" in line
 
 
 def test_several_backends_are_several_flags(start: Start, engine: FakeEngine) -> None:
