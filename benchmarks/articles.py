@@ -1,12 +1,11 @@
-"""A corpus for the preprocessing benchmark: articles whose documents depend on each other, and the
-three ways to find out what belongs together.
+"""Corpus for the preprocessing benchmark: articles whose documents depend on each other, and three
+sources of neighbours (similarity, trace, graph).
 
-Documents are those of the synthetic tasks (`research.tasks`); an article is the
-documents of one prompt. Twelve words with random fillers say little about a topic, so embeddings
-are drawn and not computed: a direction for the article, a turn with the place in it, and noise. Of
-the two documents most similar to one, 69 % are of its article, of the ten most similar 35 % (seven
-are there to be found); the most similar one stands right before it in 29 % and right behind it in
-28 % of all cases.
+The documents are those of the synthetic tasks (`research.tasks`); an article is the documents of
+one prompt. Twelve words with random fillers carry little topical signal, so embeddings are drawn
+rather than computed: a direction per article, a rotation by the position within it, and noise. 69 %
+of a document's two nearest neighbours belong to its own article, and 35 % of its ten nearest (seven
+exist); the nearest one directly precedes it in 29 % and directly follows it in 28 % of all cases.
 """
 
 from collections.abc import Callable
@@ -27,8 +26,8 @@ from research.tasks import SYSTEM, TASKS, ask, make_world
 DOCUMENTS, LENGTH = 8, 12
 DIMENSION, DRIFT, NOISE = 24, 0.7, 0.8
 REQUESTS, RETRIEVED = 12, 5
-"""Of the trace: earlier requests per article, and documents that each retrieved; one more is of
-another article."""
+"""Earlier requests per article in the trace, and documents retrieved from the article by each; one
+more document comes from another article."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,9 @@ class Articles:
     Attributes:
         documents: token ids; article i is documents 8 i to 8 i + 7, in order.
         cases: questions; a case's documents are one whole article.
-        asked: articles that have questions, the first ones.
-        vectors: an embedding of each document, (documents, dimension), of length 1.
-        trace: documents of earlier requests.
+        asked: number of articles with questions; they are the first ones.
+        vectors: unit-length embeddings, (documents, dimension).
+        trace: document numbers retrieved by each earlier request.
     """
 
     documents: list[tuple[int, ...]]
@@ -51,12 +50,12 @@ class Articles:
 
 
 def make_articles(*, seed: int, asked: int, num_articles: int = 200) -> Articles:
-    """Draw a corpus; the same arguments give the same one.
+    """Draw a corpus; deterministic for given arguments.
 
     Args:
-        seed: of everything.
-        asked: articles that questions are asked about: one of each task where it can be asked.
-        num_articles: in the corpus, at least `asked`.
+        seed: seed of all draws.
+        asked: number of articles with questions: one per task where the task applies.
+        num_articles: articles in the corpus, at least `asked`.
     """
     rng = np.random.default_rng([seed, 77])
     world = make_world(rng, num_articles, documents=DOCUMENTS, length=LENGTH)
@@ -84,10 +83,10 @@ def make_articles(*, seed: int, asked: int, num_articles: int = 200) -> Articles
 def _embeddings(rng: np.random.Generator, num_articles: int) -> npt.NDArray[np.float32]:
     topic = rng.normal(size=(num_articles, 1, DIMENSION)) / np.sqrt(DIMENSION)
     place = np.arange(DOCUMENTS) * np.pi / DOCUMENTS
-    turn = DRIFT * np.stack([np.cos(place), np.sin(place)], -1)
+    rotation = DRIFT * np.stack([np.cos(place), np.sin(place)], -1)
     noise = NOISE * rng.normal(size=(num_articles, DOCUMENTS, DIMENSION)) / np.sqrt(DIMENSION)
     vectors = np.concatenate(
-        [topic + noise, np.broadcast_to(turn, (num_articles, DOCUMENTS, 2))], -1
+        [topic + noise, np.broadcast_to(rotation, (num_articles, DOCUMENTS, 2))], -1
     ).reshape(num_articles * DOCUMENTS, -1)
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
 
@@ -97,8 +96,8 @@ def _trace(rng: np.random.Generator, num_articles: int) -> list[tuple[int, ...]]
     for article in range(num_articles):
         for _ in range(REQUESTS):
             own = rng.choice(DOCUMENTS, RETRIEVED, replace=False) + DOCUMENTS * article
-            stranger = rng.integers(num_articles * DOCUMENTS)
-            requests.append((*own.tolist(), int(stranger)))
+            unrelated = rng.integers(num_articles * DOCUMENTS)
+            requests.append((*own.tolist(), int(unrelated)))
     return requests
 
 
@@ -111,7 +110,7 @@ def _cooccurring(articles: Articles, top_n: int) -> Neighbours:
 
 
 def _linked(articles: Articles, top_n: int) -> Neighbours:
-    """The edges say which documents of the article come before, the nearest with most weight."""
+    """Link each document to the earlier ones of its article; nearer ones weigh more."""
     edges = [
         (number, before, 1.0 / (number - before))
         for number in range(len(articles.documents))

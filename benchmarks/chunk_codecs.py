@@ -1,11 +1,11 @@
-"""What storing chunk KV in 8 bits costs in answers, and saves in bytes.
+"""Measure the effect of 8-bit chunk KV storage on answer quality and on size.
 
     python -m benchmarks.chunk_codecs --json
 
-The reference model and tasks of chunk_quality. Every chunk goes through the codec of the disk tier
-before it is used. `score[codec]` is the accuracy over all tasks, `kl[codec]` the divergence from
-full attention of the same policy; `change_kl` what the codec itself changes: the divergence of its
-answers from those with plain storage, everything else equal.
+Uses the reference model and the tasks of chunk_quality. Every chunk passes through the disk tier's
+codec before use. Reported per codec: `score`, the accuracy over all tasks by policy; `kl`, the
+divergence from full attention by policy; `change_kl`, the divergence from plain storage with all
+else equal; `same_answer`, the share of answers equal to those of plain storage; `bytes_per_token`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from research.tasks import TASKS, make_prompts
 
 
 class PackedStore(ChunkStore):
-    """Gives out what is left of KV after a codec."""
+    """Chunk store whose KV makes a round trip through a codec."""
 
     def __init__(self, codec: str) -> None:
         super().__init__(capacity_bytes=1 << 28)
@@ -52,7 +52,7 @@ class PackedStore(ChunkStore):
 
 
 def measure(codec: str, *, prompts: int, seed: int, policies: list[str]) -> dict[str, Any]:
-    """Scores of one codec, and the logits of every prompt."""
+    """Return the scores of one codec and the logits of every prompt."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     store = PackedStore(codec)
@@ -77,10 +77,14 @@ def measure(codec: str, *, prompts: int, seed: int, policies: list[str]) -> dict
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=40, help="of each task")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=int, default=40, help="prompts per task")
     parser.add_argument("--seed", type=int, default=201)
-    parser.add_argument("--policies", nargs="+", default=["gradual", "reuse"])
+    parser.add_argument(
+        "--policies", nargs="+", default=["gradual", "reuse"], help="selection policies"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result = {

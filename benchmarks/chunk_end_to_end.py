@@ -1,17 +1,19 @@
-"""Chunk reuse end to end: a RAG workload through proxy and embedded engine, in three ways.
+"""Measure chunk reuse end to end: a RAG workload through proxy and embedded engine, in three modes.
 
     python -m benchmarks.chunk_end_to_end --json
+    python -m benchmarks.chunk_end_to_end --parts workload --requests 16
 
-`workload`: eight documents per question, drawn from a corpus of Python's own documentation by
-their popularity and in an order of their own; a random model of 16 layers, whose answers mean
-nothing; streamed. plain: the client writes the prompt; exact: the proxy orders and de-duplicates;
-approx: the same, and what is left over is reused as chunks. Each way has an engine and a proxy of
-its own, and they take turns. `tokens` says where prompt tokens came from; they add up to the
-prompts, or the run fails. `ttft_ratio` and `cpu_ratio` are medians over the requests.
+`workload`: eight documents per question, drawn by popularity from Python's own documentation, in
+random order; streamed, on a random 16-layer model (its answers are meaningless). plain: the client
+writes the prompt; exact: the proxy orders and de-duplicates; approx: as exact, and chunks outside
+the cached prefix are reused. Each mode has an engine and a proxy of its own; every request is sent
+to all modes before the next one. `tokens` counts prompt tokens by source; the run fails if the
+counts do not add up. TTFT and processor time are in milliseconds; `ttft_ratio` and `cpu_ratio` are
+medians over requests.
 
-`tasks`: the project's reference model answers its tasks through proxy and engine. The order of the
-documents matters there, so the proxy does not order. `itl`: time between the tokens of a running
-answer, alone and while another request is prefilled.
+`tasks`: accuracy of the project's reference model on its tasks, through proxy and engine. Document
+order matters there, so ordering is off. `itl`: inter-token latency of a running response, alone and
+while another request is prefilled.
 """
 
 import argparse
@@ -51,7 +53,7 @@ from ragboost.engine.builtin import build_tokenizer
 from research.tasks import TASKS, TaskPrompt, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"
-WAYS = ("plain", "exact", "approx")
+MODES = ("plain", "exact", "approx")
 ANSWER_TOKENS = 8
 SEED = 301
 
@@ -78,8 +80,8 @@ def build_model(path: Path, *, layers: int) -> None:
 
 
 def draw(num_requests: int, *, k: int, corpus: int, seed: int) -> list[WorkloadTurn]:
-    """Draw questions, each with documents in an order of its own: some documents are asked about
-    much more often than others (rank to the power of -0.8)."""
+    """Draw questions, each with documents in random order; a document's popularity is its rank to
+    the power of -0.8."""
     documents = sorted(standard_library(), key=lambda document: -len(document.text))[:corpus]
     rng = np.random.default_rng(seed)
     weights = np.arange(1, corpus + 1) ** -0.8
@@ -94,33 +96,33 @@ def draw(num_requests: int, *, k: int, corpus: int, seed: int) -> list[WorkloadT
 
 
 def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Send the workload's requests to the three ways in turns."""
+    """Send each request of the workload to all three modes, one after another."""
     drawn = draw(args.warm + args.requests, k=args.k, corpus=args.corpus, seed=1)
     settings = EngineSettings(model=model, num_threads=1, capacity_tokens=args.capacity_tokens)
     index = IndexSettings(capacity_tokens=args.capacity_tokens)
-    answers: dict[str, list[Answer]] = {way: [] for way in WAYS}
+    answers: dict[str, list[Answer]] = {mode: [] for mode in MODES}
     storing_s = 0.0
     with ExitStack() as stack:
         served = {
-            way: stack.enter_context(
+            mode: stack.enter_context(
                 serve(
                     settings,
-                    Settings(index=index, formats=FormatSettings(in_text=way != "plain")),
+                    Settings(index=index, formats=FormatSettings(in_text=mode != "plain")),
                 )
             )
-            for way in WAYS
+            for mode in MODES
         }
         for number, turn in enumerate(drawn):
-            for way in WAYS:
-                answers[way].append(served[way].ask(_body(turn, way, args.ratio)))
+            for mode in MODES:
+                answers[mode].append(served[mode].ask(_body(turn, mode, args.ratio)))
             storing_s += served["approx"].wait_until_stored()
             print(f"\rworkload {number + 1}/{len(drawn)}", end="", file=sys.stderr)
         chunk_scheduler = served["approx"].engine.chunk_scheduler
         assert chunk_scheduler is not None
         stored = chunk_scheduler.totals.chunks_stored
     print(file=sys.stderr)
-    measured = {way: found[args.warm :] for way, found in answers.items()}
-    result = {way: _summary(found) for way, found in measured.items()}
+    measured = {mode: found[args.warm :] for mode, found in answers.items()}
+    result = {mode: _summary(found) for mode, found in measured.items()}
     return {
         "requests": args.requests,
         "warm_up": args.warm,
@@ -130,8 +132,8 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
         "ratio": args.ratio,
         "policy": DEFAULT_POLICY,
         **result,
-        "ttft_ratio": _ratios({way: [one.ttft_ms for one in measured[way]] for way in WAYS}),
-        "cpu_ratio": _ratios({way: [one.cpu_ms for one in measured[way]] for way in WAYS}),
+        "ttft_ratio": _ratios({mode: [one.ttft_ms for one in measured[mode]] for mode in MODES}),
+        "cpu_ratio": _ratios({mode: [one.cpu_ms for one in measured[mode]] for mode in MODES}),
         "same_as_exact": round(
             statistics.fmean(
                 one.text == other.text
@@ -145,7 +147,7 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _ratios(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Medians over the requests, each of which all ways have answered."""
+    """Return medians of the per-request ratios between modes."""
     return {
         f"{slow}/{fast}": round(
             statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True)), 2
@@ -154,10 +156,10 @@ def _ratios(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-def _body(turn: WorkloadTurn, way: str, ratio: float) -> dict[str, Any]:
+def _body(turn: WorkloadTurn, mode: str, ratio: float) -> dict[str, Any]:
     system = {"role": "system", "content": "Answer from the documentation, briefly."}
     body: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
-    if way == "plain":
+    if mode == "plain":
         plain = Settings(
             ordering=OrderingSettings(enabled=False),
             hints=HintSettings(order=False, location=False),
@@ -166,7 +168,7 @@ def _body(turn: WorkloadTurn, way: str, ratio: float) -> dict[str, Any]:
         return {**body, "messages": [system, {"role": "user", "content": content}]}
     given = [{"id": d.id, "title": d.title, "text": d.text} for d in turn.documents]
     ours: dict[str, Any] = {"documents": given}
-    if way == "approx":
+    if mode == "approx":
         ours["reuse"] = {"policy": DEFAULT_POLICY, "ratio": ratio}
     question = {"role": "user", "content": turn.question}
     return {**body, "messages": [system, question], "ragboost": ours}
@@ -191,8 +193,8 @@ def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def build_task_model(path: Path) -> None:
-    """Write the reference model with a tokenizer whose words are its ids: `t17` is 17. All other
-    text, such as the labels of documents, is nothing."""
+    """Write the reference model with a tokenizer in which the word `t17` is id 17 and document
+    labels encode to nothing."""
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     model.save_pretrained(path)
     size = int(model.config.vocab_size)
@@ -207,7 +209,7 @@ def build_task_model(path: Path) -> None:
 
 
 def measure_tasks(model: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Ask the reference tasks exactly, with reuse at some ratios, and with nothing recomputed."""
+    """Run the reference tasks exactly, with reuse at two recompute ratios, and at ratio 0."""
     proxy = Settings(
         ordering=OrderingSettings(enabled=False),
         dedup=DedupSettings(enabled=False),
@@ -223,7 +225,7 @@ def measure_tasks(model: Path, args: argparse.Namespace) -> dict[str, Any]:
         for task in TASKS:
             found = right.setdefault(task, {mode: [] for mode in modes})
             for prompt in make_prompts(task, args.prompts, seed=SEED):
-                # Elsewhere before: every chunk is stored, and none of them is a prefix here.
+                # Send the chunks in another order first: each is stored, none is a prefix here.
                 served.ask(_task_body(prompt, "approx", shift=1))
                 served.wait_until_stored()
                 texts = {}
@@ -255,7 +257,7 @@ def measure_tasks(model: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _normalised(scores: Mapping[str, float]) -> dict[str, float] | None:
-    """FusionRAG eq. 11; None where reusing everything loses nothing."""
+    """Return FusionRAG eq. 11 by ratio, or None where full reuse loses nothing."""
     lost = scores["exact"] - scores["0"]
     if lost <= 0:
         return None
@@ -279,37 +281,37 @@ def _words(ids: Sequence[int]) -> str:
 
 
 def measure_itl(model: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Stream one answer, alone and beside prefills of other requests, in turns."""
+    """Stream a response alone and beside the prefill of another request, alternating."""
     drawn = draw(args.repeats, k=args.k, corpus=args.corpus, seed=2)
     settings = EngineSettings(model=model, num_threads=1, capacity_tokens=args.capacity_tokens)
     gaps: dict[str, list[float]] = {"alone": [], "exact": [], "approx": []}
     with serve(settings) as served:
         for turn in drawn:
-            turned = turn._replace(documents=turn.documents[1:] + turn.documents[:1])
-            served.ask(_body(turned, "approx", args.ratio))
+            rotated = turn._replace(documents=turn.documents[1:] + turn.documents[:1])
+            served.ask(_body(rotated, "approx", args.ratio))
             served.wait_until_stored()
         for turn in drawn:
-            for way in gaps:
+            for mode in gaps:
                 served.engine.reset_prefix_cache().result(60)
-                gaps[way] += _gaps_beside(served, turn, way, args)
+                gaps[mode] += _gaps_beside(served, turn, mode, args)
     return {
         "repeats": args.repeats,
         "step_tokens": settings.max_step_tokens,
         **{
-            way: {
+            mode: {
                 "median_ms": round(statistics.median(found), 1),
                 "p95_ms": round(sorted(found)[int(0.95 * (len(found) - 1))], 1),
                 "max_ms": round(max(found), 1),
             }
-            for way, found in gaps.items()
+            for mode, found in gaps.items()
         },
     }
 
 
 def _gaps_beside(
-    served: Served, turn: WorkloadTurn, way: str, args: argparse.Namespace
+    served: Served, turn: WorkloadTurn, mode: str, args: argparse.Namespace
 ) -> list[float]:
-    """Times between tokens of an answer that runs while another request is prefilled."""
+    """Return inter-token times (ms) of a response streamed while another request is prefilled."""
     answers: list[Answer] = []
     body = {
         "messages": [{"role": "user", "content": "Tell me a long story."}],
@@ -318,9 +320,9 @@ def _gaps_beside(
     }
     thread = threading.Thread(target=lambda: answers.append(served.ask(body)))
     thread.start()
-    if way != "alone":
+    if mode != "alone":
         time.sleep(0.1)
-        prompt = {**_body(turn, way, args.ratio), "max_tokens": 1}
+        prompt = {**_body(turn, mode, args.ratio), "max_tokens": 1}
         with httpx.Client(timeout=600) as client:
             served._replace(client=client).ask(prompt)
     thread.join()
@@ -328,41 +330,45 @@ def _gaps_beside(
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Print tables for people."""
+    """Print tables."""
     if work := result.get("workload"):
         print(f"\n{work['requests']} requests, {work['documents']} documents each")
-        for way in WAYS:
-            shares = (f"{name} {share:6.1%}" for name, share in work[way]["share"].items())
-            ttft, cpu = work[way]["ttft_ms"]["median"], work[way]["cpu_ms"]
+        for mode in MODES:
+            shares = (f"{name} {share:6.1%}" for name, share in work[mode]["share"].items())
+            ttft, cpu = work[mode]["ttft_ms"]["median"], work[mode]["cpu_ms"]
             times = f"median TTFT {ttft:.0f} ms, CPU {cpu:.0f} ms"
-            print(f"  {way:7} {times} ", "  ".join(shares))
+            print(f"  {mode:7} {times} ", "  ".join(shares))
         print(f"  medians of ratios: TTFT {work['ttft_ratio']}, CPU {work['cpu_ratio']}")
-        print(f"  storing {work['storing_s']} s; answers as in exact {work['same_as_exact']:.0%}")
+        print(f"  storing {work['storing_s']} s; same answers as exact {work['same_as_exact']:.0%}")
     if tasks := result.get("tasks"):
-        print("\naccuracy by task: exact, and reuse at 0, 10 and 15 %")
+        print("\naccuracy by task: exact, and recompute ratios of 0, 10 and 15 %")
         for task, scores in tasks["accuracy"].items():
             print(f"  {task:10}", "  ".join(f"{value:.3f}" for value in scores.values()))
         print(f"  same answer as exact: {tasks['same_as_exact']}")
     if itl := result.get("itl"):
-        print("\ntime between tokens of a running answer")
-        for way in ("alone", "exact", "approx"):
-            print(f"  {way:7} {itl[way]}")
+        print("\ninter-token latency of a running response")
+        for mode in ("alone", "exact", "approx"):
+            print(f"  {mode:7} {itl[mode]}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--parts", default="tasks,workload,itl", help="what to measure")
-    parser.add_argument("--requests", type=int, default=48, help="measured, per way")
-    parser.add_argument("--warm", type=int, default=12, help="requests before")
-    parser.add_argument("--corpus", type=int, default=48, help="documents in all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--parts", default="tasks,workload,itl", help="parts to run, comma-separated"
+    )
+    parser.add_argument("--requests", type=int, default=48, help="measured requests per mode")
+    parser.add_argument("--warm", type=int, default=12, help="unmeasured requests before them")
+    parser.add_argument("--corpus", type=int, default=48, help="documents in the corpus")
     parser.add_argument("--k", type=int, default=8, help="documents per request")
-    parser.add_argument("--layers", type=int, default=16, help="of the random model")
-    parser.add_argument("--ratio", type=float, default=0.15)
-    parser.add_argument("--prompts", type=int, default=40, help="per task")
-    parser.add_argument("--repeats", type=int, default=3, help="of the running answer")
-    parser.add_argument("--itl-tokens", type=int, default=150, help="tokens of the running answer")
-    parser.add_argument("--capacity-tokens", type=int, default=32_768)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--layers", type=int, default=16, help="layers of the random model")
+    parser.add_argument("--ratio", type=float, default=0.15, help="recompute ratio")
+    parser.add_argument("--prompts", type=int, default=40, help="prompts per task")
+    parser.add_argument("--repeats", type=int, default=3, help="responses measured for ITL")
+    parser.add_argument("--itl-tokens", type=int, default=150, help="tokens of each such response")
+    parser.add_argument("--capacity-tokens", type=int, default=32_768, help="prefix cache size")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     begin = time.process_time()
     with tempfile.TemporaryDirectory() as folder:

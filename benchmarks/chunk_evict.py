@@ -1,11 +1,11 @@
-"""What dropping document KV after the first token saves in decoding, and what it forgets.
+"""Measure the decoding time saved by evicting document KV after prefill, and the accuracy lost.
 
     python -m benchmarks.chunk_evict --json
 
-`step_ms[kept]` is the processor time of one decoding step after a prompt of `--tokens`, by tokens
-kept per layer and head ("all": no eviction), on the model of chunk_ttft. `score[task][kept]` is
-how often the reference model still answers when the question is put a second time to the shrunken
-cache.
+`step_ms[kept]` is the processor time in milliseconds of one decoding step after a prompt of
+`--tokens`, by tokens kept per layer and head ("all": no eviction), on the model of chunk_ttft.
+`score[task][kept]` is the reference model's accuracy when the question is asked a second time on
+the reduced cache.
 """
 
 import argparse
@@ -29,7 +29,7 @@ STEPS = 16
 
 @torch.no_grad()
 def decode(adapter: ModelAdapter, result: Prefill, tokens: list[int]) -> torch.Tensor:
-    """Feed tokens one by one after a prefill; returns the last logits."""
+    """Feed tokens one by one after a prefill and return the last logits."""
     logits = result.logits
     for number, token in enumerate(tokens):
         out = adapter.model(
@@ -87,11 +87,13 @@ def scores(model: Path, prompts: int, kept: list[int | None]) -> dict[str, dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--tokens", type=int, default=8000)
-    parser.add_argument("--prompts", type=int, default=100)
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=MODEL, help="reference model of score")
+    parser.add_argument("--tokens", type=int, default=8000, help="prompt length for step_ms")
+    parser.add_argument("--prompts", type=int, default=100, help="prompts per task for score")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result: dict[str, Any] = {
         "tokens": args.tokens,
@@ -102,7 +104,7 @@ def main() -> None:
     if args.json:
         print(json.dumps(result))
         return
-    print("decoding step by tokens kept:", result["step_ms"])
+    print("milliseconds per decoding step, by tokens kept:", result["step_ms"])
     for task, by_kept in result["score"].items():
         print(f"  {task:10}", by_kept)
 

@@ -1,11 +1,12 @@
-"""Attention backends on scattered rows, against full causal attention and SDPA with a dense mask.
+"""Time attention backends on scattered query rows against full causal attention.
 
     python -m benchmarks.chunk_kernels --device cuda --keys 32768 --json
     python -m benchmarks.chunk_kernels --keys 4096 --heads 14 --kv-heads 2 --head-dim 64 --json
 
-One layer's attention at a recompute ratio, rows chosen at random as single tokens or in blocks of
-16. `speedup[blocks][backend]` is the time of full causal attention (FlashAttention on CUDA) over
-the backend's. Without an accelerator only the CPU is measured, and the result says so.
+Computes one layer's attention for a share of the rows (`--ratio`), chosen at random as single
+tokens or in blocks of 16. `speedup[block][backend]` is the time of full causal attention
+(FlashAttention on CUDA) divided by the backend's; `dense` is SDPA with a dense mask. Times are the
+least of `--repeats`, in seconds. `accelerator` tells whether one is available.
 """
 
 import argparse
@@ -59,19 +60,23 @@ def measure(args: argparse.Namespace, block: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--keys", type=int, default=32_768)
-    parser.add_argument("--heads", type=int, default=28)
-    parser.add_argument("--kv-heads", type=int, default=4)
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--ratio", type=float, default=0.15)
-    parser.add_argument("--backends", default="dense,tiled,flex,varlen")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--keys", type=int, default=32_768, help="context length, tokens")
+    parser.add_argument("--heads", type=int, default=28, help="query heads")
+    parser.add_argument("--kv-heads", type=int, default=4, help="KV heads")
+    parser.add_argument("--head-dim", type=int, default=128, help="dimension per head")
+    parser.add_argument("--ratio", type=float, default=0.15, help="share of rows computed")
+    parser.add_argument(
+        "--backends", default="dense,tiled,flex,varlen", help="attention backends, comma-separated"
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3, help="runs per backend")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():
-        parser.error(f"--device {args.device}: no accelerator is available here")
+        parser.error(f"--device {args.device}: no accelerator available")
     seconds = {str(block): measure(args, block) for block in (1, 16)}
     result: dict[str, Any] = {
         "speedup": {

@@ -1,15 +1,15 @@
-"""Answer quality of chunk reuse by policy and recompute ratio, on tasks that need other chunks.
+"""Measure answer quality of chunk reuse by policy and recompute ratio, on cross-chunk tasks.
 
     python -m benchmarks.chunk_quality --json
-    python -m benchmarks.chunk_quality --split development   # what the default policy was chosen on
+    python -m benchmarks.chunk_quality --split development   # the default policy was chosen on this
     python -m benchmarks.chunk_quality --neighbours similarity --json     # see prepared_quality
     python -m benchmarks.chunk_quality --craft --json                     # see craft_quality
 
-The model is the project's own, trained on these tasks by scripts/train_reference_model.py. Both
-splits are drawn apart from the training stream and from each other. `score[task][policy][ratio]` is
-the accuracy, `normalised` the share of what full reuse loses that is won back (FusionRAG eq. 11;
-null for the control task `local`, where nothing is lost); means over seeds, `error` the standard
-error between seeds.
+The model is the project's own, trained on these tasks by scripts/train_reference_model.py. The
+splits share no prompts with the training stream or with each other. `score[task][policy][ratio]` is
+the accuracy; `normalised` is the share of the loss of full reuse that is recovered (FusionRAG
+eq. 11; null for the control task `local`, which loses nothing); `kl` is the divergence from full
+attention. All are means over seeds; `error` is the standard error between seeds.
 """
 
 import argparse
@@ -41,7 +41,7 @@ MODEL = Path(__file__).parent / "reference_model"
 SPLITS = {"development": (101, 102, 103), "test": (201, 202, 203)}
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 UNFAIR = ("oracle", "full", "reuse")
-"""Policies that are no candidates for the default: a bound that knows the answer, and the ends."""
+"""Policies excluded as the default: an upper bound that knows the answer, and the two extremes."""
 
 Scores = dict[str, dict[str, dict[str, float | None]]]
 
@@ -55,7 +55,7 @@ def measure(
     granularity: int,
     parts: Path | None = None,
 ) -> list[EvalRow]:
-    """Evaluate on `prompts` prompts of every task, drawn with this seed; finished tasks are kept in
+    """Evaluate `prompts` prompts of every task, drawn with this seed; finished tasks are saved in
     `parts`."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=1 << 28))
@@ -64,10 +64,10 @@ def measure(
     def on_task(task: str) -> list[Any]:
         drawn = [prompt.case() for prompt in make_prompts(task, prompts, seed=seed)]
         if "hybrid-offline" in policies:
-            strangers = make_prompts("local", 4, seed=seed + 1000)
+            unrelated = make_prompts("local", 4, seed=seed + 1000)
             for case in drawn:
                 for number, chunk in enumerate(case.chunks):
-                    neighbours = strangers[number % 4].chunks[:4]
+                    neighbours = unrelated[number % 4].chunks[:4]
                     measure_offline(reuse, case.system, chunk, neighbours=neighbours)
         found = evaluate(reuse, drawn, policies=policies, ratios=RATIOS, granularity=granularity)
         return [asdict(row) for row in found]
@@ -112,7 +112,7 @@ def summarise(runs: list[list[EvalRow]]) -> dict[str, Any]:
 
 
 def fill_ends(values: Scores) -> None:
-    """Give every policy its ends: ratio 0 is full reuse and ratio 1 full attention for each."""
+    """Add the ends of every policy's curve: full reuse at ratio 0, full attention at ratio 1."""
     for by_policy in values.values():
         full, reuse = by_policy["full"]["1"], by_policy["reuse"]["0"]
         for policy, by_ratio in by_policy.items():
@@ -121,7 +121,7 @@ def fill_ends(values: Scores) -> None:
 
 
 def best_policy(normalised_scores: Scores) -> str:
-    """Return the policy whose worst task is best, over the ratios 0.1 and 0.15."""
+    """Return the policy with the best worst-case task over the ratios 0.1 and 0.15."""
     tasks = [task for task in normalised_scores if task != "local"]
     worst = {
         policy: min(
@@ -147,11 +147,11 @@ def show(result: dict[str, Any]) -> None:
                     if ratio not in ("0", "1")
                 )
                 print(f"  {policy:18}", "  ".join(cells))
-    print(f"\nbest here: {result['best_policy']}; default: {result['default_policy']}")
+    print(f"\nbest policy: {result['best_policy']}; default: {result['default_policy']}")
 
 
 def measure_offline_stage(args: argparse.Namespace) -> None:
-    """Measure preprocessing or Cache-Craft, each in a benchmark of its own."""
+    """Run the preprocessing (`prepared_quality`) or Cache-Craft (`craft_quality`) benchmark."""
     seeds = SPLITS[args.split]
     result: dict[str, Any]
     if args.craft:
@@ -177,18 +177,24 @@ def measure_offline_stage(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--split", choices=SPLITS, default="test")
-    parser.add_argument("--prompts", type=int, default=100, help="per task and seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=MODEL, help="reference model")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="prompts to evaluate on")
+    parser.add_argument("--prompts", type=int, default=100, help="prompts per task and seed")
     parser.add_argument("--policies", default="", help="comma-separated; default: all")
-    parser.add_argument("--granularity", type=int, default=1)
-    parser.add_argument("--neighbours", choices=SOURCES, help="measure preprocessing instead")
-    parser.add_argument("--top-n", default="0,2,5,10,15", help="with --neighbours")
-    parser.add_argument("--articles", type=int, default=30, help="asked per seed")
-    parser.add_argument("--parts", type=Path, help="keep finished parts here, and go on with them")
-    parser.add_argument("--craft", action="store_true", help="measure Cache-Craft instead")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--granularity", type=int, default=1, help="tokens per selected block")
+    parser.add_argument(
+        "--neighbours", choices=SOURCES, help="measure preprocessing with these neighbours"
+    )
+    parser.add_argument("--top-n", default="0,2,5,10,15", help="neighbour counts for --neighbours")
+    parser.add_argument(
+        "--articles", type=int, default=30, help="articles with questions, per seed"
+    )
+    parser.add_argument("--parts", type=Path, help="folder of finished parts, to resume from")
+    parser.add_argument("--craft", action="store_true", help="measure Cache-Craft")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if args.neighbours or args.craft:
         measure_offline_stage(args)

@@ -1,6 +1,6 @@
-"""The embedded engine behind a proxy, and streamed answers with what they took.
+"""Serve the embedded engine behind a proxy, and time streamed responses.
 
-Knows requests as bodies; does not know workloads.
+Knows request bodies. Does not know workloads.
 """
 
 import json
@@ -18,13 +18,16 @@ from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 
 SOURCES = ("exact_cached", "approx_cached", "recomputed", "computed")
-"""Where prompt tokens come from, as usage calls it."""
+"""Sources of prompt tokens, as named in `usage`."""
 Body = Mapping[str, Any]
 
 
 class Answer(NamedTuple):
-    """One answered request; times are in milliseconds, `cpu_ms` is the processor time of client,
-    proxy and engine up to the first token."""
+    """Response to one request.
+
+    Times are in milliseconds; `cpu_ms` is the processor time of client, proxy and engine up to the
+    first token.
+    """
 
     text: str
     ttft_ms: float
@@ -34,21 +37,21 @@ class Answer(NamedTuple):
 
     @property
     def sources(self) -> dict[str, int]:
-        """Where the prompt's tokens came from."""
+        """Prompt tokens by source; they add up to `prompt_tokens`."""
         total, cached = (
             self.usage["prompt_tokens"],
             self.usage["prompt_tokens_details"]["cached_tokens"],
         )
-        told = self.usage.get("ragboost")
-        if told is None:
-            told = {"exact_cached_tokens": cached, "computed_tokens": total - cached}
-        found = {name: int(told.get(f"{name}_tokens", 0)) for name in SOURCES}
+        reported = self.usage.get("ragboost")
+        if reported is None:
+            reported = {"exact_cached_tokens": cached, "computed_tokens": total - cached}
+        found = {name: int(reported.get(f"{name}_tokens", 0)) for name in SOURCES}
         assert sum(found.values()) == total, (found, total)
         return found
 
 
 class Served(NamedTuple):
-    """An engine, and a proxy in front of it."""
+    """An embedded engine with a proxy in front of it."""
 
     engine: Engine
     engine_url: str
@@ -56,7 +59,7 @@ class Served(NamedTuple):
     client: httpx.Client
 
     def ask(self, body: Body, *, path: str = "/v1/chat/completions") -> Answer:
-        """Send a request, streamed."""
+        """Send a streaming request and read its whole response."""
         last, cpu = time.perf_counter(), time.process_time()
         cpu_ms = 0.0
         text, times, usage = "", [], {}
@@ -76,7 +79,7 @@ class Served(NamedTuple):
             return Answer(text, times[0], cpu_ms, times[1:], usage)
 
     def wait_until_stored(self) -> float:
-        """Wait for chunks that are being stored; return the seconds."""
+        """Wait until the engine has stored all pending chunks; return the seconds waited."""
         begin, chunk_scheduler = time.perf_counter(), self.engine.chunk_scheduler
         while chunk_scheduler is not None and chunk_scheduler.has_work:
             time.sleep(0.002)
@@ -88,7 +91,7 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperat
 
 @contextmanager
 def serve(engine: EngineSettings, proxy: Settings | None = None) -> Iterator[Served]:
-    """Start an engine and a proxy; wait until the proxy knows that the engine reuses chunks."""
+    """Start an engine and a proxy, and wait until the proxy has detected chunk reuse."""
     proxy = proxy or Settings()
     app = create_engine_app(engine)
     with (
@@ -96,8 +99,8 @@ def serve(engine: EngineSettings, proxy: Settings | None = None) -> Iterator[Ser
         httpx.Client(timeout=600) as client,
     ):
         backend = BackendSettings(url=engine_url)
-        front = create_app(proxy.model_copy(update={"backend": backend}))
-        with serve_in_thread(front) as url:
-            while not front.state.chunk_reuse.is_supported:
+        proxy_app = create_app(proxy.model_copy(update={"backend": backend}))
+        with serve_in_thread(proxy_app) as url:
+            while not proxy_app.state.chunk_reuse.is_supported:
                 time.sleep(0.01)
             yield Served(app.state.engine, engine_url, url, client)

@@ -1,13 +1,13 @@
-"""Time to first token with reused chunks, against a full prefill of the same prompt.
+"""Measure time to first token with reused chunks against a full prefill of the same prompt.
 
     python -m benchmarks.chunk_ttft --tokens 2000,4000,8000 --json
     python -m benchmarks.chunk_ttft --tokens 8192,16384,32768 --device cuda --shape 7b --json
 
-Timing needs no trained weights: the model is random. On a CPU the processor time of the process
-counts, which other processes disturb less than the clock; on an accelerator the clock,
-synchronised. Selection is included. The ways take turns, more of them for shorter prompts;
-`ratio[tokens][recompute]` is full prefill / reuse, of medians, `assembly_share` the part of a full
-prefill that putting the stored KV together takes.
+The model has random weights, which timing does not depend on. Times are seconds: processor time of
+the process on a CPU, where it is less noisy than wall time; synchronised wall time on an
+accelerator. Token selection is included. The variants alternate, with more repeats for shorter
+prompts. `ratio[tokens][recompute]` is median full prefill / median reuse; `assembly_share` is the
+time to assemble the stored KV as a share of a full prefill.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def build(shape: str, *, layers: int | None, device: str) -> ModelAdapter:
 
 
 def timed(run: Callable[[], Any], *, device: str) -> float:
-    """Return how long a run takes, seconds: of the processor on a CPU, else of the clock."""
+    """Return the seconds of a run: processor time on a CPU, else wall time."""
     if device == "cpu":
         begin = time.process_time()
         run()
@@ -75,26 +75,25 @@ def timed(run: Callable[[], Any], *, device: str) -> float:
 
 
 def best(run: Callable[[], Any], *, repeats: int, device: str) -> float:
-    """Return the least time of some runs, seconds."""
+    """Return the shortest of `repeats` runs, in seconds."""
     return min(timed(run, device=device) for _ in range(repeats))
 
 
-def take_turns(
+def interleave(
     runs: dict[str, Callable[[], Any]], *, repeats: int, device: str, name: str
 ) -> dict[str, float]:
-    """Return the median time of each, seconds. They take turns: a busy machine disturbs all."""
-    times: dict[str, list[float]] = {what: [] for what in runs}
-    for turn in range(repeats):
-        for number, (what, run) in enumerate(runs.items()):
-            progress = f"turn {turn + 1}/{repeats}, {number + 1}/{len(runs)}: {what}"
+    """Return each run's median time in seconds; runs alternate, so that noise affects all alike."""
+    times: dict[str, list[float]] = {variant: [] for variant in runs}
+    for repeat in range(repeats):
+        for number, (variant, run) in enumerate(runs.items()):
+            progress = f"repeat {repeat + 1}/{repeats}, {number + 1}/{len(runs)}: {variant}"
             print(f"\r{name} tokens, {progress:40}", end="", file=sys.stderr, flush=True)
-            times[what].append(timed(run, device=device))
+            times[variant].append(timed(run, device=device))
     print(file=sys.stderr)
-    return {what: statistics.median(found) for what, found in times.items()}
+    return {variant: statistics.median(found) for variant, found in times.items()}
 
 
-def turns(num_tokens: int) -> int:
-    """Return how often each way is measured where nothing is asked for."""
+def default_repeats(num_tokens: int) -> int:
     return max(3, min(7, 20_000 // num_tokens))
 
 
@@ -133,10 +132,10 @@ def measure(adapter: ModelAdapter, num_tokens: int, args: argparse.Namespace) ->
     }
     for ratio in args.ratios:
         runs[f"{ratio:g}"] = lambda ratio=ratio: reused(ratio)
-    repeats, name = args.repeats or turns(num_tokens), str(num_tokens)
+    repeats, name = args.repeats or default_repeats(num_tokens), str(num_tokens)
     if args.device != "cpu":
-        take_turns(runs, repeats=1, device=args.device, name=f"warming up, {name}")
-    seconds = take_turns(runs, repeats=repeats, device=args.device, name=name)
+        interleave(runs, repeats=1, device=args.device, name=f"warming up, {name}")
+    seconds = interleave(runs, repeats=repeats, device=args.device, name=name)
     full_s, assembly_s = seconds.pop("full"), seconds.pop("assembly")
     return {
         "prompt_tokens": ids.shape[1],
@@ -149,20 +148,24 @@ def measure(adapter: ModelAdapter, num_tokens: int, args: argparse.Namespace) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tokens", default="2000,4000,8000")
-    parser.add_argument("--ratios", default="0,0.05,0.15,0.3")
-    parser.add_argument("--policy", choices=POLICIES, default=DEFAULT_POLICY)
-    parser.add_argument("--granularity", type=int, default=1)
-    parser.add_argument("--backend", default="tiled")
-    parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--layers", type=int)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", default="2000,4000,8000", help="prompt lengths")
+    parser.add_argument("--ratios", default="0,0.05,0.15,0.3", help="recompute ratios")
+    parser.add_argument(
+        "--policy", choices=POLICIES, default=DEFAULT_POLICY, help="selection policy"
+    )
+    parser.add_argument("--granularity", type=int, default=1, help="tokens per selected block")
+    parser.add_argument("--backend", default="tiled", help="attention backend")
+    parser.add_argument("--shape", choices=SHAPES, default="small", help="model shape")
+    parser.add_argument("--layers", type=int, help="layers; default: those of the shape")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, help="default: more for shorter prompts")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():
-        parser.error(f"--device {args.device}: no accelerator is available here")
+        parser.error(f"--device {args.device}: no accelerator available")
     args.ratios = [float(ratio) for ratio in args.ratios.split(",")]
     adapter = build(args.shape, layers=args.layers, device=args.device)
     found = {tokens: measure(adapter, int(tokens), args) for tokens in args.tokens.split(",")}

@@ -1,9 +1,12 @@
-"""Replay conversations through the proxy: does each request extend the last one, what is saved?
+"""Replay conversations through the proxy: check prefix extension and count prefilled tokens.
 
-Runs `python -m benchmarks.conversations --data PATH --json` on a folder of MT-RAG (questions with
-retrieved documents) or of agents' traces (tool results). The engine is the tests' FakeEngine, which
-has an exact prefix cache and counts words and signs as tokens; conversations go on in turn. The
-answers are the data's own, no model is asked. Exits with 1 if a check fails.
+    python -m benchmarks.conversations --data PATH --json
+
+PATH is a folder of MT-RAG (questions with retrieved documents) or of agent traces (tool results).
+The engine is the tests' FakeEngine: an exact prefix cache with words and punctuation as tokens.
+Conversations are interleaved request by request; answers come from the data, no model runs. Exits
+with 1 if, through the proxy, a request does not extend the previous one of its conversation, or a
+document is missing or repeated.
 """
 
 import argparse
@@ -33,11 +36,12 @@ Message = dict[str, Any]
 
 @dataclass
 class Chat:
-    """One conversation: for each request its new messages, its documents, and the answer.
+    """One recorded conversation.
 
     Attributes:
-        id: in the data.
-        steps: new messages, documents (as the proxy takes them) and the answer's message.
+        id: the data set's id.
+        steps: per request, its new messages, its documents (in the proxy's form) and the assistant
+            message that answers it.
     """
 
     id: str
@@ -45,13 +49,13 @@ class Chat:
 
 
 class Client:
-    """An application in one conversation.
+    """Client side of one conversation.
 
     Attributes:
-        history: its messages.
-        last: what the engine got for the last request, decoded.
-        is_extending: every request began with the last one.
-        is_complete: every document given stood once in its request.
+        history: messages so far.
+        last: messages that the engine received with the last request.
+        is_extending: every request began with the messages of the previous one.
+        is_complete: every request contained each of its documents exactly once.
     """
 
     def __init__(self, chat: Chat) -> None:
@@ -61,7 +65,7 @@ class Client:
         self.is_extending = self.is_complete = True
 
     def check(self, received: Received, documents: Sequence[Message]) -> None:
-        """Look at what the engine got."""
+        """Compare a request as the engine received it with the previous one and the documents."""
         messages = received.json["messages"]
         self.is_extending &= messages[: len(self.last)] == self.last
         self.last = messages
@@ -75,13 +79,17 @@ Body = Callable[[Client, list[Message], list[Message]], Message]
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder of the data set")
-    parser.add_argument("--retrieved", default="native", help="MT-RAG: which retrieval run")
+    parser.add_argument("--retrieved", default="native", help="MT-RAG: retrieval run to use")
     parser.add_argument("--top", type=int, default=20, help="documents per question, at most")
     parser.add_argument("--limit", type=int, help="conversations, at most")
-    parser.add_argument("--capacity", type=int, help="tokens of the prefix cache; none: unbounded")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--capacity", type=int, help="prefix cache size in tokens; default: unbounded"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if (args.data / "traces.jsonl.gz").exists():
         chats, modes, judged = read_traces(args.data), TRACE_MODES, "passages"
@@ -105,12 +113,12 @@ def main() -> None:
 def replay(
     chats: Sequence[Chat], body: Body, settings: Settings | None, *, capacity: int | None
 ) -> dict[str, Any]:
-    """Send every request, through the proxy if there are settings for it.
+    """Send every request, through a proxy if `settings` are given.
 
     Returns:
         `requests`, `prompt_tokens`, `cached_tokens`, `prefilled_tokens`, `hit_rate`; `extending`
-        and `complete`: conversations in which every request began with the last one, and in which
-        every document given stood once; `is_right`: these are all.
+        and `complete`: number of conversations with `Client.is_extending` and `is_complete`;
+        `is_right`: both hold for all conversations.
     """
     clients = [Client(chat) for chat in chats]
     with FakeEngine(capacity_tokens=capacity) as engine:
@@ -140,7 +148,7 @@ def replay(
 
 def _send_all(clients: Sequence[Client], body: Body, engine: FakeEngine, url: str) -> None:
     with httpx.Client(base_url=url, timeout=120) as http:
-        for client, step in _in_turn(clients):
+        for client, step in _interleaved(clients):
             new, documents, answer = step
             choice = {"index": 0, "message": answer, "finish_reason": "stop"}
             engine.misbehave(status=200, body=json.dumps({"choices": [choice]}).encode())
@@ -148,8 +156,8 @@ def _send_all(clients: Sequence[Client], body: Body, engine: FakeEngine, url: st
             client.check(engine.requests[-1], documents)
 
 
-def _in_turn(clients: Sequence[Client]) -> Iterator[tuple[Client, Any]]:
-    """The first requests of all conversations, then the second ones, and so on."""
+def _interleaved(clients: Sequence[Client]) -> Iterator[tuple[Client, Any]]:
+    """Yield the first request of every conversation, then the second ones, and so on."""
     for steps in zip_longest(*(client.steps for client in clients)):
         for client, step in zip(clients, steps, strict=True):
             if step is not None:
@@ -158,21 +166,21 @@ def _in_turn(clients: Sequence[Client]) -> Iterator[tuple[Client, Any]]:
 
 
 def _boosted(client: Client, new: list[Message], documents: list[Message]) -> Message:
-    """The history without documents, and the turn's documents for the proxy."""
+    """Return the history without documents, and this turn's documents for the proxy."""
     client.history.extend(new)
     ours = {"ragboost": {"documents": documents}} if documents else {}
     return {"messages": client.history, **ours}
 
 
 def _latest_only(client: Client, new: list[Message], documents: list[Message]) -> Message:
-    """The turn's documents in the last message; the history goes without."""
+    """Return a body with this turn's documents in the last message and none in the history."""
     messages = [*client.history, *new[:-1], _with_documents(new[-1], documents)]
     client.history.extend(new)
     return {"messages": messages}
 
 
 def _resent(client: Client, new: list[Message], documents: list[Message]) -> Message:
-    """Every turn with its documents, all of them sent again."""
+    """Return a body that resends the documents of every turn."""
     client.history.extend([*new[:-1], _with_documents(new[-1], documents)])
     return {"messages": client.history}
 
@@ -199,7 +207,7 @@ TRACE_MODES: dict[str, tuple[Body, Settings | None]] = {
 
 
 def read_questions(path: Path, run: str, *, top: int) -> list[Chat]:
-    """MT-RAG: a question, its retrieved documents and the reference answer per turn."""
+    """Read MT-RAG: a question, its retrieved documents and the reference answer per turn."""
     texts = {row["id"]: row["text"] for row in _rows(path / "corpus.jsonl.gz")}
     lists = {row["id"]: row["doc_ids"][:top] for row in _rows(path / f"retrieved_{run}.jsonl.gz")}
     chats: dict[str, Chat] = {}
@@ -213,7 +221,7 @@ def read_questions(path: Path, run: str, *, top: int) -> list[Chat]:
 
 
 def read_traces(path: Path) -> list[Chat]:
-    """Agents' traces: one request per message of the assistant."""
+    """Read agent traces: one request per assistant message."""
     texts = {row["id"]: row["text"] for row in _rows(path / "corpus.jsonl.gz")}
     chats = []
     for row in _rows(path / "traces.jsonl.gz"):

@@ -1,13 +1,14 @@
-"""Cache-Craft as a whole: versions of chunks left by earlier requests, fixed by what their context
-did (`python -m benchmarks.chunk_quality --craft`).
+"""Measure answer quality of Cache-Craft: reuse of chunk versions stored by earlier requests.
 
-The earlier requests retrieve some of an article's documents in any order, among documents of other
-articles; then the article's questions are asked. Alpha (eq. 12) is set per form so that the plans
-recompute a fifth, or three tenths, of the hits' tokens on average. `stopped` is the share of
-prompts where the focus was settled and some chunks were left off, `work` the computed token-layers
-as a share of all. Beside them, over the same versions: computing nothing again, and as many tokens
-chosen at random or by `gradual`. `place` is where the token of a chunk whose meaning another chunk
-decides stands in the version's list on average, from 1 to 12.
+    python -m benchmarks.chunk_quality --craft --json
+
+The earlier requests retrieve some of an article's documents in random order, mixed with documents
+of other articles; then the article's questions are asked. Alpha (eq. 12) is set per form so that
+plans recompute on average 20 or 30 % of the tokens of reused chunks. `stopped` is the share of
+prompts that stopped recomputing early because the focused chunks were determined; `work` is the
+share of token-layers computed. Baselines over the same versions: no recompute, and as many tokens
+chosen at random or by `gradual`. `place` is the mean rank (1 to 12) of the token that depends on
+another chunk, in each version's recompute order.
 """
 
 import math
@@ -48,12 +49,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "cautious change": {"cautious": True, "order": "change"},
 }
 WARM_UP, OWN, STRANGERS = 3, 5, 3
-"""Earlier requests per article, documents of the article in each, and of others."""
+"""Earlier requests per article, documents of the article in each, and documents of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One prompt answered one way."""
+    """Result of one prompt with one method."""
 
     score: float
     ratio: float
@@ -62,7 +63,7 @@ class Outcome:
 
 
 def warm_up(craft: CraftReuse, articles: Articles, *, seed: int) -> None:
-    """Serve the earlier requests."""
+    """Prefill the earlier requests, which store chunk versions."""
     rng = np.random.default_rng([seed, 5])
     system, question = articles.cases[0].system, articles.cases[0].question
     for article in range(articles.asked):
@@ -75,8 +76,8 @@ def warm_up(craft: CraftReuse, articles: Articles, *, seed: int) -> None:
 
 
 def alpha_for(craft: CraftReuse, cases: Sequence[Case], *, ratio: float) -> float:
-    """Return the alpha whose plans recompute this share of the hits' tokens on average, or come
-    closest to it."""
+    """Return the alpha whose plans recompute, on average, closest to this share of the tokens of
+    reused chunks."""
     low, high = 0.0, 64.0
     for _ in range(14):
         craft.alpha = (low + high) / 2
@@ -98,8 +99,8 @@ def answer(craft: CraftReuse, case: Case) -> Outcome:
     )
 
 
-def rival(craft: CraftReuse, case: Case, *, policy: SelectionPolicy, ratio: float) -> Outcome:
-    """Choose this share of the same versions' tokens in another way."""
+def baseline(craft: CraftReuse, case: Case, *, policy: SelectionPolicy, ratio: float) -> Outcome:
+    """Recompute this share of the same versions' tokens, chosen by another policy."""
     _, stored = craft.plan_with_kv(case.system, case.chunks, case.question)
     done = craft.reuse.prefill(
         case.system, case.chunks, case.question, policy=policy, ratio=ratio, stored=stored
@@ -110,12 +111,12 @@ def rival(craft: CraftReuse, case: Case, *, policy: SelectionPolicy, ratio: floa
 
 
 def warmed(model: Path, *, seed: int, asked: int) -> tuple[ChunkReuse, Variants, Articles]:
-    """Return the versions that the earlier requests leave behind, and the questions."""
+    """Return the chunk versions stored by the earlier requests, and the questions."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=2 << 30))
     articles = make_articles(seed=seed, asked=asked)
     variants = Variants(capacity=100_000)
-    # Computed whole, so that every request leaves a version of its context behind.
+    # Recompute everything, so that every request stores a version for its context.
     first = CraftReuse(reuse, variants=variants, literal=True, alpha=1e9, order="change")
     warm_up(first, articles, seed=seed)
     print(f"seed {seed}: {len(variants)} versions", file=sys.stderr)
@@ -123,30 +124,30 @@ def warmed(model: Path, *, seed: int, asked: int) -> tuple[ChunkReuse, Variants,
 
 
 def places(model: Path, *, seed: int, asked: int) -> dict[str, float]:
-    """Return the mean place of dependent tokens in the list of each order."""
+    """Return the mean rank of dependent tokens by recompute order."""
     reuse, variants, articles = warmed(model, seed=seed, asked=asked)
     dependent = range(first_id("it"), first_id("it") + NUM_VALUES)
     found: dict[str, float] = {}
     for order in get_args(Order):
         craft = CraftReuse(reuse, variants=variants, order=order, early_stop=False)
-        stand: list[int] = []
+        ranks: list[int] = []
         for case in articles.cases:
             plan = craft.plan(case.system, case.chunks, case.question)
             for chunk, tokens in zip(plan.chunks, case.chunks, strict=True):
                 if chunk.choice is not None and not chunk.is_exact:
                     order_of = chunk.choice.order
-                    stand += [1 + p for p, t in enumerate(order_of) if tokens[t] in dependent]
-        found[order] = float(np.mean(stand))
+                    ranks += [1 + p for p, t in enumerate(order_of) if tokens[t] in dependent]
+        found[order] = float(np.mean(ranks))
     return found
 
 
 def measure_seed(model: Path, *, seed: int, asked: int) -> dict[tuple[str, str], list[Outcome]]:
-    """Answer every case in every way; by task and way."""
+    """Run every case with every method; results by (task, method)."""
     reuse, variants, articles = warmed(model, seed=seed, asked=asked)
     found: dict[tuple[str, str], list[Outcome]] = {}
 
-    def note(way: str, case: Case, outcome: Outcome) -> None:
-        found.setdefault((case.task, way), []).append(outcome)
+    def note(method: str, case: Case, outcome: Outcome) -> None:
+        found.setdefault((case.task, method), []).append(outcome)
 
     for name, options in FORMS.items():
         for target in TARGETS:
@@ -160,11 +161,11 @@ def measure_seed(model: Path, *, seed: int, asked: int) -> dict[tuple[str, str],
     craft = CraftReuse(reuse, variants=variants, alpha=0.0, early_stop=False)
     for number, case in enumerate(articles.cases):
         note("nothing computed again", case, answer(craft, case))
-        note("full", case, rival(craft, case, policy=make_policy("full"), ratio=1.0))
-        rivals = {"random": make_policy("random", seed=number), "gradual": make_policy("gradual")}
-        for name, policy in rivals.items():
+        note("full", case, baseline(craft, case, policy=make_policy("full"), ratio=1.0))
+        others = {"random": make_policy("random", seed=number), "gradual": make_policy("gradual")}
+        for name, policy in others.items():
             for target in TARGETS:
-                outcome = rival(craft, case, policy=policy, ratio=target)
+                outcome = baseline(craft, case, policy=policy, ratio=target)
                 note(f"{name}, {target:.0%}", case, outcome)
     return found
 
@@ -181,31 +182,33 @@ def _places(model: Path, seed: int, asked: int) -> list[Any]:
 def run(
     model: Path, *, seeds: Sequence[int], asked: int, parts: Path | None = None
 ) -> dict[str, Any]:
-    """Evaluate all seeds: means and standard errors between them, by task and way. See `parts.part`
-    for `parts`."""
+    """Return means and standard errors over seeds by task and method.
+
+    `parts` is the folder of `parts.part`.
+    """
     begin = time.process_time()
-    runs, stand = [], []
+    runs, ranks = [], []
     for seed in seeds:
         name = f"places-{seed}-{asked}"
-        stand.append(dict(part(parts, name, partial(_places, model, seed, asked))))
+        ranks.append(dict(part(parts, name, partial(_places, model, seed, asked))))
         rows = part(parts, f"craft-{seed}-{asked}", partial(_rows, model, seed, asked))
-        runs.append({(task, way): [Outcome(**o) for o in found] for task, way, found in rows})
+        runs.append({(task, method): [Outcome(**o) for o in found] for task, method, found in rows})
     result: dict[str, Any] = {}
-    for task, way in runs[0]:
+    for task, method in runs[0]:
         cell: dict[str, float | None] = {}
         for field in ("score", "ratio", "work", "stopped"):
             means = [
-                estimate([float(getattr(o, field)) for o in run[task, way]]).mean for run in runs
+                estimate([float(getattr(o, field)) for o in run[task, method]]).mean for run in runs
             ]
             found = estimate(means)
             cell[field] = round(found.mean, 4)
             if field == "score":
                 cell["error"] = None if math.isnan(found.error) else round(found.error, 4)
-        result.setdefault(task, {})[way] = cell
+        result.setdefault(task, {})[method] = cell
     return {
         "craft": result,
         "place": {
-            order: round(float(np.mean([one[order] for one in stand])), 2) for order in stand[0]
+            order: round(float(np.mean([one[order] for one in ranks])), 2) for order in ranks[0]
         },
         "seeds": list(seeds),
         "articles": asked,
@@ -215,11 +218,11 @@ def run(
 
 def show(result: dict[str, Any]) -> None:
     """Print a table per task."""
-    print("place of dependent tokens:", result["place"])
-    for task, by_way in result["craft"].items():
+    print("mean rank of dependent tokens:", result["place"])
+    for task, by_method in result["craft"].items():
         print(f"\n{task}\n  {'':32} {'score':>6} {'+-':>5} {'ratio':>6} {'work':>5} {'stopped':>7}")
-        for way, cell in by_way.items():
+        for method, cell in by_method.items():
             print(
-                f"  {way:32} {cell['score']:6.3f} {cell['error'] or 0:5.3f} {cell['ratio']:6.3f} "
-                f"{cell['work']:5.3f} {cell['stopped']:7.2f}"
+                f"  {method:32} {cell['score']:6.3f} {cell['error'] or 0:5.3f} "
+                f"{cell['ratio']:6.3f} {cell['work']:5.3f} {cell['stopped']:7.2f}"
             )

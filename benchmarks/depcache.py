@@ -1,13 +1,14 @@
-"""Time to first token, throughput and work of GraphRAG prompts: ordinary attention over written-out
-paths, dependency attention, and dependency attention with reuse of subgraphs.
+"""Measure TTFT, throughput and attention work of GraphRAG prompts with dependency attention.
 
     python -m benchmarks.depcache --workload zipf --json
 
-Every query names `--entities` entities of a synthetic graph; each brings its subgraph of two hops,
-`--paths` relation paths. The engine's built-in model computes (random weights: timing needs no
-others). The three take turns at every query, so that a busy machine disturbs all. `ttft_ms` is the
-median of processor time where one thread computes, layout, matching and assembly included.
-Ordinary attention runs the model's own causal kernel on the whole prompt.
+Compares ordinary attention over flattened paths (`self_attention`), dependency attention
+(`dependency`) and dependency attention with subgraph reuse (`dependency_reuse`). Every query names
+`--entities` entities of a synthetic graph, each with a two-hop subgraph of `--paths` relation
+paths. The model is the engine's built-in one with random weights. Every query runs with all three
+variants in succession, so that noise affects them alike. `ttft_ms` is the median processor time
+with one thread, including layout, matching and assembly. `self_attention` runs the model's own
+causal kernel on the whole prompt.
 """
 
 import argparse
@@ -31,15 +32,15 @@ from ragboost.engine.builtin import build_model
 WORKLOADS = ("uniform", "temporal", "zipf")
 SYSTEM, TASK = 64, 32
 ENTITY, RELATION = 3, 2
-"""Tokens of a name, and of a relation."""
+"""Tokens per entity name and per relation."""
 RECENT, RECENT_SHARE = 30, 0.8
-"""Temporal: so many entities count as recent, and so many draws are among them."""
+"""Temporal workload: number of recent entities, and the share of draws from them."""
 
 Paths = list[tuple[int, ...]]
 
 
 def make_graph(rng: random.Random, *, roots: int, paths: int, vocabulary: int) -> list[Paths]:
-    """Draw the subgraph of each root: two hops, each first hop with two to ten second ones."""
+    """Draw the two-hop subgraph of each root, with two to ten second hops per first hop."""
 
     def draw(count: int) -> tuple[int, ...]:
         return tuple(rng.randrange(3, vocabulary) for _ in range(count))
@@ -58,7 +59,7 @@ def make_graph(rng: random.Random, *, roots: int, paths: int, vocabulary: int) -
 def make_queries(
     rng: random.Random, workload: str, *, count: int, roots: int, entities: int
 ) -> list[list[int]]:
-    """Draw the entities of each query, all different within one."""
+    """Draw the entities of each query, distinct within a query."""
     queries: list[list[int]] = []
     recent: list[int] = []
     weights = [1 / (rank + 1) for rank in range(roots)]
@@ -78,7 +79,7 @@ def make_queries(
 
 
 class Bench:
-    """One model, one workload, three ways to answer a query."""
+    """One model and one workload, with three variants of answering a query."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.adapter = ModelAdapter(build_model("small", seed=args.seed))
@@ -164,23 +165,23 @@ def summary(rows: list[dict[str, float]]) -> dict[str, float]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     bench = Bench(args)
-    ways: dict[str, Callable[[list[int]], dict[str, float]]] = {
+    variants: dict[str, Callable[[list[int]], dict[str, float]]] = {
         "self_attention": bench.self_attention,
         "dependency": lambda query: bench.dependency(query, bench.plain),
         "dependency_reuse": lambda query: bench.dependency(query, bench.reusing),
     }
-    for way in ways.values():  # the first call of each pays for memory
-        way(bench.queries[0])
+    for variant in variants.values():  # warm up: the first call allocates memory
+        variant(bench.queries[0])
     if bench.reusing.tree is not None:
         bench.reusing.tree.clear()
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     for number, query in enumerate(bench.queries):
         bench.next = number + 1
         if number < args.warm:
             bench.reusing.compute_depkv(bench.prompt(query))
             continue
-        for name, way in ways.items():
-            rows[name].append(way(query))
+        for name, variant in variants.items():
+            rows[name].append(variant(query))
         print(f"query {number - args.warm + 1} of {args.queries}", file=sys.stderr)
     found = {name: summary(row) for name, row in rows.items()}
     plain, tree, reuse = found.values()
@@ -206,21 +207,34 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--workload", choices=WORKLOADS, default="zipf")
-    parser.add_argument("--entities", type=int, default=10, help="of a query")
-    parser.add_argument("--paths", type=int, default=30, help="of an entity")
-    parser.add_argument("--roots", type=int, default=100, help="entities of the graph")
-    parser.add_argument("--queries", type=int, default=12)
-    parser.add_argument("--warm", type=int, default=20, help="queries before, not measured")
-    parser.add_argument("--window", type=int, default=8, help="waiting queries that are known")
-    parser.add_argument("--new-tokens", type=int, default=16)
-    parser.add_argument("--capacity-tokens", type=int, default=10_000)
-    parser.add_argument("--replacement", default="lacr")
-    parser.add_argument("--positions", choices=("depth", "preorder"), default="depth")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workload", choices=WORKLOADS, default="zipf", help="distribution of the entities"
+    )
+    parser.add_argument("--entities", type=int, default=10, help="entities per query")
+    parser.add_argument("--paths", type=int, default=30, help="paths per entity")
+    parser.add_argument("--roots", type=int, default=100, help="entities in the graph")
+    parser.add_argument("--queries", type=int, default=12, help="measured queries")
+    parser.add_argument("--warm", type=int, default=20, help="unmeasured queries before")
+    parser.add_argument(
+        "--window", type=int, default=8, help="waiting queries visible to replacement"
+    )
+    parser.add_argument("--new-tokens", type=int, default=16, help="tokens to generate")
+    parser.add_argument(
+        "--capacity-tokens", type=int, default=10_000, help="size of the subgraph cache"
+    )
+    parser.add_argument("--replacement", default="lacr", help="eviction policy")
+    parser.add_argument(
+        "--positions",
+        choices=("depth", "preorder"),
+        default="depth",
+        help="position ids of the paths",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="compute threads")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     result = measure(args)

@@ -1,18 +1,17 @@
-"""Hit rate and time to first token of a real engine behind a plain proxy and behind RAGBoost.
+"""Measure hit rate and time to first token of a real engine, without and with RAGBoost.
 
-usage: python -m benchmarks.end_to_end --engine vllm|sglang|embedded --data PATH
-           [--corpus padded|extracts] [--requests 200] [--sample stretches|first]
-           [--at-once 10] [--model tiny|wide] [--json]
+    python -m benchmarks.end_to_end --engine vllm --data PATH --json
+    python -m benchmarks.end_to_end --engine embedded --data PATH --corpus padded --requests 100
 
-Each way has an engine and a proxy of its own, with default settings; the ways are sent the same
-requests in turns, `--at-once` of them together, so that TTFT holds the wait for those before:
+Each mode has an engine and a proxy of its own with default settings. The modes alternate over the
+same requests, `--at-once` of them concurrently, so TTFT includes queueing:
 
-- `plain`: the documents in the order of the retriever;
-- `boosted`: the whole batch planned before (requests alone), or turn by turn (conversations);
-- `online`: requests alone, each boosted when it comes, with the index following the engine.
+- `plain`: documents in the retriever's order;
+- `boosted`: independent requests planned as one batch, or conversations boosted turn by turn;
+- `online`: independent requests boosted on arrival, with the index following the engine.
 
-`hit_rate` is by the engine's own metrics, `prefill_tokens` by the usage of each answer. See
-docs/lab/end-to-end.md for what the defaults stand for.
+`hit_rate` is taken from the engine's own metrics, `prefill_tokens` from the `usage` of each
+response; TTFT is in milliseconds. docs/lab/end-to-end.md explains the defaults.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine_servers import missing
-from benchmarks.replays import ALONE, TURNS, replay_alone, replay_turns
+from benchmarks.replays import INDEPENDENT, TURNS, replay_independent, replay_turns
 from benchmarks.served import Served, serve
 from benchmarks.workloads import Workload, load_data, read_rows
 from ragboost.types import Document, Request
@@ -37,7 +36,7 @@ PADDED_CHARACTERS = 960  # of a document: about 380 tokens of the tiny models
 
 
 class Loaded(NamedTuple):
-    """A workload with its texts."""
+    """A workload with its requests as text, `k` documents each."""
 
     workload: Workload
     requests: list[Request]
@@ -47,10 +46,10 @@ class Loaded(NamedTuple):
 def main() -> None:
     """Measure and print."""
     options = parse(sys.argv[1:])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that the engines are stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # stops the engines
     loaded = load(options)
     with serve(
-        TURNS if loaded.workload.conversations else ALONE,
+        TURNS if loaded.workload.conversations else INDEPENDENT,
         engine=options.engine,
         cache_tokens=options.cache_tokens,
         max_model_len=MAX_MODEL_LEN,
@@ -64,34 +63,42 @@ def main() -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; an engine that is not installed is an error."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
-    parser.add_argument("--data", type=Path, required=True, help="a folder of a retrieval workload")
-    parser.add_argument("--corpus", choices=["padded", "extracts"], default="extracts")
-    parser.add_argument("--retriever", help="default: native where there is one, else dense")
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--sample", choices=["stretches", "first"], default="stretches")
-    parser.add_argument("--k", type=int, help="documents of a request; default: 10, or 5 a turn")
-    parser.add_argument(
-        "--at-once", type=int, default=10, help="requests, or conversations, sent together"
+    """Parse the command line; exit with an error if the engine is not installed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cache-tokens", type=int, default=400_000)
     parser.add_argument(
-        "--model", choices=["tiny", "wide"], default="tiny", help="what vLLM and SGLang serve"
+        "--engine", choices=["vllm", "sglang", "embedded"], required=True, help="engine to start"
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
+    parser.add_argument(
+        "--corpus", choices=["padded", "extracts"], default="extracts", help="document texts"
+    )
+    parser.add_argument("--retriever", help="default: native if present, else dense")
+    parser.add_argument("--requests", type=int, default=200, help="requests to measure")
+    parser.add_argument(
+        "--sample", choices=["stretches", "first"], default="stretches", help="choice of requests"
+    )
+    parser.add_argument("--k", type=int, help="documents per request; default: 10, or 5 per turn")
+    parser.add_argument(
+        "--at-once", type=int, default=10, help="requests or conversations sent concurrently"
+    )
+    parser.add_argument("--cache-tokens", type=int, default=400_000, help="prefix cache size")
+    parser.add_argument(
+        "--model", choices=["tiny", "wide"], default="tiny", help="model of vLLM and SGLang"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     reason = missing(options.engine)
     if reason:
         parser.error(reason)
     if options.model != "tiny" and options.engine == "embedded":
-        parser.error("--model is for vLLM and SGLang; the embedded engine has a model of its own")
+        parser.error("--model applies to vLLM and SGLang; the embedded engine has a built-in model")
     return options
 
 
 def load(options: argparse.Namespace) -> Loaded:
-    """Read the workload, with what the options leave to it."""
+    """Read the workload; options left out default to what its data offers."""
     has_native = any(options.data.glob("retrieved_native.jsonl*"))
     retriever = options.retriever or ("native" if has_native else "dense")
     k = options.k or (5 if has_native else 10)
@@ -107,7 +114,7 @@ def load(options: argparse.Namespace) -> Loaded:
 def measure(
     served: Mapping[str, Served], loaded: Loaded, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Send the workload, and return the figures."""
+    """Send the workload and return the figures."""
     workload, requests, k = loaded
     if workload.conversations:
         figures = replay_turns(
@@ -118,7 +125,7 @@ def measure(
             max_prompt_tokens=MAX_MODEL_LEN - 512,
         )
     else:
-        figures = replay_alone(
+        figures = replay_independent(
             served,
             requests,
             count=options.requests,
@@ -138,9 +145,9 @@ def measure(
 
 
 def load_documents(folder: Path, *, corpus: str) -> dict[Any, Document]:
-    """The texts by id; padded ones are cut to PADDED_CHARACTERS.
+    """Return the documents by id; padded ones are cut to PADDED_CHARACTERS.
 
-    Documents are named by number, as in the papers: their names stand in prompts and hints.
+    As in the papers, prompts and hints name documents by number.
     """
     pattern = "corpus_padded*.jsonl*" if corpus == "padded" else "corpus.jsonl*"
     end = PADDED_CHARACTERS if corpus == "padded" else None
@@ -153,11 +160,11 @@ def load_documents(folder: Path, *, corpus: str) -> dict[Any, Document]:
 def show(result: Mapping[str, Any]) -> None:
     """Print tables."""
     console = Console()
-    ways = [way for way in ALONE if way in result]
+    modes = [mode for mode in INDEPENDENT if mode in result]
     title = f"{result['workload']} on {result['engine']}: {result['requests']} requests"
-    table = Table("", *ways, title=title)
+    table = Table("", *modes, title=title)
     for name in result["plain"]:
-        table.add_row(name, *(str(result[way][name]) for way in ways))
+        table.add_row(name, *(str(result[mode][name]) for mode in modes))
     console.print(table)
     if turns := result.get("turns"):
         by_turn = Table(*turns[0])

@@ -1,7 +1,7 @@
-"""Start a real vLLM, SGLang or the embedded engine on the CPU, for tests and benchmarks.
+"""Start vLLM, SGLang or the embedded engine on the CPU, for tests and benchmarks.
 
-vLLM and SGLang live in environments of their own, made by `make engines`. Everything is on
-loopback and in a temporary folder.
+vLLM and SGLang run in environments of their own, created by `make engines`. All traffic is on
+loopback, all files are in a temporary folder.
 """
 
 import contextlib
@@ -34,24 +34,24 @@ Shape = Literal["tiny", "wide"]
 
 
 def venv(kind: Kind) -> Path:
-    """Where the engine's environment is expected."""
+    """Return the folder of the engine's virtual environment."""
     return ROOT / f".venv-{kind}"
 
 
 def missing(kind: Kind) -> str | None:
-    """Why the engine cannot be started, or None if it can."""
+    """Return the reason why the engine cannot be started, or None if it can."""
     if kind == "embedded" or (venv(kind) / ".installed").exists():
         return None
     return f"{kind} is not installed in {venv(kind).name}: run `make engines`"
 
 
 def python(kind: Kind) -> list[str]:
-    """The engine's interpreter."""
+    """Return the command of the engine's interpreter."""
     return [str(venv(kind) / "bin" / "python")]
 
 
 def environment(kind: Kind, **extra: str) -> dict[str, str]:
-    """Variables under which the engine's code runs on a CPU and stays offline."""
+    """Return environment variables that keep the engine on the CPU and offline."""
     paths = [str(ROOT), *([str(SCRIPTS / "sglang_cpu")] if kind == "sglang" else [])]
     names = {
         "PYTHONPATH": os.pathsep.join(paths),
@@ -63,7 +63,7 @@ def environment(kind: Kind, **extra: str) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_SERVER_DEV_MODE": "1",  # else there is no /reset_prefix_cache
+        "VLLM_SERVER_DEV_MODE": "1",  # enables /reset_prefix_cache
         "SGLANG_USE_CPU_ENGINE": "1",
         "RAGBOOST_ENGINE__BUILTIN_SIZE": "tiny",
     }
@@ -71,7 +71,7 @@ def environment(kind: Kind, **extra: str) -> dict[str, str]:
 
 
 def made_model(kind: Kind, shape: Shape) -> Path:
-    """The folder of a small model with random weights, made when there is none, or an older one."""
+    """Return the folder of a small random model; create it if missing or outdated."""
     model, script = ROOT / "build" / f"{shape}-llama", SCRIPTS / "make_tiny_model.py"
     weights = model / "model.safetensors"
     if not weights.exists() or weights.stat().st_mtime < script.stat().st_mtime:
@@ -84,7 +84,7 @@ def made_model(kind: Kind, shape: Shape) -> Path:
 
 
 def free_port() -> int:
-    """A free port below those that the system gives to engines for their own use meanwhile."""
+    """Return a free port below the ephemeral range, which engines draw their own ports from."""
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as probe:
             try:
@@ -96,16 +96,16 @@ def free_port() -> int:
 
 
 class EngineServer:
-    """A real engine's HTTP server; a context manager that starts and stops it.
+    """HTTP server of a real engine; a context manager that starts and stops it.
 
     Args:
-        kind: which engine.
-        cache_tokens: size of its prefix cache, small to force evictions.
+        kind: engine to start.
+        cache_tokens: size of its prefix cache; small to force evictions.
         block_size: tokens per block; vLLM on a CPU takes multiples of 32.
         events: `zmq` for KV events, `hook` for RAGBoost's plug-in, `off`.
-        report_url: of the proxy that the plug-in reports to.
-        max_model_len: longest prompt and answer together.
-        shape: of the model that vLLM and SGLang serve; see scripts/engines/make_tiny_model.py.
+        report_url: proxy that the plug-in reports to.
+        max_model_len: maximum tokens of prompt and completion together.
+        shape: model that vLLM and SGLang serve, as in scripts/engines/make_tiny_model.py.
     """
 
     def __init__(
@@ -146,7 +146,11 @@ class EngineServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self) -> None:
-        """Start the server and wait until it answers."""
+        """Start the server and wait until it is ready.
+
+        Raises:
+            RuntimeError: the server exited, or was not ready after READY_S seconds.
+        """
         extra = {"RAGBOOST_ENGINE_HOOKS__REPORT_STREAM": "real"}
         if self.events == "hook" and self.report_url:
             extra["RAGBOOST_ENGINE_HOOKS__REPORT_URL"] = self.report_url
@@ -170,7 +174,11 @@ class EngineServer:
             time.sleep(0.5)
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End the server's process group, which is ours alone."""
+        """Terminate the server's process group, which holds no other process.
+
+        Args:
+            at_once: kill without SIGTERM first.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -182,11 +190,11 @@ class EngineServer:
                 continue
 
     def log(self) -> str:
-        """What the server wrote so far."""
+        """Return the server's output so far."""
         return (self._folder / "log").read_text(errors="replace")
 
     def post(self, path: str, body: dict[str, Any] | None = None, **headers: str) -> Any:
-        """POST a JSON object, and return the JSON of the answer, or its text."""
+        """POST a JSON object; return the response's JSON, or its text."""
         data = json.dumps(body).encode() if body is not None else b""
         head = {"content-type": "application/json", **headers}
         request = urllib.request.Request(self.url + path, data=data, headers=head)
@@ -195,20 +203,19 @@ class EngineServer:
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def get(self, path: str) -> Any:
-        """GET a path, and return the JSON of the answer, or its text."""
+        """GET a path; return the response's JSON, or its text."""
         with urllib.request.urlopen(self.url + path, timeout=30) as response:
             text = response.read().decode()
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def complete(self, token_ids: list[int], request_id: str, *, max_tokens: int = 1) -> Any:
-        """One completion of a prompt given as token ids; returns the answer."""
+        """Complete a prompt given as token ids and return the response."""
         return self.begin(token_ids, request_id, max_tokens=max_tokens)()
 
     def begin(
         self, token_ids: list[int], request_id: str, *, max_tokens: int = 1
     ) -> Callable[[], Any]:
-        """As `complete`, but return when the request is written; what is returned waits for the
-        answer."""
+        """Send the request of `complete`; return a function that waits for the response."""
         body = {
             "model": "tiny",
             "prompt": token_ids,
@@ -220,18 +227,18 @@ class EngineServer:
         head = {"content-type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), head)
 
-        def answer() -> Any:
+        def read_response() -> Any:
             with contextlib.closing(connection):
                 response = connection.getresponse()
                 text = response.read().decode()
                 if response.status != 200:
-                    raise RuntimeError(f"{self.kind} answered {response.status}: {text[:200]}")
+                    raise RuntimeError(f"{self.kind} returned {response.status}: {text[:200]}")
                 return json.loads(text)
 
-        return answer
+        return read_response
 
     def clear_cache(self) -> None:
-        """Empty the prefix cache."""
+        """Clear the prefix cache."""
         self.post("/flush_cache" if self.kind == "sglang" else "/reset_prefix_cache")
 
     def _is_ready(self) -> bool:
@@ -265,7 +272,7 @@ class EngineServer:
             "--max-num-seqs": 8,
             "--max-num-batched-tokens": 2048,
             "--block-size": self.block_size,
-            # Block 0 is a placeholder.
+            # vLLM reserves block 0.
             "--num-gpu-blocks-override": self.cache_tokens // self.block_size + 1,
         }
         if self.events == "zmq":

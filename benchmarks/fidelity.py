@@ -1,23 +1,21 @@
 """Compare the cached tokens that the proxy predicts with those that a real engine reports.
 
-usage: python -m benchmarks.fidelity --engine vllm|sglang|embedded
-           [--signal events|hook|usage] [--ends told|counted|estimated] [--requests 300]
-           [--cache small|large] [--concurrency 1|8] [--trace FILE] [--json]
+    python -m benchmarks.fidelity --engine vllm --json
+    python -m benchmarks.fidelity --engine sglang --signal usage --cache large --concurrency 8
 
-Starts the engine's server and the real proxy in front of it, and sends chat requests with documents
-through the proxy. Each figure compares what the proxy's `CacheFollower` predicted when it forwarded
-a request with what the engine's answer reported.
+Starts the engine with the real proxy in front of it and sends chat requests with documents. The
+`CacheFollower`'s prediction when a request is forwarded is compared with the `cached_tokens` of the
+response.
 
-How the proxy learns what is cached (`--signal`): the engine's KV events, the reports of the plug-in
-inside the engine, or only the usage of each answer. How it learns where documents end in the prompt
-(`--ends`): from the prompt's token ids in each answer (vLLM and SGLang), from the lengths of the
-documents as counted by the engine's `/tokenize`, or from estimates.
+`--signal` selects how the proxy learns what is cached: the engine's KV events, reports of the
+plug-in inside the engine, or only the `usage` of each response. `--ends` selects how it learns
+where documents end in the prompt: from the prompt's token ids in each response (`told`; vLLM and
+SGLang), from document lengths counted by the engine's `/tokenize` (`counted`), or from estimates.
 
-`at_rest` holds the requests that were sent while no other request was running and all events had
-arrived, that is, the quality of the residency itself; one request at a time, every request is such
-a probe. `at_dispatch` holds all requests: with several at once, also a forecast of what the others
-evict before the request is scheduled. The figures at the top are `precision` and `recall` at rest,
-and `predicted_over_reported` at dispatch.
+`at_rest` covers requests sent while no other request was running and all events had arrived; it
+measures residency alone. With `--concurrency 1` every request is at rest. `at_dispatch` covers all
+requests; under concurrency it includes the forecast of evictions before a request is scheduled.
+Top-level `precision` and `recall` are at rest, `predicted_over_reported` is at dispatch.
 """
 
 import argparse
@@ -54,7 +52,7 @@ WORDS = TEXT.split()
 
 
 class Sample(NamedTuple):
-    """One answered request, as the proxy saw it."""
+    """Predicted and reported cached tokens of one request."""
 
     predicted: int
     reported: int
@@ -62,7 +60,7 @@ class Sample(NamedTuple):
 
 
 class RecordingTracker(FidelityTracker):
-    """The proxy's own tracker, which also keeps every request."""
+    """The proxy's fidelity tracker that also keeps a sample of every request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,10 +72,10 @@ class RecordingTracker(FidelityTracker):
 
 
 class Run:
-    """An engine behind a proxy of its own.
+    """An engine behind its own proxy.
 
     Attributes:
-        samples: every answered request, in the order of the answers.
+        samples: one per completed request, in order of completion.
     """
 
     def __init__(
@@ -87,16 +85,16 @@ class Run:
         *,
         follower: CacheFollower,
         samples: list[Sample],
-        is_telling_ids: bool,
+        return_token_ids: bool,
     ) -> None:
         self.samples = samples
         self.server_url = server.url
         self._client = client
         self._follower = follower
-        self._extra = {"return_token_ids": True} if is_telling_ids else {}
+        self._extra = {"return_token_ids": True} if return_token_ids else {}
 
     def send(self, documents: Sequence[str], question: str) -> None:
-        """Send one request through the proxy and wait for its answer."""
+        """Send one request through the proxy and wait for its response."""
         body = {
             "model": "tiny",
             "max_tokens": 1,
@@ -108,23 +106,23 @@ class Run:
             "ragboost": {"documents": [{"text": text} for text in documents]},
             **self._extra,
         }
-        answer = self._client.post("/v1/chat/completions", json=body)
-        if answer.status_code != 200:
-            raise RuntimeError(f"{answer.status_code}: {answer.text[:500]}")
+        response = self._client.post("/v1/chat/completions", json=body)
+        if response.status_code != 200:
+            raise RuntimeError(f"{response.status_code}: {response.text[:500]}")
 
-    def settle(self, num_sent: int, *, is_waiting_for_all: bool) -> None:
-        """Wait until the usage and the events of answered requests have been taken in.
+    def settle(self, num_sent: int, *, wait_for_index: bool) -> None:
+        """Wait until the proxy has processed the usage and the events of completed requests.
 
         Args:
             num_sent: requests sent since the start.
-            is_waiting_for_all: also wait until nothing is expected any more, which takes a second.
+            wait_for_index: also wait until the follower has settled, which takes a second.
         """
-        wait(lambda: len(self.samples) >= num_sent, "the usage of each answer", seconds=SETTLE_S)
+        wait(lambda: len(self.samples) >= num_sent, "the usage of each response", seconds=SETTLE_S)
         count = -1
         while count != self.num_batches:
             count = self.num_batches
             time.sleep(QUIET_S)
-        if is_waiting_for_all:
+        if wait_for_index:
             wait(lambda: self._follower.is_settled, "a settled index", seconds=SETTLE_S)
 
     @property
@@ -156,15 +154,15 @@ def started(options: argparse.Namespace) -> Iterator[Run]:
         server.report_url = url
         with server:
             if options.signal == "usage":
-                wait(lambda: follower.capacity_tokens is not None, "the size of the cache")
+                wait(lambda: follower.capacity_tokens is not None, "the cache size")
             else:
-                wait(lambda: follower.is_exact, "an exact stream of events")
+                wait(lambda: follower.is_exact, "an exact event stream")
             yield Run(
                 server,
                 client,
                 follower=follower,
                 samples=tracker.samples,
-                is_telling_ids=options.ends == "told",
+                return_token_ids=options.ends == "told",
             )
 
 
@@ -179,21 +177,21 @@ def wait(condition: Callable[[], bool], what: str, *, seconds: float = READY_S) 
 def measure(
     run: Run, contexts: Sequence[Sequence[str]], questions: Sequence[str], *, concurrency: int
 ) -> dict[str, Any]:
-    """Send all requests; after some rounds one alone, when nothing else runs and all events are in.
+    """Send all requests; after every ROUNDS_PER_REST rounds, send one probe at rest.
 
-    One at a time, every request is such a probe.
+    With a concurrency of 1 every request is a probe.
     """
     numbers, at_rest = list(range(len(contexts))), []
-    # So many together that all workers are busy, then one alone as a probe of what is resident.
+    # Enough requests to keep all workers busy, then one probe of the residency.
     step = ROUNDS_PER_REST * concurrency + 1 if concurrency > 1 else 1
     with ThreadPoolExecutor(concurrency) as pool:
         for start in range(0, len(numbers), step):
             together, alone = numbers[start : start + step - 1], numbers[start + step - 1 :][:1]
             list(pool.map(lambda number: run.send(contexts[number], questions[number]), together))
-            run.settle(start + len(together), is_waiting_for_all=concurrency > 1)
+            run.settle(start + len(together), wait_for_index=concurrency > 1)
             for number in alone:
                 run.send(contexts[number], questions[number])
-                run.settle(number + 1, is_waiting_for_all=False)
+                run.settle(number + 1, wait_for_index=False)
                 at_rest.append(run.samples[-1])
     stream = run.stream
     rest, dispatch = figures(at_rest), figures(run.samples)
@@ -228,7 +226,7 @@ def figures(samples: Sequence[Sample]) -> dict[str, float]:
 def make_workload(
     num_requests: int, *, tokens_per_word: float
 ) -> tuple[list[list[str]], list[str]]:
-    """Documents of 40 to 240 tokens drawn by a Zipf law, six a request, and a question for each."""
+    """Draw six documents (40 to 240 tokens each) per request by a Zipf law, and its question."""
     dice = random.Random(3)
 
     def text(num_tokens: int) -> str:
@@ -246,29 +244,49 @@ def make_workload(
 
 
 def tokens_per_word(server_url: str) -> float:
-    """Average tokens of a word by the engine's own tokenizer."""
+    """Return the average tokens per word by the engine's own tokenizer."""
     body = {"model": "tiny", "prompt": TEXT, "add_special_tokens": False}
-    answer = httpx.post(f"{server_url}/tokenize", json=body, timeout=60).json()
-    return len(answer["tokens"]) / len(WORDS)
+    response = httpx.post(f"{server_url}/tokenize", json=body, timeout=60).json()
+    return len(response["tokens"]) / len(WORDS)
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
-    parser.add_argument("--signal", choices=["events", "hook", "usage"], default="events")
-    parser.add_argument("--ends", choices=["told", "counted", "estimated"], default="counted")
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--cache", choices=sorted(CACHE_TOKENS), default="small")
-    parser.add_argument("--concurrency", type=int, default=1)
-    parser.add_argument("--trace", type=argparse.FileType("w"), help="one line per request")
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--engine", choices=["vllm", "sglang", "embedded"], required=True, help="engine to start"
+    )
+    parser.add_argument(
+        "--signal",
+        choices=["events", "hook", "usage"],
+        default="events",
+        help="source of what is cached",
+    )
+    parser.add_argument(
+        "--ends",
+        choices=["told", "counted", "estimated"],
+        default="counted",
+        help="source of document ends in the prompt",
+    )
+    parser.add_argument("--requests", type=int, default=300, help="requests to send")
+    parser.add_argument(
+        "--cache", choices=sorted(CACHE_TOKENS), default="small", help="prefix cache size"
+    )
+    parser.add_argument("--concurrency", type=int, default=1, help="concurrent requests")
+    parser.add_argument(
+        "--trace", type=argparse.FileType("w"), help="write one JSON line per request to this file"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if reason := missing(options.engine):
         parser.error(reason)
     if options.engine == "embedded" and options.signal == "hook":
-        parser.error("the embedded engine publishes events; the hook is for vLLM and SGLang")
+        parser.error("--signal hook needs vLLM or SGLang; the embedded engine publishes KV events")
     if options.engine == "embedded" and options.ends == "told":
-        parser.error("the embedded engine's answers do not hold the prompt's token ids")
+        parser.error(
+            "--ends told needs vLLM or SGLang: their responses hold the prompt's token ids"
+        )
     return options
 
 

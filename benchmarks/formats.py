@@ -1,7 +1,9 @@
-"""What finding documents and writing them back costs, by shape and size of the body.
+"""Measure the processor time of extracting and replacing documents, by body format and size.
 
-Process time of `extract` and `replace` on decoded JSON, with the documents in reverse order;
-parsing and encoding are not included. Runs `python -m benchmarks.formats --json`.
+    python -m benchmarks.formats --json
+
+Times `extract` and `replace` in microseconds on decoded JSON, with the documents in reverse order;
+JSON decoding and encoding are not included.
 """
 
 import argparse
@@ -26,8 +28,10 @@ _WORDS = ("lease", "rent", "tenant", "owner", "clause", "deposit", "notice", "mo
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=31, help="measurements per shape and size")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=31, help="repeats per shape and size")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -39,11 +43,12 @@ def main() -> None:
 
 
 def measure(*, repeats: int, seed: int) -> dict[str, Any]:
-    """Time every shape at every size, in turns.
+    """Time every shape at every size, interleaved.
 
     Returns:
         `repeats` and `shapes[name][size]` with `documents` and the medians `extract_us` and
-        `replace_us`; `no_documents` is text without any, `hostile_*` text made to be slow.
+        `replace_us`; `no_documents` is text without documents, `hostile_*` is text crafted to be
+        slow to scan.
     """
     rng = random.Random(seed)
     bodies = {

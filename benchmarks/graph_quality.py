@@ -1,12 +1,14 @@
-"""Accuracy of dependency attention on questions over relation paths, with the reference models.
+"""Measure the accuracy of dependency attention on questions over relation paths.
 
     python -m benchmarks.graph_quality --json
+    python -m benchmarks.graph_quality --only dependency/depth --cases 20
 
-Ordinary attention over written-out paths; dependency attention untuned and tuned, with positions by
-depth and in pre-order; with subgraphs that earlier prompts computed at other places, their keys
-turned to the new positions or not; selective recompute on the untuned model; and the same where
-paths stay written out and only subgraphs are independent of each other. The models are those of
-`scripts/train_graph_model.py`; they know nothing but these tasks.
+Variants: ordinary attention over flattened paths (`self_attention`); dependency attention with the
+untuned and the fine-tuned model, with positions by depth and in pre-order; reuse of subgraphs
+computed at other positions by earlier prompts, with and without re-encoded keys; selective
+recompute on the untuned model; and flattened paths where only subgraphs are independent of each
+other (`subgraphs`). The models come from `scripts/train_graph_model.py`, which trains them on these
+tasks alone. Printed is the accuracy by task.
 """
 
 import argparse
@@ -57,7 +59,7 @@ def tree(
 
 
 def subgraphs(adapter: ModelAdapter, *, ratio: float, policy: str) -> Answer:
-    """Each root's paths written out, computed without sight of the others."""
+    """Answer with each root's paths flattened and computed independently of other roots."""
     depcache = DepCache(adapter, capacity_tokens=0, positions="preorder")
     return lambda case, question: int(
         depcache.compute_depkv(
@@ -69,7 +71,7 @@ def subgraphs(adapter: ModelAdapter, *, ratio: float, policy: str) -> Answer:
 def reused(
     adapter: ModelAdapter, positions: Positions, others: list[GraphCase], *, reencode: bool
 ) -> Answer:
-    """Every subgraph was computed behind those of another case, in reverse order."""
+    """Answer with subgraphs that were computed after those of another case, in reverse order."""
 
     def answer(case: GraphCase, question: GraphQuestion) -> int:
         depcache = DepCache(adapter, positions=positions, reencode=reencode)
@@ -115,14 +117,20 @@ def variants(args: argparse.Namespace, cases: list[GraphCase]) -> dict[str, Answ
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", type=Path, default=MODELS)
-    parser.add_argument("--cases", type=int, default=100, help="graphs, each asked all tasks")
-    parser.add_argument("--ratios", default="0.15,0.3,0.5,1")
-    parser.add_argument("--only", default="", help="variants whose name begins with this")
-    parser.add_argument("--policy", default=DEFAULT_POLICY)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", type=Path, default=MODELS, help="folder of the reference models"
+    )
+    parser.add_argument(
+        "--cases", type=int, default=100, help="graphs, each with a question per task"
+    )
+    parser.add_argument("--ratios", default="0.15,0.3,0.5,1", help="recompute ratios")
+    parser.add_argument("--only", default="", help="prefix of the variants to run")
+    parser.add_argument("--policy", default=DEFAULT_POLICY, help="selection policy")
     parser.add_argument("--seed", type=int, default=20_000)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     args.ratios = [float(ratio) for ratio in args.ratios.split(",")]
     cases = draw_cases(args.cases, seed=args.seed)

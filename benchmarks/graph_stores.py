@@ -1,10 +1,10 @@
-"""Two-hop retrieval from embedded graph stores: how long loading and a lookup take.
+"""Measure load time and two-hop lookup time of embedded graph stores.
 
     python -m benchmarks.graph_stores --stores sqlite,networkx,duckdb,ladybug --json
 
-Stores other than SQLite are not needed by RAGBoost; install them into an environment of their own.
-The graph is random, of the size of the largest in the DepCache paper (RGB: 54,544 entities, 74,394
-relations). A lookup returns all paths of two hops from one entity.
+Only SQLite is a dependency of RAGBoost; install the other stores into a separate environment. The
+graph is random, with the size of the largest one in the DepCache paper (RGB: 54,544 entities,
+74,394 relations). A lookup returns all two-hop paths from one entity; wall time, in milliseconds.
 """
 
 import argparse
@@ -22,7 +22,7 @@ Lookup = Callable[[str], Iterable[Any]]
 
 
 def make_graph(*, entities: int, edges: int, seed: int) -> Triplets:
-    """Draw edges; a few entities have many, as in real graphs."""
+    """Draw edges with a skewed degree distribution, as in real graphs."""
     rng = random.Random(seed)
     found: dict[tuple[str, str, str], None] = {}
     while len(found) < edges:
@@ -142,13 +142,15 @@ def measure(name: str, triplets: Triplets, roots: list[str]) -> dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--stores", default="sqlite")
-    parser.add_argument("--entities", type=int, default=54_544)
-    parser.add_argument("--edges", type=int, default=74_394)
-    parser.add_argument("--lookups", type=int, default=300)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stores", default="sqlite", help="stores to compare, comma-separated")
+    parser.add_argument("--entities", type=int, default=54_544, help="entities of the graph")
+    parser.add_argument("--edges", type=int, default=74_394, help="relations of the graph")
+    parser.add_argument("--lookups", type=int, default=300, help="measured lookups")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     triplets = make_graph(entities=args.entities, edges=args.edges, seed=args.seed)
     heads = [head for head, _, _ in triplets]

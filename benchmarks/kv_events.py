@@ -1,9 +1,10 @@
-"""Measure the cost of following an engine's cache: events per second, look-ups, and the hook.
+"""Measure the cost of following an engine's cache: event rate, lookups, request path, engine hook.
 
-usage: python -m benchmarks.kv_events [--blocks 200000] [--block-size 16] [--json]
+    python -m benchmarks.kv_events --blocks 200000 --block-size 16 --json
 
-Times are process time of one thread, except the hook's: these are what the engine's step would
-notice, against a proxy that takes the connection and never answers.
+Stream figures are process time of one thread. `request_path_*` is the wall time added to one
+proxied request, in microseconds. `hook_put_*` is the wall time that the hook adds to an engine
+step, in microseconds, with a proxy that accepts the connection and never responds.
 """
 
 import argparse
@@ -35,11 +36,15 @@ BLOCKS_PER_PROMPT = 250
 PROMPTS_HELD = 400
 
 
-def make_payloads(num_blocks: int, block_size: int) -> tuple[list[bytes], list[int]]:
-    """Steps of one prompt each, half of it shared with an earlier one; old ones are evicted."""
+def make_batches(num_blocks: int, block_size: int) -> tuple[list[bytes], list[int]]:
+    """Return encoded event batches and the token ids of the last prompt.
+
+    Each batch stores one prompt and, once PROMPTS_HELD are held, evicts the oldest; every second
+    prompt extends the previous one.
+    """
     dice, numbers = random.Random(0), itertools.count(1)
     held: deque[list[int]] = deque()
-    payloads: list[bytes] = []
+    encoded: list[bytes] = []
     made, last = 0, [0]
     while made < num_blocks:
         events: list[Event] = []
@@ -60,29 +65,29 @@ def make_payloads(num_blocks: int, block_size: int) -> tuple[list[bytes], list[i
                 extra_keys=[None] * len(hashes),
                 group_idx=0,
                 kv_cache_spec_kind="full_attention",
-                session_id=f"request-{len(payloads)}",
+                session_id=f"request-{len(encoded)}",
             )
         )
         made += len(hashes)
         held.append(hashes)
         last = tokens
-        payloads.append(encode_batch(EventBatch(ts=1.0 + len(payloads), events=tuple(events))))
-    return payloads, last
+        encoded.append(encode_batch(EventBatch(ts=1.0 + len(encoded), events=tuple(events))))
+    return encoded, last
 
 
-def measure_stream(payloads: list[bytes], num_blocks: int, last: list[int]) -> dict[str, float]:
+def measure_stream(encoded: list[bytes], num_blocks: int, last: list[int]) -> dict[str, float]:
     stream = EventStream("benchmark")
     stream.connected()
     start = time.process_time()
-    for seq, payload in enumerate(payloads):
-        stream.receive(seq, payload)
+    for seq, data in enumerate(encoded):
+        stream.receive(seq, data)
     both = time.process_time() - start
     start = time.process_time()
-    for payload in payloads:
-        decode_batch(payload)
+    for data in encoded:
+        decode_batch(data)
     decode = time.process_time() - start
     stream.mirror.check_integrity()
-    names = [f"request-{i}" for i in range(len(payloads))]
+    names = [f"request-{i}" for i in range(len(encoded))]
     start = time.process_time()
     for name in names:
         stream.resident_tokens(name)
@@ -95,7 +100,7 @@ def measure_stream(payloads: list[bytes], num_blocks: int, last: list[int]) -> d
         "blocks": num_blocks,
         "blocks_per_s": num_blocks / both,
         "decode_share": decode / both,
-        "batches_per_s": len(payloads) / both,
+        "batches_per_s": len(encoded) / both,
         "resident_tokens_us": lookup * 1e6,
         f"match_{len(last)}_tokens_us": match * 1e6,
     }
@@ -110,7 +115,7 @@ def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -
     key, tenants = TenantKey("model", ""), Tenants(Settings())
     follower, stream = CacheFollower(name, tenants), EventStream()
     stream.connected()
-    stream.receive(0, make_payloads(BLOCKS_PER_PROMPT, 16)[0][0])
+    stream.receive(0, make_batches(BLOCKS_PER_PROMPT, 16)[0][0])
     follower.streams["stream"], follower.capacity_tokens = stream, 100_000
     index = tenants.get(key).booster(name).index
     asyncio.run(follower.step())
@@ -136,9 +141,9 @@ def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -
     }
 
 
-def measure_hook(payloads: list[bytes]) -> dict[str, float]:
-    """Time of `put` in the engine's thread while the reporter waits for a proxy that hangs."""
-    batches = [decode_batch(payload).events for payload in payloads]
+def measure_hook(encoded: list[bytes]) -> dict[str, float]:
+    """Measure `put` in the engine's thread while the reporter waits for a proxy that hangs."""
+    batches = [decode_batch(data).events for data in encoded]
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         reporter = Reporter(f"http://127.0.0.1:{hanging.getsockname()[1]}", stream="benchmark")
         taken = []
@@ -159,14 +164,16 @@ def measure_hook(payloads: list[bytes]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--blocks", type=int, default=200_000)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--blocks", type=int, default=200_000, help="blocks stored and removed")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens per block")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    payloads, last = make_payloads(options.blocks, options.block_size)
-    figures = measure_stream(payloads, options.blocks, last)
-    figures |= measure_request_path() | measure_hook(payloads)
+    encoded, last = make_batches(options.blocks, options.block_size)
+    figures = measure_stream(encoded, options.blocks, last)
+    figures |= measure_request_path() | measure_hook(encoded)
     if options.json:
         print(json.dumps(figures))
         return

@@ -1,6 +1,8 @@
-"""A backend that costs next to nothing: it answers every POST with the same bytes.
+"""Mock backend of negligible cost: responds to every POST with the same bytes.
 
-`python -m benchmarks.mock_backend PORT` for the processes of `benchmarks.proxy`.
+    python -m benchmarks.mock_backend PORT
+
+Started as a process by `benchmarks.proxy`.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ _COMPLETION = json.dumps(
 ).encode()
 _CHUNK = b'data: {"id":"x","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"ok"}}]}\n\n'  # noqa: E501
 NUM_CHUNKS = 16
-_JSON_ANSWER = (
+_JSON_RESPONSE = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
     % (len(_COMPLETION), _COMPLETION)
 )
@@ -37,15 +39,15 @@ def _chunked(data: bytes) -> bytes:
 
 
 class Backend(asyncio.Protocol):
-    """One connection; requests come one after another."""
+    """HTTP protocol of one connection, without pipelining of streams."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start with an empty buffer."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not subclass it
         self._buffer = bytearray()
 
     def data_received(self, data: bytes) -> None:
-        """Answer each request that is complete."""
+        """Respond to each complete request in the buffer."""
         self._buffer += data
         while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
             head = bytes(self._buffer[:end]).lower()
@@ -58,7 +60,7 @@ class Backend(asyncio.Protocol):
             if b'"stream":true' in body or b'"stream": true' in body:
                 asyncio.get_running_loop().create_task(self._stream())
             else:
-                self._transport.write(_JSON_ANSWER)
+                self._transport.write(_JSON_RESPONSE)
 
     async def _stream(self) -> None:
         self._transport.write(_STREAM_HEAD + _chunked(_CHUNK))

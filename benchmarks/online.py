@@ -1,8 +1,10 @@
-"""Online ordering: cost of one request, and the token hit rate when requests come one at a time.
+"""Measure online ordering: time per request and token hit rate for requests in order of arrival.
 
-Search, order and insert of every request are timed together, with an index that fills up to
-`--contexts` contexts. Runs `python -m benchmarks.online --contexts 100000 --json`; `--window 64`
-plans that many waiting requests together.
+    python -m benchmarks.online --contexts 100000 --json
+    python -m benchmarks.online --contexts 10000 --window 64    # plan 64 waiting requests together
+
+Search, ordering and insertion of each request are timed together, in microseconds, while the index
+grows to `--contexts` contexts. Hit rates come from the prefix-cache simulator.
 """
 
 import argparse
@@ -30,11 +32,20 @@ Micros = npt.NDArray[np.float64]
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_workload_arguments(parser, contexts=100_000)
-    parser.add_argument("--tail", choices=("relevance", "popularity"), default="popularity")
+    parser.add_argument(
+        "--tail",
+        choices=("relevance", "popularity"),
+        default="popularity",
+        help="order of uncached documents",
+    )
     parser.add_argument("--window", type=int, default=1, help="requests planned together")
-    parser.add_argument("--unbounded", action="store_true", help="only the unbounded cache")
+    parser.add_argument(
+        "--unbounded", action="store_true", help="simulate the unbounded cache only"
+    )
     args = parser.parse_args()
     result = measure(
         workload_of(args), tail=args.tail, window=args.window, unbounded=args.unbounded
@@ -51,10 +62,10 @@ def measure(
     """Replay the requests once per cache capacity, with an index of that capacity.
 
     Returns:
-        `workload`, `contexts`, `tail`, `window`; `p50_us`, `p99_us` and `mean_us` of a request
-        with the unbounded index, the greatest one, by wall time, and `cpu_p50_us`, `cpu_p99_us`
-        by the thread's processor time, which other work on the machine disturbs less; `hit_rate`
-        and `baseline_hit_rate` by cache capacity in tokens.
+        `workload`, `contexts`, `tail`, `window`; wall time per request with the unbounded index
+        (`p50_us`, `p99_us`, `mean_us`), and thread processor time, which is less noisy
+        (`cpu_p50_us`, `cpu_p99_us`); `hit_rate` and `baseline_hit_rate` by cache capacity in
+        tokens.
     """
     capacities = {"unbounded": None} if unbounded else CAPACITIES
     rates: dict[str, float] = {}
@@ -82,7 +93,7 @@ def replay(
     """Order all requests.
 
     Returns:
-        The orders, and (requests,) the microseconds that each took by wall and by processor time.
+        The orders, and microseconds of wall and processor time per request, (requests,) each.
     """
     index = ContextIndex(capacity_tokens=capacity, max_nodes=2 * len(workload.contexts) + 1)
     recent = RecentContexts()
@@ -135,7 +146,7 @@ def show(result: dict[str, Any]) -> None:
         table.add_row(label, *(f"{result[field][name]:.3f}" for name in result["hit_rate"]))
     console = Console()
     console.print(table)
-    console.print(f"a request: p50 {result['p50_us']} us, p99 {result['p99_us']} us")
+    console.print(f"per request: p50 {result['p50_us']} us, p99 {result['p99_us']} us")
 
 
 if __name__ == "__main__":

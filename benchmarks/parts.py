@@ -1,4 +1,4 @@
-"""Keep the parts of a long benchmark as they are finished, so that it can be stopped and go on."""
+"""Save finished parts of a long benchmark, so that an interrupted run can resume."""
 
 import json
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def part(directory: Path | None, name: str, make: Callable[[], list[Any]]) -> list[Any]:
-    """Return a part's rows, from its file where it was finished before, else made and written.
+    """Return a part's rows: read from its file if finished before, else computed and written.
 
     Args:
-        directory: of the files; None: keep nothing.
-        name: of the part; it must say everything that decides the rows.
-        make: returns the rows, which are JSON.
+        directory: folder of the files; None saves nothing.
+        name: part name; must encode every option that affects the rows.
+        make: returns the rows, which must be JSON-serialisable.
     """
     if directory is None:
         return make()

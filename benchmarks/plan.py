@@ -1,8 +1,10 @@
-"""Offline planning: time and memory of the clustering, and the token hit rate that its order gets.
+"""Measure offline planning: time and memory of clustering, and token hit rate of the plan.
 
-Plain order, our default linkage and the paper's linkage are planned in one run and counted by the
-exact prefix-cache simulator. Runs `python -m benchmarks.plan --contexts 12000 --json`, or on data
-with `--data FOLDER`.
+    python -m benchmarks.plan --contexts 12000 --json
+    python -m benchmarks.plan --data FOLDER --retriever dense
+
+Compares plain order, the default linkage and the paper's linkage with the exact prefix-cache
+simulator. Times are seconds of wall and processor time, memory is peak RSS in MB.
 """
 
 import argparse
@@ -22,19 +24,21 @@ from ragboost.index.clustering import EXACT_CONTEXTS, Linkage
 from ragboost.ordering import BatchPlan, plan_batch
 
 PAPER_CONTEXTS = 4_000
-"""Above this the paper's linkage, which is quadratic, takes minutes and is left out."""
+"""Largest batch planned by default with the paper's quadratic linkage, which then takes minutes."""
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_workload_arguments(parser, contexts=12_000)
-    parser.add_argument("--repeats", type=int, default=3, help="plans; build_s is their median")
+    parser.add_argument("--repeats", type=int, default=3, help="plans; build_s is the median")
     parser.add_argument(
         "--exact-contexts",
         type=int,
         default=EXACT_CONTEXTS,
-        help="larger batches are clustered in parts: lower it to see what that costs",
+        help="largest batch clustered as a whole; larger ones are clustered in parts",
     )
     parser.add_argument("--paper", action="store_true", help="run the paper's linkage at any size")
     args = parser.parse_args()
@@ -54,15 +58,15 @@ def add_workload_arguments(parser: argparse.ArgumentParser, *, contexts: int) ->
     """Add the arguments that choose the requests."""
     parser.add_argument("--workload", choices=("zipf", "topics", "neardup"), help="default: zipf")
     parser.add_argument("--contexts", type=int, default=contexts, help="requests to generate")
-    parser.add_argument("--k", type=int, default=15, help="documents of a request")
+    parser.add_argument("--k", type=int, default=15, help="documents per request")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--data", type=Path, help="a folder of retrieval runs, instead")
-    parser.add_argument("--retriever", default="dense", help="which run of the folder")
+    parser.add_argument("--data", type=Path, help="folder of retrieval runs to use instead")
+    parser.add_argument("--retriever", default="dense", help="retrieval run of the folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def workload_of(args: argparse.Namespace) -> Workload:
-    """The requests that the arguments choose."""
+    """Return the workload selected by the arguments."""
     if args.data is not None:
         return load_data(args.data, workload=args.workload, retriever=args.retriever, k=args.k)
     return generate(args.workload or "zipf", args.contexts, k=args.k, seed=args.seed)
@@ -71,13 +75,13 @@ def workload_of(args: argparse.Namespace) -> Workload:
 def measure(
     workload: Workload, *, repeats: int, exact_contexts: int = EXACT_CONTEXTS, paper: bool = False
 ) -> dict[str, Any]:
-    """Plan and count.
+    """Plan the workload and simulate its hit rates.
 
     Returns:
-        `workload`, `contexts`, `is_exact` (clustered whole, not in parts); `build_s` (median
-        seconds of a whole plan: clustering, document orders and release order), `cpu_s`;
-        `hit_rate`, `baseline_hit_rate` and `paper_hit_rate` (None where not run) by cache capacity
-        in tokens; `paper_build_s`; `peak_rss_mb` of the process after our plan.
+        `workload`, `contexts`, `is_exact` (clustered as a whole, not in parts); `build_s` (median
+        seconds of a full plan: clustering, document orders and release order), `cpu_s`;
+        `hit_rate`, `baseline_hit_rate` and `paper_hit_rate` (None if not run) by cache capacity in
+        tokens; `paper_build_s`; `peak_rss_mb` of the process after the default plan.
     """
     walls, cpus = [], []
     for _ in range(repeats):

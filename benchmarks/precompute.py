@@ -1,10 +1,10 @@
-"""What preparing a corpus costs: chunks per second and bytes, by the number of neighbours.
+"""Measure the cost of precomputing a corpus: time and bytes per token, by number of neighbours.
 
     python -m benchmarks.precompute --json
 
-A model with random weights and chunks of random tokens; the processor time of one thread counts,
-which other processes disturb less than the clock. `prefill_share` is the time of one chunk in units
-of an ordinary prefill of a chunk behind the system prompt; 1 is the least that KV can cost.
+Uses a model with random weights and chunks of random tokens. Times are processor seconds of one
+thread. `prefill_share` is the time per chunk relative to a plain prefill of the chunk after the
+system prompt; 1 is the minimum.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SYSTEM, CHUNK = 64, 256
 
 
 def measure(adapter: ModelAdapter, *, num_chunks: int, top_n: int) -> dict[str, float]:
-    """Prepare a corpus in which every chunk's neighbours are those before it, in a ring."""
+    """Precompute a corpus in which each chunk's neighbours are the preceding ones, in a ring."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(length: int) -> tuple[int, ...]:
@@ -65,14 +65,16 @@ def measure(adapter: ModelAdapter, *, num_chunks: int, top_n: int) -> dict[str, 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--chunks", type=int, default=24)
-    parser.add_argument("--layers", type=int, default=8)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--chunks", type=int, default=24, help="chunks in the corpus")
+    parser.add_argument("--layers", type=int, default=8, help="layers of the random model")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     torch.set_num_threads(1)
     adapter = build("small", layers=args.layers, device="cpu")
-    measure(adapter, num_chunks=2, top_n=1)  # warms up
+    measure(adapter, num_chunks=2, top_n=1)  # warm-up
     rows: list[dict[str, Any]] = [
         measure(adapter, num_chunks=args.chunks, top_n=top_n) for top_n in (0, 2, 5, 10, 15)
     ]
@@ -81,7 +83,7 @@ def main() -> None:
     if args.json:
         print(json.dumps({"chunk_tokens": CHUNK, "rows": rows}))
         return
-    table = Table(title=f"preparing chunks of {CHUNK} tokens")
+    table = Table(title=f"precomputing chunks of {CHUNK} tokens")
     for column in rows[0]:
         table.add_column(column)
     for row in rows:

@@ -1,7 +1,9 @@
-"""Time to first token of the embedded engine, by how much of the prompt its prefix cache holds.
+"""Measure TTFT of the embedded engine by the share of the prompt in its prefix cache.
 
-Everything is real: an HTTP server on loopback, streamed answers, the time of the first byte. Runs
-`python -m benchmarks.prefix_ttft --json`.
+    python -m benchmarks.prefix_ttft --json
+    python -m benchmarks.prefix_ttft --tokens 1000 --repeats 3
+
+Requests go over HTTP on loopback and stream; the time is that of the first byte, in milliseconds.
 """
 
 import argparse
@@ -25,11 +27,13 @@ HITS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="a model directory; default: the built-in one")
-    parser.add_argument("--tokens", type=int, default=4000, help="length of the prompts")
-    parser.add_argument("--repeats", type=int, default=7, help="measurements per hit length")
-    parser.add_argument("--num-threads", type=int, default=1, help="threads that compute")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="model directory; default: the built-in model")
+    parser.add_argument("--tokens", type=int, default=4000, help="prompt length")
+    parser.add_argument("--repeats", type=int, default=7, help="repeats per hit length")
+    parser.add_argument("--num-threads", type=int, default=1, help="compute threads")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -50,14 +54,14 @@ def main() -> None:
 
 
 def measure(settings: EngineSettings, *, tokens: int, repeats: int, seed: int) -> dict[str, Any]:
-    """Serve the model, fill its prefix cache with one prompt, and ask for prompts that begin alike.
+    """Cache one prompt, and time prompts that share a prefix with it.
 
-    The hit lengths take turns, so that a noisy machine disturbs all of them.
+    The hit lengths alternate, so that noise affects all alike.
 
     Returns:
         `model`, `tokens`, `repeats` and `hits`: per hit length its share, `cached_tokens` as the
         engine reports them, medians `ttft_ms` (wall) and `cpu_ms` (all threads of server and
-        client, up to the first byte), and `speedup` over no hit.
+        client, up to the first byte), and `speedup` over a miss.
     """
     app = create_engine_app(settings)
     vocab = app.state.loaded.runner.vocab_size
@@ -66,7 +70,7 @@ def measure(settings: EngineSettings, *, tokens: int, repeats: int, seed: int) -
     with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=600) as client:
         base = [generator.randrange(3, vocab) for _ in range(tokens)]
         first_token(client, base)
-        first_token(client, base)  # the second request warms the path of a hit
+        first_token(client, base)  # the second request warms up the hit path
         for _ in range(repeats):
             for hit in HITS:
                 known = base[: round(hit * tokens)]
@@ -95,7 +99,7 @@ def measure(settings: EngineSettings, *, tokens: int, repeats: int, seed: int) -
 
 
 def first_token(client: httpx.Client, prompt: list[int]) -> tuple[float, float, int]:
-    """Seconds and CPU seconds to the first byte of a streamed answer, and its cached tokens."""
+    """Return wall and CPU seconds to the first byte of a streamed response, and cached tokens."""
     body = {
         "prompt": prompt,
         "max_tokens": 1,

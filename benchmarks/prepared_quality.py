@@ -1,9 +1,10 @@
-"""Answer quality with and without preprocessing (FusionRAG Fig. 16 and 17), by policy.
+"""Measure answer quality with and without preprocessing (FusionRAG Fig. 16 and 17), by policy.
 
-Run through `python -m benchmarks.chunk_quality --neighbours similarity --top-n 0,2,5,10,15`. Every
-policy meets the same prompts over plain KV (top-n 0) and over KV computed after the top-n
-neighbours of each chunk. Policies that look at offline measures (`cachecraft`, `hybrid-offline`)
-have them measured after five neighbours where the KV is plain.
+    python -m benchmarks.chunk_quality --neighbours similarity --top-n 0,2,5,10,15
+
+Every policy runs on the same prompts with plain KV (top-n 0) and with KV computed after the top-n
+neighbours of each chunk. For plain KV, policies that need offline measures (`cachecraft`,
+`hybrid-offline`) get them measured after five neighbours.
 """
 
 import math
@@ -45,7 +46,7 @@ POLICIES = (
 )
 RATIOS = (0.05, 0.1, 0.15)
 MEASURED_AFTER = 5
-"""Neighbours after which plain chunks are measured."""
+"""Number of neighbours for the offline measures of plain chunks."""
 
 Key = tuple[str, str, int, str]  # task, policy, top-n, ratio
 
@@ -61,7 +62,7 @@ def measure_seed(
     ratios: Sequence[float],
     parts: Path | None,
 ) -> dict[Key, EvalRow]:
-    """Evaluate one corpus, and return a row per task, policy, number of neighbours and ratio."""
+    """Evaluate one corpus; return a row per task, policy, number of neighbours and ratio."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     adapter = ModelAdapter(causal_lm)
     articles = make_articles(seed=seed, asked=asked)
@@ -100,8 +101,8 @@ def _prepare(adapter: ModelAdapter, articles: Articles, *, source: str, top_n: i
 
 
 def summarise(runs: Sequence[dict[Key, EvalRow]]) -> dict[str, Any]:
-    """Return means over seeds by task, policy, top-n and ratio, and where preprocessing lowers a
-    score by more than two standard errors."""
+    """Return means over seeds by task, policy, top-n and ratio, and the cells in which
+    preprocessing lowers the score by more than two standard errors."""
     score: dict[str, Any] = {}
     error: dict[str, Any] = {}
     lower = []
@@ -139,7 +140,7 @@ def run(
     ratios: Sequence[float],
     parts: Path | None = None,
 ) -> dict[str, Any]:
-    """Evaluate all seeds; see `parts.part` for `parts`."""
+    """Evaluate all seeds; `parts` as in `parts.part`."""
     begin = time.process_time()
     runs = [
         measure_seed(
@@ -165,9 +166,9 @@ def run(
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table per task: policies by ratio, top-n across."""
+    """Print a table per task: a row per policy and ratio, a column per top-n."""
     for task, by_policy in result["score"].items():
-        print(f"\n{task} ({result['cases'][task]} prompts a seed), {result['neighbours']}")
+        print(f"\n{task} ({result['cases'][task]} prompts per seed), {result['neighbours']}")
         counts = list(by_policy["reuse"])
         print(f"  {'policy':16} ratio ", "  ".join(f"top-n {n:>7}" for n in counts))
         for policy, by_count in by_policy.items():
@@ -175,6 +176,6 @@ def show(result: dict[str, Any]) -> None:
             for ratio in by_count[counts[0]]:
                 cells = (f"{by_count[n][ratio]:.3f} +- {errors[n][ratio] or 0:.2f}" for n in counts)
                 print(f"  {policy:16} {ratio:5} ", "  ".join(cells))
-    print(f"\nlower than without preprocessing, by two standard errors: {len(result['lower'])}")
+    print(f"\ncells lower than plain KV by more than two standard errors: {len(result['lower'])}")
     for cell in result["lower"]:
         print("  ", cell)

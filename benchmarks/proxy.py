@@ -1,9 +1,13 @@
-"""What a request costs on its way: processor time, latency and throughput, beside other proxies and
-a direct connection to the same mock backend.
+"""Measure the proxy's processor time, latency and throughput, next to other proxies.
 
-All targets are processes that get the same bytes; rounds are interleaved and medians taken, so that
-ratios can be trusted where microseconds cannot. `ragboost-object` is our proxy once more, with the
-documents in a `ragboost` object. Runs `python -m benchmarks.proxy --json`.
+    python -m benchmarks.proxy --json
+    python -m benchmarks.proxy --only ragboost --only nginx --body 45k
+
+All targets are processes in front of the same mock backend and receive the same bytes; `direct` is
+the backend itself. Rounds are interleaved and medians reported, so ratios between targets are more
+reliable than absolute microseconds. `ragboost-object` is the same RAGBoost process with documents
+in a `ragboost` object. Times are microseconds per request. Targets that are not installed are
+listed in `left_out`; `scripts/peers/setup.sh` installs the peers.
 """
 
 import argparse
@@ -33,7 +37,7 @@ _WARM_UP = 12
 
 @dataclass
 class Round:
-    """One target under one load."""
+    """Figures of one target under one load."""
 
     cpu_us: float
     p50_us: float
@@ -44,17 +48,21 @@ class Round:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=300, help="requests per round, at most")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per round, about")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", action="append", choices=tuple(known_peers()), help="leave out")
-    parser.add_argument("--body", action="append", choices=tuple(BODIES))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=300, help="maximum requests per round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="approximate length of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per target")
+    parser.add_argument(
+        "--only", action="append", choices=tuple(known_peers()), help="targets to run"
+    )
+    parser.add_argument("--body", action="append", choices=tuple(BODIES), help="bodies to send")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     os.sched_setaffinity(0, {last_cpu()} if len(os.sched_getaffinity(0)) > 1 else {0})
     names = args.only or list(known_peers())
-    with running(names, say=_say) as targets:
+    with running(names, log=_log) as targets:
         measured = _measure(targets, args)
     result = {"targets": measured, "left_out": [name for name in names if name not in measured]}
     if args.json:
@@ -63,7 +71,7 @@ def main() -> None:
         _print_table(measured)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -71,7 +79,7 @@ def _measure(targets: Sequence[Target], args: argparse.Namespace) -> dict[str, A
     result: dict[str, Any] = {target.name: {} for target in targets}
     for body in args.body or BODIES:
         for clients in CLIENTS:
-            _say(f"{body}, {clients} clients")
+            _log(f"{body}, {clients} clients")
             rounds: dict[str, list[Round]] = {target.name: [] for target in targets}
             sizes = {t.name: _num_requests(t, body, clients, args) for t in targets}
             for number in range(args.rounds):
@@ -88,7 +96,7 @@ def _measure(targets: Sequence[Target], args: argparse.Namespace) -> dict[str, A
 
 
 def _num_requests(target: Target, body: str, clients: int, args: argparse.Namespace) -> int:
-    """As many as fit into a round; found by a few that warm up the target, too."""
+    """Estimate how many requests fit into a round, with a few that also warm up the target."""
     requests = requests_for(target, body, _WARM_UP, seed=-1)
     uvloop.run(run_round(target, requests, clients=1))
     warm = uvloop.run(run_round(target, requests, clients=min(clients, _WARM_UP)))
@@ -96,8 +104,7 @@ def _num_requests(target: Target, body: str, clients: int, args: argparse.Namesp
 
 
 def requests_for(target: Target, body: str, num_requests: int, *, seed: int) -> list[bytes]:
-    """Requests with documents of a shared pool, in random order and one of them twice, as a
-    retriever would send them."""
+    """Return requests with documents from a shared pool, in random order and one of them twice."""
     rng = random.Random(seed)
     size = BODIES[body] // NUM_DOCUMENTS
     pool = [f"Document {i}. " + "some words " * (size // 11) for i in range(60)]
@@ -129,13 +136,13 @@ def _prompt(documents: Sequence[str], question: str, *, in_object: bool) -> dict
 
 
 async def run_round(target: Target, requests: list[bytes], clients: int) -> Round:
-    """Send requests, so many at a time; one more for each connection opens those behind it."""
+    """Send requests over `clients` connections, after one uncounted request on each."""
     queue = list(reversed(requests))
     totals: list[float] = []
     first_bytes: list[float] = []
     address = "127.0.0.1", target.port
     connections = [await asyncio.open_connection(*address) for _ in range(clients)]
-    # The first requests open connections behind the target: they do not count.
+    # The first requests make the target connect to the backend: they do not count.
     first = zip(connections, requests, strict=False)
     await asyncio.gather(*(_client(target, c, [request], ([], [])) for c, request in first))
     before, started = target.cpu_ns(), time.perf_counter()
@@ -160,7 +167,7 @@ async def _client(
     queue: list[bytes],
     times: tuple[list[float], list[float]],
 ) -> None:
-    """Send what is in the queue; adds the seconds of whole answers and of first bytes."""
+    """Send requests from the queue; append the seconds to the response's end and first byte."""
     reader, writer = connection
     while queue:
         request = queue.pop()
@@ -174,13 +181,13 @@ async def _client(
 
 def _check(target: Target, head: bytes) -> None:
     if not head.startswith(b"HTTP/1.1 200"):
-        raise SystemExit(f"{target.name} answered {head[:60]!r}")
+        raise SystemExit(f"{target.name} returned {head[:60]!r}")
     if target.name.startswith("ragboost") and b"x-ragboost-documents: 14" not in head:
         raise SystemExit(f"{target.name} did not boost: {head!r}")
 
 
 async def _read_body(reader: asyncio.StreamReader, head: bytes) -> float:
-    """Read an answer's body; the time of its first byte."""
+    """Read a response body and return the time of its first byte."""
     at = head.find(b"content-length:")
     if at >= 0:
         await reader.readexactly(int(head[at + 15 :].split(b"\r\n", 1)[0]))

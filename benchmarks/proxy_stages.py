@@ -1,8 +1,11 @@
-"""Where a request's processor time goes in our proxy, by stage, with one client.
+"""Break down the proxy's processor time per request by stage, with one client.
 
-The proxy runs with a stopwatch around the functions of each stage; what one stage calls of another
-counts for the other. Beside it run two servers that do less: the HTTP server alone, and the same
-with our connections to the backend. Runs `python -m benchmarks.proxy_stages --json`.
+    python -m benchmarks.proxy_stages --json
+    python -m benchmarks.proxy_stages --body 45k --blocks 5
+
+The proxy runs with timers around the functions of each stage; time in a nested stage counts for the
+nested stage only. Two reference servers run next to it: `server`, the HTTP server alone, and
+`relay`, the HTTP server with the proxy's backend client. Figures are microseconds per request.
 """
 
 import argparse
@@ -30,7 +33,7 @@ from ragboost.config import Settings
 from ragboost.proxy.server import listen, make_server, serve
 from ragboost.proxy.upstream.backends import Backend
 
-# The functions of each stage, as `module:name`, in the module that calls them.
+# Functions of each stage as `module:name`, looked up in the module that calls them.
 STAGES = {
     "decode JSON": ["rewriting.json_body:JsonBody.__init__"],
     "find documents": ["rewriting.parsed_request:find_format"],
@@ -83,14 +86,14 @@ _RELAYED = ("host", "content-length")
 
 
 class Stopwatches:
-    """Adds up the time of each stage, less that of the stages inside. One request at a time."""
+    """Sum the time of each stage without its nested stages. Supports one request at a time."""
 
     def __init__(self) -> None:
         self.ns: dict[str, int] = defaultdict(int)
         self._inside = [0]
 
     def put(self, stage: str, place: str) -> None:
-        """Put a stopwatch around a function, given as `module:name`."""
+        """Time a function, given as `module:name`, as part of a stage."""
         owner, name = find(place)
         function = getattr(owner, name)
         is_async = asyncio.iscoroutinefunction(function)
@@ -138,14 +141,16 @@ def find(place: str) -> tuple[Any, str]:
 
 
 def main() -> None:
-    """Measure and print; or be one of the servers."""
+    """Measure and print, or run as one of the servers (`server` as first argument)."""
     if sys.argv[1:2] == ["server"]:
         _serve(*sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--body", action="append", choices=tuple(BODIES))
-    parser.add_argument("--requests", type=int, default=40, help="per block")
-    parser.add_argument("--blocks", type=int, default=15)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--body", action="append", choices=tuple(BODIES), help="bodies to send")
+    parser.add_argument("--requests", type=int, default=40, help="requests per block")
+    parser.add_argument("--blocks", type=int, default=15, help="measured blocks per server")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result = {body: _measure(body, args) for body in args.body or ("1k", "45k", "400k")}
@@ -156,7 +161,7 @@ def main() -> None:
 
 
 def _measure(body: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Microseconds of each stage: medians over blocks, interleaved over the servers."""
+    """Return microseconds per stage: medians over blocks, interleaved between servers."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         port = free_port()
         backend = spawn(
@@ -174,7 +179,7 @@ def _measure(body: str, args: argparse.Namespace) -> dict[str, dict[str, float]]
                 requests = requests_for(target, body, args.requests, seed=seed)
                 before = _read(path)
                 measured = uvloop.run(run_round(target, requests, 1))
-                time.sleep(0.15)  # the server writes down its stages ten times a second
+                time.sleep(0.15)  # the server writes its stage times ten times a second
                 after = _read(path)
                 stages = {
                     name: (after[name] - before.get(name, 0)) / (args.requests + 1) / 1e3
@@ -203,12 +208,12 @@ def _targets(stack: ExitStack, folder: Path, backend: str) -> Iterator[Target]:
         )
         stack.callback(stop, process)
         if not listens(process, port):
-            raise SystemExit(f"{name} does not listen")
+            raise SystemExit(f"{name} did not start")
         yield Target(name, process, port, in_object=name == "ragboost-object")
 
 
 def _serve(name: str, port: str, backend: str, output: str) -> None:
-    """Run one of the servers until it is stopped."""
+    """Run one of the servers until it is terminated."""
     settings = Settings(backend={"url": backend}, proxy={"port": int(port)})  # type: ignore[arg-type]
     if name in ("server", "relay"):
         app = _Floor(Backend(settings.backend) if name == "relay" else None)
@@ -218,12 +223,12 @@ def _serve(name: str, port: str, backend: str, output: str) -> None:
     for stage, places in STAGES.items():
         for place in places:
             watches.put(stage, place)
-    write = threading.Thread(target=_write_down, args=(watches, Path(output)), daemon=True)
-    write.start()
+    writer = threading.Thread(target=_write_times, args=(watches, Path(output)), daemon=True)
+    writer.start()
     serve(settings)
 
 
-def _write_down(watches: Stopwatches, output: Path) -> None:
+def _write_times(watches: Stopwatches, output: Path) -> None:
     while True:
         time.sleep(0.1)
         new = output.with_suffix(".new")
@@ -236,7 +241,7 @@ def _read(path: Path) -> dict[str, int]:
 
 
 class _Floor:
-    """An ASGI app that answers by itself, or relays and does nothing else."""
+    """Minimal ASGI app: responds by itself, or relays to the backend."""
 
     def __init__(self, backend: Backend | None) -> None:
         self._backend = backend
@@ -248,14 +253,14 @@ class _Floor:
                 await send({"type": f"lifespan.{event}.complete"})
             return
         body = (await receive())["body"]
-        headers, answer = [(b"content-length", b"2"), (b"x-ragboost-documents", b"14")], b"{}"
+        headers, data = [(b"content-length", b"2"), (b"x-ragboost-documents", b"14")], b"{}"
         if self._backend is not None:
             sent = [each for each in scope["headers"] if each[0].decode() not in _RELAYED]
             response = await self._backend.request("POST", scope["path"], headers=sent, body=body)
-            answer = await response.read()
+            data = await response.read()
             headers = [*response.headers, headers[1]]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": answer, "more_body": False})
+        await send({"type": "http.response.body", "body": data, "more_body": False})
 
 
 def _print_table(result: dict[str, dict[str, dict[str, float]]]) -> None:

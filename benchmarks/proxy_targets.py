@@ -1,8 +1,8 @@
-"""The servers that `benchmarks.proxy` compares: ours, its peers, and one mock backend behind all.
+"""Start the servers that `benchmarks.proxy` compares: RAGBoost, its peers, and one mock backend.
 
-Peers live in environments of their own, made by `scripts/peers/setup.sh`; one that is not there, or
-does not start, is left out. Everything is on loopback. Every server is one process tree, bound to
-the first processor, while the backend and the clients share the last one.
+Peers are installed in environments of their own by `scripts/peers/setup.sh`; a peer that is missing
+or does not start is skipped. All traffic is on loopback. Every server is one process tree pinned to
+the first CPU; the backend and the clients share the last one.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ _OFFLINE = {
 
 @dataclass(frozen=True)
 class Target:
-    """A server to measure.
+    """A running server to measure.
 
     Attributes:
-        name: in the results.
-        process: its first process.
-        port: where it listens.
-        in_object: it gets documents in a `ragboost` object instead of a message.
+        name: key in the results.
+        process: root of its process tree.
+        port: port on loopback.
+        in_object: requests carry documents in a `ragboost` object instead of a message.
     """
 
     name: str
@@ -48,31 +48,31 @@ class Target:
     in_object: bool = False
 
     def cpu_ns(self) -> int:
-        """Processor time that the process and its children have used, over all threads."""
+        """Return the processor time of the process tree in nanoseconds, over all threads."""
         root = psutil.Process(self.process.pid)
         return sum(map(_cpu_ns, [root, *root.children(recursive=True)]))
 
 
 @dataclass(frozen=True)
 class Peer:
-    """How to start a server.
+    """Command line of a server.
 
     Attributes:
-        program: in its environment; None: it is not installed there.
-        command: arguments, from its port, the backend's URL and a folder for its files.
+        program: path of the executable, or None if it is not installed.
+        command: returns the arguments for a port, the backend's URL and a folder for its files.
     """
 
     program: Path | None
     command: Callable[[int, str, Path], Sequence[str]]
 
     def start(self, port: int, backend: str, folder: Path) -> subprocess.Popen[bytes]:
-        """Start it; it may not listen yet."""
+        """Start the server without waiting until it listens."""
         command = [str(self.program), *self.command(port, backend, folder)]
         return spawn(command, log=folder / "log", cpu=first_cpu(), env=_OFFLINE)
 
 
 def known_peers(folder: Path = PEERS) -> dict[str, Peer]:
-    """All servers in front of the backend, by name."""
+    """Return all servers to compare, by name."""
     return {
         "ragboost": Peer(Path(sys.executable), _ragboost),
         "nginx": Peer(_nginx_program(folder), _nginx),
@@ -84,22 +84,22 @@ def known_peers(folder: Path = PEERS) -> dict[str, Peer]:
 
 
 @contextlib.contextmanager
-def running(names: Sequence[str], *, say: Callable[[str], None]) -> Iterator[list[Target]]:
-    """Start the backend and the servers; stop all of them in the end."""
+def running(names: Sequence[str], *, log: Callable[[str], None]) -> Iterator[list[Target]]:
+    """Start the backend and the servers; stop all of them on exit."""
     with contextlib.ExitStack() as stack:
         port = free_port()
         command = [sys.executable, "-m", "benchmarks.mock_backend", str(port)]
         backend = spawn(command, log=Path(os.devnull), cpu=last_cpu())
         stack.callback(stop, backend)
         if not listens(backend, port):
-            raise SystemExit("the mock backend does not listen")
+            raise SystemExit("the mock backend did not start")
         targets = [Target("direct", backend, port)]
         peers = known_peers()
         for name in names:
-            say(f"starting {name}")
+            log(f"starting {name}")
             target = _start(stack, name, peers[name], f"http://127.0.0.1:{port}")
             if target is None:
-                say(f"{name} is left out: not installed, or it does not start")
+                log(f"skipping {name}: not installed, or did not start")
             else:
                 targets.append(target)
         ours = next((each for each in targets if each.name == "ragboost"), None)
@@ -121,7 +121,7 @@ def _start(stack: contextlib.ExitStack, name: str, peer: Peer, backend: str) -> 
 def spawn(
     command: Sequence[str], *, log: Path, cpu: int, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process on one processor."""
+    """Start a process pinned to one CPU."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -135,7 +135,7 @@ def spawn(
 
 
 def listens(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until a server answers a completion."""
+    """Wait until a server completes a request; return False if it exits or takes READY_S."""
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError):
@@ -146,17 +146,17 @@ def listens(process: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def first_cpu() -> int:
-    """Where the servers run."""
+    """Return the CPU of the servers."""
     return min(os.sched_getaffinity(0))
 
 
 def last_cpu() -> int:
-    """Where the backend and the clients run."""
+    """Return the CPU of the backend and the clients."""
     return max(os.sched_getaffinity(0))
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
+    """Return a free port on loopback."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -175,7 +175,7 @@ def _answers(port: int) -> bool:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server, and wait for it."""
+    """Terminate a server and wait for its exit."""
     process.terminate()
     try:
         process.wait(10)
@@ -185,7 +185,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _cpu_ns(process: psutil.Process) -> int:
-    """Of one process; ticks of `cpu_times` would be longer than some of what is measured."""
+    """Return the processor time of one process; ticks of `cpu_times` are too coarse."""
     total = 0
     for thread in Path(f"/proc/{process.pid}/task").iterdir():
         with contextlib.suppress(OSError):

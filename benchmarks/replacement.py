@@ -1,15 +1,15 @@
-"""Hit rates of replacement policies, of cache-aware scheduling, and of both together.
+"""Measure hit rates of eviction policies, of cache-aware scheduling, and of both combined.
 
     python -m benchmarks.replacement --workload uniform --capacity 0.1 0.2 0.4 --json
 
-Requests in the manner of DepCache section 6.4: each asks for 10 entities of a knowledge graph and
-brings up to 30 two-hop relation paths of each, as trees of tokens (`--shape graph`); or 10
-documents in one prompt, relevance order kept within topics (`--shape prefix`); or 10 chunks that
-are reused anywhere (`--shape chunks`). Entities are drawn evenly, by recency (temporal), or by a
-Zipf law. The waiting queue always holds `--queue` requests. A policy's hit rate is the mean over
-requests of cached / prompt tokens, after a warm-up in which the cache fills. `hit_rate[policy]` is
-averaged over seeds; `belady` knows the whole future; `lru+lpm` and the like serve the queue in
-another order. `--sweep` varies the length of the queue.
+Requests follow DepCache section 6.4: each names 10 entities of a knowledge graph with up to 30
+two-hop relation paths per entity, as token trees (`--shape graph`); or holds 10 documents in one
+prompt, popular documents first (`--shape prefix`); or 10 chunks that are reusable at any position
+(`--shape chunks`). Entities are drawn uniformly, by recency (temporal), or by a Zipf law. The
+waiting queue always holds `--queue` requests; `--sweep` varies its length. A policy's hit rate is
+the mean over requests of cached / prompt tokens after a warm-up that fills the cache.
+`hit_rate[policy]` is averaged over seeds; `belady` knows the whole future; arms such as `lru+lpm`
+reorder the queue.
 """
 
 import argparse
@@ -44,8 +44,8 @@ ARMS = (
 def draw(workload: str, num_requests: int, rng: np.random.Generator) -> list[list[int]]:
     """Draw the entities of each request, distinct within it.
 
-    temporal: with probability 0.8 an entity used recently, at a geometric distance (mean 60) in
-    the list of last uses; else any. zipf: exponent 1.
+    temporal: with probability 0.8 a recently used entity, at a geometric distance (mean 60) in the
+    list of last uses; otherwise any entity. zipf: exponent 1.
     """
     weights = 1 / np.arange(1, NUM_ENTITIES + 1)
     popularity = rng.permutation(weights / weights.sum())
@@ -85,14 +85,14 @@ def build(
     if shape == "chunks":
         nodes = [forest.path([entity], [size])[0] for entity, size in enumerate(lengths)]
         return forest, [[nodes[entity] for entity in chosen] for chosen in requests]
-    # One prompt; ordering in front of the engine has put the popular documents first.
+    # One prompt, as ordered upstream of the engine: popular documents first.
     counts = np.bincount([e for chosen in requests for e in chosen], minlength=NUM_ENTITIES)
     ordered = [sorted(chosen, key=lambda e: (-counts[e], e)) for chosen in requests]
     return forest, [forest.path(chosen, [lengths[e] for e in chosen]) for chosen in ordered]
 
 
 def _tree(forest: Forest, entity: int, rng: np.random.Generator) -> list[int]:
-    """An entity with up to 30 two-hop paths; nodes of a path are merged where it does not fork."""
+    """Add an entity with 5 to 30 two-hop paths; return its nodes."""
     num_paths = int(rng.integers(5, 31))
     relations = rng.integers(0, max(1, num_paths // 3), num_paths).tolist()
     nodes: dict[int, None] = {}
@@ -114,7 +114,7 @@ def serve(
     order: str,
     queue: int,
 ) -> float:
-    """Serve all requests; returns the mean hit rate after the warm-up."""
+    """Serve all requests and return the mean hit rate after the warm-up."""
     cache = CacheTree(forest, policy, capacity=capacity)
     pick = SCHEDULES[order]
     arriving = iter(requests)
@@ -164,7 +164,7 @@ def mean_rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure everything asked for."""
+    """Measure every combination of the arguments."""
     rows = []
     for queue in args.sweep or [args.queue]:
         for workload in args.workload or WORKLOADS:
@@ -213,21 +213,29 @@ def show(result: dict[str, Any]) -> None:
         mean = result["hit_rate"][label]
         table.add_row(label, *(f"{100 * rate:.1f}" for rate in rates), f"{100 * mean:.1f}")
     Console().print(table)
-    Console().print(f"LACR ahead by, points: {json.dumps(result['lacr_margin_points'])}")
+    Console().print(f"LACR's margin, percentage points: {json.dumps(result['lacr_margin_points'])}")
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", choices=WORKLOADS, action="append")
-    parser.add_argument(
-        "--capacity", type=float, nargs="+", default=[0.1, 0.2, 0.4], help="of all tokens in use"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, default="graph")
-    parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--queue", type=int, default=32, help="requests that wait")
-    parser.add_argument("--sweep", type=int, nargs="+", help="lengths of the queue to compare")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--workload", choices=WORKLOADS, action="append", help="distribution of the entities"
+    )
+    parser.add_argument(
+        "--capacity",
+        type=float,
+        nargs="+",
+        default=[0.1, 0.2, 0.4],
+        help="cache size as a share of all tokens in use",
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="graph", help="structure of a request")
+    parser.add_argument("--requests", type=int, default=500, help="requests per run")
+    parser.add_argument("--queue", type=int, default=32, help="waiting requests")
+    parser.add_argument("--sweep", type=int, nargs="+", help="queue lengths to compare")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result = run(args, lambda text: print(text, file=sys.stderr, flush=True))

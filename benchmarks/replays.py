@@ -1,6 +1,6 @@
-"""What the end-to-end benchmark sends: requests alone in three ways, conversations in two.
+"""Replay workloads for the end-to-end benchmark: independent requests and conversations.
 
-Knows workloads and bodies. Does not know engines.
+Knows workloads and request bodies. Does not know engines.
 """
 
 import statistics
@@ -14,7 +14,7 @@ from benchmarks.served import Sample, Served
 from ragboost.booster.booster import Booster
 from ragboost.types import Request
 
-ALONE = ("plain", "boosted", "online")
+INDEPENDENT = ("plain", "boosted", "online")
 TURNS = ("plain", "boosted")
 STRETCHES = 20
 ANSWER_TOKENS = 8
@@ -26,20 +26,20 @@ Body = dict[str, Any]
 
 
 class Round(NamedTuple):
-    """Requests sent at once; before them one that only brings the cache into its state."""
+    """Requests sent concurrently, after an unmeasured one that prepares the cache."""
 
     bodies: Sequence[Body]
     before: Body | None = None
 
 
 class Turn(NamedTuple):
-    """One turn of a conversation, as it was answered in each way."""
+    """One turn of a conversation, with its sample in each mode."""
 
     number: int
     samples: Mapping[str, Sample]
 
 
-def replay_alone(
+def replay_independent(
     served: Mapping[str, Served],
     requests: Sequence[Request],
     *,
@@ -47,16 +47,16 @@ def replay_alone(
     sample: str,
     at_once: int,
 ) -> dict[str, Any]:
-    """Send requests that stand alone: plain, planned as a batch, and boosted one by one.
+    """Send independent requests: plain, planned as a batch, and boosted one by one.
 
     Args:
-        served: an engine for each of ALONE.
+        served: an engine for each mode of INDEPENDENT.
         requests: the whole set.
-        count: how many are measured.
+        count: number of requests to measure.
         sample: `first`: the first ones, planned by themselves. `stretches`: STRETCHES runs of
-            neighbours in the plan of the whole set, each sent behind the request that the plan puts
-            before it; the other ways get the same requests in the order of the set.
-        at_once: requests sent together to one way before it is the next one's turn.
+            consecutive requests in the plan of the whole set, each sent after its predecessor in
+            the plan; the other modes get the same requests in the order of the set.
+        at_once: requests sent concurrently to one mode before the next mode gets its round.
     """
     if sample == "first":
         requests = requests[:count]
@@ -71,13 +71,13 @@ def replay_alone(
         positions += plan.order[start:end]
     positions.sort()
     sizes = [len(each.bodies) for each in planned]
-    by_way = {
-        "plain": alike([completion(requests[i], boost=False) for i in positions], sizes),
+    by_mode = {
+        "plain": rounds_of_sizes([completion(requests[i], boost=False) for i in positions], sizes),
         "boosted": planned,
-        "online": alike([completion(requests[i], boost=True) for i in positions], sizes),
+        "online": rounds_of_sizes([completion(requests[i], boost=True) for i in positions], sizes),
     }
-    send_in_turns(served, by_way)
-    figures: dict[str, Any] = {way: served[way].summary() for way in ALONE}
+    send_interleaved(served, by_mode)
+    figures: dict[str, Any] = {mode: served[mode].summary() for mode in INDEPENDENT}
     return {
         "requests": len(positions),
         "of": len(requests),
@@ -89,7 +89,8 @@ def replay_alone(
 
 
 def stretches(total: int, count: int) -> list[tuple[int, int]]:
-    """Cut `count` of `total` positions out as equal runs that lie evenly; all as one run."""
+    """Return evenly spaced runs of equal length with `count` of `total` positions in all; a single
+    run if `count` is `total`."""
     if count == total:
         return [(0, total)]
     num = min(STRETCHES, count)
@@ -100,27 +101,27 @@ def stretches(total: int, count: int) -> list[tuple[int, int]]:
 
 
 def rounds(bodies: Sequence[Body], at_once: int) -> list[Round]:
-    """Cut requests into rounds."""
+    """Cut requests into rounds of `at_once`."""
     return [Round(bodies[i : i + at_once]) for i in range(0, len(bodies), at_once)]
 
 
-def alike(bodies: Sequence[Body], sizes: Sequence[int]) -> list[Round]:
-    """Cut requests into rounds of these sizes, so that all ways wait behind as many others."""
+def rounds_of_sizes(bodies: Sequence[Body], sizes: Sequence[int]) -> list[Round]:
+    """Cut requests into rounds of these sizes, so that queueing is the same in all modes."""
     ends = list(accumulate(sizes))
     return [Round(bodies[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def send_in_turns(served: Mapping[str, Served], by_way: Mapping[str, Sequence[Round]]) -> None:
-    """Send a round of each way after another."""
+def send_interleaved(served: Mapping[str, Served], by_mode: Mapping[str, Sequence[Round]]) -> None:
+    """Send the first round of every mode, then the second ones, and so on."""
     started = time.monotonic()
-    for number, row in enumerate(zip_longest(*by_way.values()), 1):
-        for way, group in zip(by_way, row, strict=True):
+    for number, row in enumerate(zip_longest(*by_mode.values()), 1):
+        for mode, group in zip(by_mode, row, strict=True):
             if group is None:
                 continue
             if group.before:
-                served[way].prepare(COMPLETIONS, group.before)
-            served[way].measure(COMPLETIONS, group.bodies)
-        _progress(f"round {number} of {max(map(len, by_way.values()))}", served, started)
+                served[mode].prepare(COMPLETIONS, group.before)
+            served[mode].measure(COMPLETIONS, group.bodies)
+        _progress(f"round {number} of {max(map(len, by_mode.values()))}", served, started)
 
 
 def replay_turns(
@@ -131,14 +132,14 @@ def replay_turns(
     at_once: int,
     max_prompt_tokens: int,
 ) -> dict[str, Any]:
-    """Send conversations turn by turn; both ways resend the history as it was sent.
+    """Send conversations turn by turn; both modes resend the history unchanged.
 
     Args:
-        served: an engine for each of TURNS.
-        conversations: their turns.
-        count: how many requests are sent.
-        at_once: conversations that go on at the same time, a turn of each in a round.
-        max_prompt_tokens: a conversation ends before a turn that would outgrow this.
+        served: an engine for each mode of TURNS.
+        conversations: the turns of each conversation.
+        count: number of requests to send.
+        at_once: concurrent conversations; a round holds a turn of each.
+        max_prompt_tokens: a conversation ends before a turn whose prompt would exceed this.
     """
     waiting = [
         Conversation(f"conversation-{number}", requests, max_prompt_tokens=max_prompt_tokens)
@@ -147,21 +148,22 @@ def replay_turns(
     turns: list[Turn] = []
     started = time.monotonic()
     while len(turns) < count:
-        waiting = [conversation for conversation in waiting if conversation.goes_on]
+        waiting = [conversation for conversation in waiting if conversation.has_next]
         running = waiting[: min(at_once, count - len(turns))]
         if not running:
             break
-        answers: list[dict[str, Sample]] = [{} for _ in running]
-        for way in TURNS:
-            bodies = [conversation.body(way) for conversation in running]
-            for samples, sample in zip(answers, served[way].measure(CHAT, bodies), strict=True):
-                samples[way] = sample
+        by_conversation: list[dict[str, Sample]] = [{} for _ in running]
+        for mode in TURNS:
+            bodies = [conversation.body(mode) for conversation in running]
+            measured = served[mode].measure(CHAT, bodies)
+            for samples, sample in zip(by_conversation, measured, strict=True):
+                samples[mode] = sample
         turns += [
-            conversation.answered(samples)
-            for conversation, samples in zip(running, answers, strict=True)
+            conversation.add_turn(samples)
+            for conversation, samples in zip(running, by_conversation, strict=True)
         ]
         _progress(f"{len(turns)} of {count}", served, started)
-    figures: dict[str, Any] = {way: served[way].summary() for way in TURNS}
+    figures: dict[str, Any] = {mode: served[mode].summary() for mode in TURNS}
     later = turn_figures(turn for turn in turns if turn.number > 1)
     return {
         "requests": len(turns),
@@ -176,52 +178,52 @@ def replay_turns(
 
 
 class Conversation:
-    """A conversation that each way has a history of."""
+    """A conversation with a history per mode."""
 
     def __init__(self, name: str, requests: Sequence[Request], *, max_prompt_tokens: int) -> None:
         self._name = name
         self._requests = requests
         self._max_prompt_tokens = max_prompt_tokens
-        self._histories: dict[str, list[Body]] = {way: [] for way in TURNS}
+        self._histories: dict[str, list[Body]] = {mode: [] for mode in TURNS}
         self._turns = 0
         self._longest = 0
 
     @property
-    def goes_on(self) -> bool:
-        """Whether there is another turn, and a prompt for it that the engine takes."""
+    def has_next(self) -> bool:
+        """True if another turn follows and its prompt fits into the engine's context."""
         if self._turns == len(self._requests):
             return False
         documents = self._requests[self._turns].documents
         new_tokens = sum(len(document.text) for document in documents) // _CHARACTERS_PER_TOKEN
         return self._longest + new_tokens <= self._max_prompt_tokens
 
-    def body(self, way: str) -> Body:
-        """The next turn."""
-        body = completion(self._requests[self._turns], boost=way == "boosted")
-        self._histories[way].append({"role": "user", "content": body.pop("prompt")})
+    def body(self, mode: str) -> Body:
+        """Return the request body of the next turn."""
+        body = completion(self._requests[self._turns], boost=mode == "boosted")
+        self._histories[mode].append({"role": "user", "content": body.pop("prompt")})
         body["ragboost"]["session_id"] = self._name
-        return {**body, "messages": self._histories[way], "max_tokens": ANSWER_TOKENS}
+        return {**body, "messages": self._histories[mode], "max_tokens": ANSWER_TOKENS}
 
-    def answered(self, samples: Mapping[str, Sample]) -> Turn:
-        """Take the answers to it."""
-        for way, sample in samples.items():
-            self._histories[way].append({"role": "assistant", "content": sample.answer})
+    def add_turn(self, samples: Mapping[str, Sample]) -> Turn:
+        """Append each mode's response to its history and return the finished turn."""
+        for mode, sample in samples.items():
+            self._histories[mode].append({"role": "assistant", "content": sample.answer})
             self._longest = max(self._longest, sample.prompt_tokens)
         self._turns += 1
         return Turn(self._turns, samples)
 
 
 def turn_figures(turns: Iterable[Turn]) -> dict[str, Any]:
-    """Median TTFT and prompt tokens computed, of each way, and their ratios."""
+    """Return the median TTFT and prefill tokens of each mode, and their ratios."""
     samples = [turn.samples for turn in turns]
     figures: dict[str, Any] = {"requests": len(samples)}
     if not samples:
         return figures
-    for way in TURNS:
-        of_way = [sample[way] for sample in samples]
-        computed = sum(sample.prompt_tokens - sample.cached_tokens for sample in of_way)
-        figures[f"{way}_ttft_p50_ms"] = round(statistics.median(s.ttft_ms for s in of_way), 1)
-        figures[f"{way}_prefill_tokens"] = computed
+    for mode in TURNS:
+        of_mode = [sample[mode] for sample in samples]
+        computed = sum(sample.prompt_tokens - sample.cached_tokens for sample in of_mode)
+        figures[f"{mode}_ttft_p50_ms"] = round(statistics.median(s.ttft_ms for s in of_mode), 1)
+        figures[f"{mode}_prefill_tokens"] = computed
     for name, figure in (("ttft_ratio", "ttft_p50_ms"), ("prefill_ratio", "prefill_tokens")):
         ratio = figures[f"plain_{figure}"] / max(figures[f"boosted_{figure}"], 1)
         figures[name] = round(ratio, 2)
@@ -229,7 +231,7 @@ def turn_figures(turns: Iterable[Turn]) -> dict[str, Any]:
 
 
 def ratios(plain: Mapping[str, Any], boosted: Mapping[str, Any]) -> dict[str, Any]:
-    """How many times less the boosted way took."""
+    """Return the ratios plain / boosted of TTFT and prefill tokens."""
     quartiles = zip(plain["ttft_quartiles_ms"], boosted["ttft_quartiles_ms"], strict=True)
     return {
         "ttft_ratio": round(plain["ttft_p50_ms"] / boosted["ttft_p50_ms"], 2),
@@ -240,7 +242,7 @@ def ratios(plain: Mapping[str, Any], boosted: Mapping[str, Any]) -> dict[str, An
 
 
 def completion(request: Request, *, boost: bool) -> Body:
-    """A body with the documents beside the question."""
+    """Return a completion body with the documents in a `ragboost` object."""
     documents = [
         {"id": document.id, "title": document.title, "text": document.text}
         for document in request.documents
@@ -253,8 +255,8 @@ def completion(request: Request, *, boost: bool) -> Body:
 
 def _progress(text: str, served: Mapping[str, Served], started: float) -> None:
     medians = (
-        f"{way} {statistics.median(sample.ttft_ms for sample in engine.samples):.0f} ms"
-        for way, engine in served.items()
+        f"{mode} {statistics.median(sample.ttft_ms for sample in engine.samples):.0f} ms"
+        for mode, engine in served.items()
         if engine.samples
     )
     seconds = f"after {time.monotonic() - started:.0f} s"

@@ -1,4 +1,4 @@
-"""The proxy's route for the in-engine hook's reports, alone, for benchmarks and tests."""
+"""Serve the proxy's route for reports of the in-engine hook by itself, for benchmarks and tests."""
 
 import threading
 import time
@@ -11,19 +11,19 @@ from ragboost.cache_sync.report_receiver import ReportReceiver
 
 @contextmanager
 def report_route(receiver: ReportReceiver) -> Iterator[str]:
-    """Take reports on loopback; yields the address that the hook is to be given."""
+    """Receive reports on loopback; yield the URL to configure in the hook."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # an answer is two writes
+        disable_nagle_algorithm = True  # a response takes two writes
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            answer = receiver.receive(body, now=time.monotonic())
+            reply = receiver.receive(body, now=time.monotonic())
             self.send_response(200)
-            self.send_header("content-length", str(len(answer)))
+            self.send_header("content-length", str(len(reply)))
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(reply)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass

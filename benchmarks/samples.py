@@ -1,10 +1,10 @@
-"""How much a sample of a workload shares, by its size: why a few requests save little.
+"""Measure how much prefix sharing a sample of a workload offers, by sample size.
 
-usage: python -m benchmarks.samples --data PATH [--k 10] [--cache-tokens 400000] [--json]
+    python -m benchmarks.samples --data PATH --k 10 --cache-tokens 400000 --json
 
-Replays documents through `ragboost.simulate`; no engine, no times. The ratio columns compare prompt
-tokens to compute, plain and planned: of all requests together, and of the median request. The
-defaults are those of `benchmarks.end_to_end --corpus padded`.
+Replays document sequences through `ragboost.simulate`: small samples share little. No engine runs
+and no time is measured. The ratios are plain / planned prompt tokens to compute: over all requests,
+and for the median request. The defaults are those of `benchmarks.end_to_end --corpus padded`.
 """
 
 import argparse
@@ -31,7 +31,7 @@ Orders = Sequence[Sequence[Hashable]]
 
 
 class Lengths(NamedTuple):
-    """Tokens of a document, of what stands behind the documents of a prompt, of the cache."""
+    """Tokens of a document, of the prompt after its documents, and of the cache."""
 
     document: int
     question: int
@@ -39,7 +39,7 @@ class Lengths(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """Prompt tokens computed for each request that counts, and their cached share."""
+    """Prompt tokens computed per measured request, and the cached share of all."""
 
     computed: list[int]
     hit_rate: float
@@ -47,14 +47,16 @@ class Replay(NamedTuple):
 
 def main() -> None:
     """Replay the samples and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--retriever", default="dense")
-    parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--document-tokens", type=int, default=420)
-    parser.add_argument("--question-tokens", type=int, default=150, help="with its hints")
-    parser.add_argument("--cache-tokens", type=int, default=400_000)
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
+    parser.add_argument("--retriever", default="dense", help="retrieval run of the folder")
+    parser.add_argument("--k", type=int, default=10, help="documents per request")
+    parser.add_argument("--document-tokens", type=int, default=420, help="tokens per document")
+    parser.add_argument("--question-tokens", type=int, default=150, help="question and hints")
+    parser.add_argument("--cache-tokens", type=int, default=400_000, help="prefix cache size")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     lengths = Lengths(options.document_tokens, options.question_tokens, options.cache_tokens)
     contexts = load_data(options.data, retriever=options.retriever, k=options.k).contexts
@@ -75,13 +77,13 @@ def main() -> None:
 
 
 def compare(name: str, contexts: Orders, lengths: Lengths) -> dict[str, Any]:
-    """Plain, planned and online, for requests that are a batch by themselves."""
+    """Compare plain, planned and online for requests planned as one batch."""
     planned, _ = plan(contexts, lengths)
     return row(name, contexts, replay(planned, lengths), lengths)
 
 
 def compare_stretches(contexts: Orders, lengths: Lengths) -> dict[str, Any]:
-    """The same for stretches of the plan of the whole set, as the end-to-end benchmark does."""
+    """Compare them for stretches of the whole set's plan, as the end-to-end benchmark does."""
     planned, positions = plan(contexts, lengths)
     sent: list[Sequence[Hashable]] = []
     preparing = set()
@@ -90,15 +92,15 @@ def compare_stretches(contexts: Orders, lengths: Lengths) -> dict[str, Any]:
         preparing.add(len(sent))
         sent += planned[start - 1 : end]
         chosen += positions[start:end]
-    alone = [contexts[i] for i in sorted(chosen)]
+    sampled = [contexts[i] for i in sorted(chosen)]
     boosted = replay(sent, lengths, preparing=frozenset(preparing))
-    return row(f"{len(alone)} in stretches", alone, boosted, lengths)
+    return row(f"{len(sampled)} in stretches", sampled, boosted, lengths)
 
 
 def row(name: str, contexts: Orders, boosted: Replay, lengths: Lengths) -> dict[str, Any]:
-    """A line of the table."""
+    """Return a row of the table."""
     plain, online = replay(contexts, lengths), replay(order_online(contexts, lengths), lengths)
-    medians = [statistics.median(way.computed) for way in (plain, boosted)]
+    medians = [statistics.median(each.computed) for each in (plain, boosted)]
     return {
         "requests": name,
         "plain_hit_rate": round(plain.hit_rate, 3),
@@ -110,7 +112,7 @@ def row(name: str, contexts: Orders, boosted: Replay, lengths: Lengths) -> dict[
 
 
 def plan(contexts: Orders, lengths: Lengths) -> tuple[list[Sequence[Hashable]], tuple[int, ...]]:
-    """Documents in prompt order, by release order; and whose they are."""
+    """Return the planned document orders in release order, and their positions in `contexts`."""
     tokens = {document: lengths.document for context in contexts for document in context}
     planned = plan_batch(contexts, tokens)
     orders = [[contexts[i][j] for j in planned.permutations[i]] for i in planned.release_order]
@@ -118,7 +120,7 @@ def plan(contexts: Orders, lengths: Lengths) -> tuple[list[Sequence[Hashable]], 
 
 
 def order_online(contexts: Orders, lengths: Lengths) -> list[Sequence[Hashable]]:
-    """Documents in the order that each request gets when it comes."""
+    """Return the document order of each request, boosted on arrival."""
     index = ContextIndex(capacity_tokens=lengths.cache)
     settings = OrderingSettings()
     orders: list[Sequence[Hashable]] = []
@@ -131,7 +133,7 @@ def order_online(contexts: Orders, lengths: Lengths) -> list[Sequence[Hashable]]
 
 
 def replay(orders: Orders, lengths: Lengths, *, preparing: frozenset[int] = frozenset()) -> Replay:
-    """Send orders through an empty prefix cache; those at `preparing` do not count."""
+    """Replay orders through an empty prefix cache; positions in `preparing` are not measured."""
     cache = SimulatedCache(lambda _: lengths.document, capacity_tokens=lengths.cache)
     computed, prompt_tokens = [], 0
     for at, order in enumerate(orders):

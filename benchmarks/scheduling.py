@@ -1,9 +1,12 @@
-"""The waiting room alone and routing alone: time to first token and token hit rate.
+"""Measure the waiting room and cache-aware routing separately: TTFT and token hit rate.
+
+    python -m benchmarks.scheduling --json
+    python -m benchmarks.scheduling --only router --workload zipf --requests 300
 
 The proxy's own dispatcher, router, waiting room and Boosters run against simulated engines in
-virtual time, so that results do not depend on the machine. An engine has an LRU prefix cache,
-computes what is not cached at a constant rate, in order of arrival, on a number of lanes, and then
-generates. Everything else is equal in all arms. Runs `python -m benchmarks.scheduling --json`.
+virtual time, so results do not depend on the machine. A simulated engine has an LRU prefix cache,
+prefills uncached tokens at a constant rate, in order of arrival, on `--lanes` parallel lanes, and
+then decodes. All else is equal in all arms. Times are virtual seconds.
 """
 
 import argparse
@@ -62,19 +65,19 @@ ROUTER_ARMS: dict[str, dict[str, Any]] = {
     "cache_aware, running_tokens 0": {**POPULARITY, "router": {"running_tokens": 0}},
     "cache_aware, running_tokens 2048": {**POPULARITY, "router": {"running_tokens": 2048}},
 }
-# Requests per second as a share of what one engine can compute without a cache; None: 64 clients
-# that each send a request when the last one is done.
+# Request rate as a share of the uncached capacity of one engine; None: 64 closed-loop clients per
+# engine.
 LOADS: dict[str, float | None] = {"half": 0.5, "full": 1.0, "64 clients": None}
 
 
 class VirtualTime(selectors.SelectSelector):
-    """Waits by moving the clock, so that a run takes as long as its computations."""
+    """Selector that advances a virtual clock instead of waiting."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        """Nothing ever happens on a file here."""
-        assert timeout is not None, "everybody waits for somebody else"
+        """Advance the clock by the timeout; no file is ever ready."""
+        assert timeout is not None, "deadlock: no timer is pending"
         self.now += max(0.0, timeout)
         return []
 
@@ -84,7 +87,7 @@ class Engine:
     """A simulated engine.
 
     Attributes:
-        lanes: prompts that are computed at the same time; the rate is shared among them.
+        lanes: prompts computed concurrently; they share the prefill rate.
     """
 
     lanes: int
@@ -98,7 +101,7 @@ class Engine:
         self._lanes = asyncio.Semaphore(self.lanes)
 
     async def prefill(self, documents: Sequence[Document], tokens: Sequence[int]) -> None:
-        """Compute a prompt; what is cached is decided when its turn comes, as engines do."""
+        """Prefill a prompt; the cache is searched when it is scheduled, as in real engines."""
         keys = [document.key for document in documents]
         async with self._lanes:
             cached = self.cache.cached_prefix(keys).cached_tokens
@@ -137,29 +140,29 @@ class Run:
         self.ttft: list[float] = []
 
     async def request(self, names: Sequence[Any]) -> None:
-        """One request from its arrival to the end of its answer."""
+        """Run one request from its arrival to the end of its response."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         documents = tuple(self.documents[name] for name in names)
-        job = RoutingRequest(
+        request = RoutingRequest(
             tenant=self.tenant,
             leading=Request("why?", documents),
             prompt_tokens=sum(self.tokens[name] for name in names),
         )
-        ticket = await self.dispatcher.enter(job)
-        booster = self.tenant.booster(ticket.backend.name)
-        context = booster.boost("why?", documents, planned=ticket.planned)
+        admission = await self.dispatcher.enter(request)
+        booster = self.tenant.booster(admission.backend.name)
+        context = booster.boost("why?", documents, planned=admission.planned)
         lengths = [self.lengths[document.key] for document in context.documents]
-        await self.engines[ticket.backend.name].prefill(context.documents, lengths)
+        await self.engines[admission.backend.name].prefill(context.documents, lengths)
         self.ttft.append(loop.time() - started)
-        ticket.answered()
+        admission.answered()
         self.dispatcher.update()
         await asyncio.sleep(GENERATE_S)
-        ticket.close()
+        admission.close()
         self.dispatcher.update()
 
     async def open(self, contexts: Sequence[Sequence[Any]], *, per_s: float, seed: int) -> None:
-        """Requests come at random times (Poisson)."""
+        """Send requests as a Poisson process."""
         gaps = np.random.default_rng(seed).exponential(1 / per_s, len(contexts))
         tasks = []
         for context, gap in zip(contexts, gaps, strict=True):
@@ -168,7 +171,7 @@ class Run:
         await asyncio.gather(*tasks)
 
     async def closed(self, contexts: Sequence[Sequence[Any]], *, clients: int) -> None:
-        """Each client sends its next request when the last one is done."""
+        """Send requests from clients that wait for each response (closed loop)."""
         left = iter(contexts)
 
         async def client() -> None:
@@ -187,7 +190,8 @@ def measure(
     lanes: int = 1,
     seed: int = 1,
 ) -> dict[str, float]:
-    """Run one arm; `hit_rate`, time to first token (`ttft_mean_s`, `ttft_p99_s`), `duration_s`."""
+    """Run one arm; return `hit_rate`, TTFT (`ttft_mean_s`, `ttft_p99_s`), `duration_s` and
+    `smallest_share`: prompt tokens of the least loaded engine, relative to an equal share."""
     selector = VirtualTime()
     loop = asyncio.SelectorEventLoop(selector)
     loop.time = lambda: selector.now  # type: ignore[method-assign]
@@ -222,7 +226,7 @@ def measure(
 def compare(
     arms: dict[str, dict[str, Any]], progress: Callable[[str], None], args: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """All arms on all workloads under all loads."""
+    """Measure all arms on all workloads under all loads."""
     replicas = args.replicas if arms is ROUTER_ARMS else 1
     rows = []
     for workload in args.workload or GENERATORS:
@@ -239,13 +243,17 @@ def compare(
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", choices=tuple(GENERATORS), action="append")
-    parser.add_argument("--requests", type=int, default=1500)
-    parser.add_argument("--replicas", type=int, default=4, help="engines that are routed to")
-    parser.add_argument("--lanes", type=int, default=1, help="prompts computed at the same time")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workload", choices=tuple(GENERATORS), action="append", help="workloads to run"
+    )
+    parser.add_argument("--requests", type=int, default=1500, help="requests per workload")
+    parser.add_argument("--replicas", type=int, default=4, help="engines behind the router")
+    parser.add_argument("--lanes", type=int, default=1, help="prompts prefilled concurrently")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", choices=("waiting_room", "router"))
+    parser.add_argument("--only", choices=("waiting_room", "router"), help="run one part")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     console = Console(stderr=True)

@@ -1,7 +1,7 @@
-"""Engines behind proxies, one for each way of sending, and what their answers took.
+"""Serve one engine behind a proxy per mode, and measure their responses.
 
-The engines run side by side and are sent a few requests in turns: whatever else the machine does
-slows all ways alike. Knows requests as bodies; does not know workloads.
+The engines run side by side and get small groups of requests alternately, so that noise affects all
+modes alike. Knows request bodies. Does not know workloads.
 """
 
 import json
@@ -30,7 +30,7 @@ Body = Mapping[str, Any]
 
 
 class Sample(NamedTuple):
-    """One answered request."""
+    """Measured response to one request."""
 
     ttft_ms: float
     prompt_tokens: int
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Prompt tokens by the engine's own metrics."""
+    """Prompt tokens as counted by the engine's own metrics."""
 
     cached: float
     prompt: float
@@ -49,43 +49,44 @@ class Counted(NamedTuple):
 
 
 class Served:
-    """An engine behind a proxy of its own, and what it was sent.
+    """An engine behind its own proxy.
 
     Attributes:
-        samples: what `measure` got.
+        samples: responses to the requests of `measure`.
     """
 
     def __init__(self, server: EngineServer, client: httpx.Client) -> None:
         self.samples: list[Sample] = []
         self._server = server
         self._client = client
-        self._apart: list[Counted] = []
+        self._excluded: list[Counted] = []
         self._start = Counted(0, 0)
 
-    def empty(self) -> None:
-        """Empty the engine's cache, and count from here."""
+    def reset(self) -> None:
+        """Clear the engine's cache and restart counting."""
         self.samples.clear()
-        self._apart.clear()
+        self._excluded.clear()
         self._server.clear_cache()
-        self.send("/v1/completions", {"prompt": "vLLM tells of it with the next step."})
+        # NOTE: vLLM publishes the cleared cache with its next step only.
+        self.send("/v1/completions", {"prompt": "Run one more engine step."})
         self._start = self.counters()
 
     def measure(self, path: str, bodies: Sequence[Body]) -> list[Sample]:
-        """Send requests that count, all at once, in this order."""
+        """Send measured requests concurrently, in this order."""
         with ThreadPoolExecutor(len(bodies)) as pool:
-            answers = [pool.submit(self.send, path, body) for body in bodies]
-            samples = [answer.result() for answer in answers]
+            futures = [pool.submit(self.send, path, body) for body in bodies]
+            samples = [future.result() for future in futures]
         self.samples += samples
         return samples
 
     def prepare(self, path: str, body: Body) -> None:
-        """Send a request that only brings the cache into its state."""
+        """Send an unmeasured request that prepares the cache."""
         before = self.counters()
         self.send(path, body)
-        self._apart.append(self.counters().since(before))
+        self._excluded.append(self.counters().since(before))
 
     def send(self, path: str, body: Body) -> Sample:
-        """Send one streamed request; the first event with text is the first token."""
+        """Send one streaming request; the first event with text counts as the first token."""
         body = {
             "model": "tiny",
             "max_tokens": 1,
@@ -115,7 +116,7 @@ class Served:
         )
 
     def counters(self) -> Counted:
-        """What the engine has counted since it started."""
+        """Return the engine's counters since its start."""
         time.sleep(_SETTLE_S)
         found: dict[str, float] = {}
         for name, value in COUNTERS.findall(self._server.get("/metrics")):
@@ -125,10 +126,10 @@ class Served:
         return Counted(found.get("cached_tokens", 0.0), found.get("prompt_tokens", 0.0))
 
     def summary(self) -> dict[str, Any]:
-        """The figures over what `measure` sent; the hit rate by the engine's own metrics."""
+        """Return the figures over all samples; the hit rate is from the engine's own metrics."""
         counted = self.counters().since(self._start)
-        for apart in self._apart:
-            counted = counted.since(apart)
+        for excluded in self._excluded:
+            counted = counted.since(excluded)
         ttft = [sample.ttft_ms for sample in self.samples]
         quantiles = statistics.quantiles(ttft, n=20, method="inclusive")
         prompt = sum(sample.prompt_tokens for sample in self.samples)
@@ -146,28 +147,28 @@ class Served:
 
 @contextmanager
 def serve(
-    ways: Sequence[str],
+    modes: Sequence[str],
     *,
     engine: Kind,
     cache_tokens: int,
     max_model_len: int,
     shape: Shape = "tiny",
 ) -> Iterator[dict[str, Served]]:
-    """Start an engine with an empty cache behind a proxy for each way; stop them on exit."""
+    """Start an engine with an empty cache behind a proxy for each mode; stop them on exit."""
     with ExitStack() as stack:
         servers = [
             EngineServer(
                 engine, cache_tokens=cache_tokens, max_model_len=max_model_len, shape=shape
             )
-            for _ in ways
+            for _ in modes
         ]
         for server in servers:
-            stack.push(server)  # stopped on exit, also one that did not start
+            stack.push(server)  # stopped on exit even if its start fails
         with ThreadPoolExecutor(len(servers)) as pool:
             list(pool.map(EngineServer.start, servers))
         yield {
-            way: stack.enter_context(_behind_proxy(server))
-            for way, server in zip(ways, servers, strict=True)
+            mode: stack.enter_context(_behind_proxy(server))
+            for mode, server in zip(modes, servers, strict=True)
         }
 
 
@@ -178,7 +179,7 @@ def _behind_proxy(server: EngineServer) -> Iterator[Served]:
         served = Served(server, client)
         for prompt in ("Warm up the path of a long request. " * 100, "And of a short one."):
             served.send("/v1/completions", {"prompt": prompt})
-        served.empty()
+        served.reset()
         _wait_until_followed(app)
         yield served
 
@@ -187,7 +188,7 @@ def _wait_until_followed(app: Any) -> None:
     end = time.monotonic() + 30
     while not all(follower.is_exact for follower in app.state.cache_sync.followers.values()):
         if time.monotonic() > end:
-            raise RuntimeError("the engine's events are not followed")
+            raise RuntimeError("the proxy does not follow the engine's events after 30 s")
         time.sleep(0.05)
 
 

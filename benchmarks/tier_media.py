@@ -1,5 +1,9 @@
-"""How fast chunk KV is read, checked and durably written by our files, by a memory map of the same
-file, and by LMDB where it is installed (`python -m benchmarks.tiers --only media`)."""
+"""Measure read and durable write throughput of chunk KV in MiB/s, with checksums.
+
+    python -m benchmarks.tiers --only media
+
+Compares RAGBoost's files, a memory map of the same file, and LMDB if it is installed.
+"""
 
 import os
 import statistics
@@ -19,7 +23,7 @@ MIB = 1 << 20
 
 
 def timed(run: Callable[[], Any], *, before: Callable[[], Any] = lambda: None) -> float:
-    """Median seconds of seven runs."""
+    """Return the median seconds of seven runs."""
     times = []
     for _ in range(7):
         before()
@@ -30,7 +34,7 @@ def timed(run: Callable[[], Any], *, before: Callable[[], Any] = lambda: None) -
 
 
 def media(directory: Path) -> dict[str, Any]:
-    """MiB/s of reading one chunk to memory of its own, and of storing it durably."""
+    """Return MiB/s of reading one chunk into its own memory, and of storing it durably."""
     layers = tuple((torch.randn(1, 8, 256, 128), torch.randn(1, 8, 256, 128)) for _ in range(8))
     chunk = ChunkKV(tuple(range(256)), 0, layers, "r", 256)
     tier = DiskTier(directory / "media", capacity_bytes=1 << 30)
@@ -38,7 +42,7 @@ def media(directory: Path) -> dict[str, Any]:
     path = tier.directory / "chunk.safetensors"
     size = path.stat().st_size / MIB
 
-    def forget() -> None:
+    def drop_pages() -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -52,14 +56,14 @@ def media(directory: Path) -> dict[str, Any]:
     reads = {"ours": lambda: tier.load("chunk"), "memory map": mapped}
     for name, read in reads.items():
         result[f"read, {name}"] = round(size / timed(read))
-        result[f"read after dropping pages, {name}"] = round(size / timed(read, before=forget))
+        result[f"read after dropping pages, {name}"] = round(size / timed(read, before=drop_pages))
     result["write, ours"] = round(size / timed(lambda: tier.save("chunk", chunk)))
     result.update(lmdb_media(directory, path.read_bytes()))
     return result
 
 
 def lmdb_media(directory: Path, data: bytes) -> dict[str, float]:
-    """The same by LMDB, if it is there: one value a chunk, its default durability."""
+    """Return the same for LMDB with default durability, one value per chunk; empty if missing."""
     try:
         import lmdb
     except ModuleNotFoundError:

@@ -1,5 +1,4 @@
-"""What computes in the benchmark of tiers: a clockwork, or a real model; and disks that are as slow
-as one asks."""
+"""Models for the tier benchmark (timed sleep, or real computation), and disks of a given speed."""
 
 import time
 from pathlib import Path
@@ -17,11 +16,11 @@ from ragboost.chunk_cache.kv.tiers.store import TieredStore
 from ragboost.chunk_cache.reuse import ChunkReuse
 
 SYSTEM, CHUNK, QUESTION, CHUNKS = 32, 96, 32, 8
-POLICY = "epic"  # chooses without looking at KV, so that only loading and computing are measured
+POLICY = "epic"  # selects without reading KV, so that only loading and computing are measured
 
 
 class SlowFile(ChunkFile):
-    """A file on a disk of so many seconds a layer."""
+    """Chunk file that takes at least `layer_s` seconds to load a layer."""
 
     layer_s = 0.0
 
@@ -33,7 +32,7 @@ class SlowFile(ChunkFile):
 
 
 class SlowDisk(DiskTier):
-    """A disk whose files load in so many seconds a layer of a chunk; 0: as fast as it goes."""
+    """Disk tier whose files take at least `layer_s` seconds per layer of a chunk."""
 
     layer_s = 0.0
 
@@ -48,13 +47,13 @@ class SlowDisk(DiskTier):
 
 
 class Bench(Protocol):
-    """Requests whose chunks are all on disk.
+    """Model and requests whose chunks are all on disk.
 
     Attributes:
-        num_layers: of the model.
-        num_requests: that there are.
+        num_layers: layers of the model.
+        num_requests: number of requests.
         prefill_s: time to first token with all KV in memory.
-        disk: where KV is.
+        disk: disk tier that holds the KV.
     """
 
     num_layers: int
@@ -63,17 +62,19 @@ class Bench(Protocol):
     disk: SlowDisk
 
     def keys(self, number: int) -> list[str]:
-        """What a request will ask for."""
+        """Return the keys of a request's chunks."""
         ...
 
     def run(self, store: TieredStore, number: int) -> None:
-        """Answer one request."""
+        """Run the prefill of one request."""
         ...
 
 
 class Clockwork:
-    """A model that takes the same time for every layer, whatever else the machine does; see
-    `Bench`. Stores, threads, files and checks are the real ones."""
+    """`Bench` whose layers take a constant time on any machine.
+
+    Stores, threads, files and checksums are the real ones.
+    """
 
     num_layers = 16
 
@@ -89,11 +90,9 @@ class Clockwork:
                 self.disk.save(key, ChunkKV(tuple(range(CHUNK)), 0, layers, "r", CHUNK))
 
     def keys(self, number: int) -> list[str]:
-        """See `Bench`."""
         return [f"{number}-{chunk}" for chunk in range(CHUNKS + 1)]
 
     def run(self, store: TieredStore, number: int) -> None:
-        """See `Bench`."""
         found = [store.get(key) for key in self.keys(number)]
         begin = time.perf_counter()
         waited = 0.0
@@ -108,7 +107,7 @@ class Clockwork:
 
 
 class Model:
-    """A real model; see `Bench`.
+    """`Bench` with a real model.
 
     Attributes:
         full_s: time to first token without any stored KV.
@@ -138,13 +137,11 @@ class Model:
         self.full_s = timed(lambda: self.run(TieredStore(host_bytes=1), 0))
 
     def keys(self, number: int) -> list[str]:
-        """See `Bench`."""
         chunks, _ = self.prompts[number]
         key = self.reuse.chunks.key
         return [key((), self.system), *(key(self.system, chunk) for chunk in chunks)]
 
     def run(self, store: TieredStore, number: int) -> None:
-        """See `Bench`."""
         chunks, question = self.prompts[number]
         reuse = ChunkReuse(self.adapter, store, identity=self.reuse.identity)
         reuse.prefill(self.system, chunks, question, policy=POLICY, ratio=self.ratio)

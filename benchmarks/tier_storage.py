@@ -1,11 +1,12 @@
-"""How much KV a plain prefix cache and a chunk store keep and compute for the same requests
-(FusionRAG 5.3.3; `python -m benchmarks.tiers --only storage`).
+"""Count the KV that a plain prefix cache and a chunk store hold and compute for the same requests
+(FusionRAG 5.3.3).
 
-1,000 requests, 60 % known chunks, 30 % shared, 10 % unique; chunks of equal length, nothing
-evicted. Known chunks are in the knowledge base beforehand, all of which counts as stored; shared
-ones are uploaded when they are first used. The paper says neither how many there are, nor how many
-stand in a request, nor how they are drawn: `ASSUMED` is what we take, `FITTED` what gives all four
-of its figures.
+    python -m benchmarks.tiers --only storage
+
+1,000 requests with 60 % known, 30 % shared and 10 % unique chunks of equal length; nothing is
+evicted. Known chunks belong to the knowledge base, all of which counts as stored; shared chunks are
+uploaded on first use. The paper does not give the number of chunks, the chunks per request, or
+their distribution: `ASSUMED` is our choice, `FITTED` reproduces all four of its figures.
 """
 
 from collections.abc import Sequence
@@ -21,12 +22,12 @@ SHARES = {"known": 0.6, "shared": 0.3, "unique": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the requests are drawn from.
+    """Distribution of the requests.
 
     Attributes:
-        per_request: chunks of a request; one that is drawn twice counts once.
-        known, shared: chunks that there are.
-        exponent: of the Zipf law they are drawn by; 0: evenly.
+        per_request: chunks drawn per request; duplicates count once.
+        known, shared: number of known and of shared chunks.
+        exponent: exponent of the Zipf law; 0 is uniform.
     """
 
     per_request: int = 5
@@ -66,8 +67,13 @@ def requests(setting: Setting, seed: int) -> list[list[Chunk]]:
 
 
 def storage(setting: Setting, seed: int, *, ratio: float = 0.15) -> dict[str, float]:
-    """Count what is kept and computed; `ratio` of what is reused behind another prefix is computed
-    again."""
+    """Return the counts of stored and computed chunks.
+
+    Args:
+        setting: distribution of the requests.
+        seed: seed of the draws.
+        ratio: recompute ratio of chunks reused after another prefix.
+    """
     chains: set[tuple[Chunk, ...]] = set()
     used: set[Chunk] = set()
     new: set[Chunk] = set()
@@ -106,7 +112,7 @@ def means(setting: Setting, seeds: Sequence[int] = SEEDS) -> dict[str, float]:
 
 
 def two_settings() -> list[dict[str, Any]]:
-    """Return our setting and the one that gives the paper's figures."""
+    """Return the figures of the assumed and of the fitted setting."""
     return [
         {"setting": name} | means(setting)
         for name, setting in (("assumed", ASSUMED), ("fitted", FITTED))
@@ -114,7 +120,7 @@ def two_settings() -> list[dict[str, Any]]:
 
 
 def sweep() -> list[dict[str, Any]]:
-    """Return the storage saved by what the paper does not say."""
+    """Return the storage saved over the parameters that the paper does not give."""
     return [
         {
             "known": known,

@@ -1,19 +1,21 @@
-"""What loading chunk KV costs, and what hides it.
+"""Measure the cost of loading chunk KV from disk, and how well prefetching hides it.
 
     python -m benchmarks.tiers --json
     python -m benchmarks.tiers --real --json
+    python -m benchmarks.tiers --only layerwise
 
-`media`: reading and checking a chunk of 16 MiB as our files do it, by a memory map of the same
-file, and by LMDB where it is installed; pages in memory, and dropped; and writing it durably.
-`layerwise`: one request whose KV is on disk alone, by how long loading takes compared with
-prefilling. Slower disks than this machine's are made by waiting after each layer; the model is
-clockwork (0.4 s a prefill) but for `--real`. `ttft_ratio` is to KV in memory, measured in turns
-with it; `wait_share` what the model waits for layers after it has begun.
-`queue`: requests that arrive together, each with KV on disk; mean time to first token.
-`fallback`, with `--real` alone: one request whose store knows how fast both are, and may compute
-what would load too slowly.
-`storage`: 1,000 requests with 60 % known, 30 % shared and 10 % unique chunks (FusionRAG 5.3.3):
-KV stored and computed by a plain prefix cache and by chunks with exact and context-free keys.
+`media`: throughput (MiB/s) of reading and verifying a 16 MiB chunk from RAGBoost's files, from a
+memory map of the same file, and from LMDB if installed; with warm and with dropped pages; and of
+durable writes.
+`layerwise`: one request whose KV is on disk only, by load time relative to prefill time. Slower
+disks are simulated by a delay per layer; layers take a constant time (0.4 s per prefill) unless
+`--real`. `ttft_ratio` is relative to KV in memory; `wait_share` is the time the model waits for
+layers after it has started.
+`queue`: mean TTFT of requests that arrive together, each with its KV on disk.
+`fallback` (`--real` only): one request whose store knows both speeds and may compute KV that would
+load too slowly.
+`storage`: chunks stored and computed by a plain prefix cache and by a chunk store (FusionRAG
+5.3.3).
 """
 
 import argparse
@@ -39,7 +41,7 @@ from ragboost.chunk_cache.kv.tiers.store import TieredStore
 def new_store(
     bench: Bench, *, load_s: float, is_layerwise: bool, speeds: Speeds | None = None
 ) -> TieredStore:
-    """Return an empty store over the disk, which takes so long for the KV of one request."""
+    """Return an empty store over a disk that loads the KV of one request in `load_s` seconds."""
     bench.disk.layer_s = load_s / (bench.num_layers * (CHUNKS + 1))
     return TieredStore(
         host_bytes=1 << 33, disk=bench.disk, is_layerwise=is_layerwise, speeds=speeds
@@ -47,7 +49,7 @@ def new_store(
 
 
 def one_request(bench: Bench, *, load_s: float, arm: str) -> dict[str, float]:
-    """Time to first token of a request that nobody announced, or whose KV is in memory."""
+    """Measure TTFT of one request that was not prefetched, or whose KV is in memory."""
     store = new_store(bench, load_s=load_s, is_layerwise=arm in ("one layer first", "eq. 16"))
     depth = 1
     if arm == "eq. 16":
@@ -61,7 +63,7 @@ def one_request(bench: Bench, *, load_s: float, arm: str) -> dict[str, float]:
     for key in keys:
         chunk = store.get(key)
         assert chunk is not None, "it is on disk"
-        chunk.layers[depth - 1]  # waits until so many layers are there
+        chunk.layers[depth - 1]  # waits until this many layers are loaded
     started = time.perf_counter()
     bench.run(store, 0)
     done = time.perf_counter()
@@ -70,7 +72,7 @@ def one_request(bench: Bench, *, load_s: float, arm: str) -> dict[str, float]:
 
 
 def layerwise(bench: Bench, repeats: int) -> list[dict[str, Any]]:
-    """One request by how long loading takes, in shares of prefilling."""
+    """Measure one request by load time relative to prefill time."""
     arms = ("all layers first", "one layer first", "eq. 16")
     rows = []
     for ratio in (0.5, 1.0, 2.0, 4.0):
@@ -99,8 +101,7 @@ def layerwise(bench: Bench, repeats: int) -> list[dict[str, Any]]:
 
 
 def fallback(model: Model, repeats: int) -> list[dict[str, Any]]:
-    """One request that waits for its KV, and one whose store has seen a load and a prefill, so that
-    it may compute."""
+    """Compare a request that waits for its KV with one whose store may compute it instead."""
     num_tokens = SYSTEM + CHUNKS * CHUNK
     compute_s = model.full_s * num_tokens / (num_tokens + QUESTION)
     rows = []
@@ -133,7 +134,7 @@ def fallback(model: Model, repeats: int) -> list[dict[str, Any]]:
 
 
 def queued(bench: Bench, *, load_s: float, arm: str) -> float:
-    """Mean time to first token of requests that arrive together and are served one by one."""
+    """Return the mean TTFT of requests that arrive together and are served one by one."""
     store = new_store(bench, load_s=load_s, is_layerwise=arm == "asynchronous, layer-wise")
     if arm == "in memory":
         for number in range(bench.num_requests):
@@ -146,7 +147,7 @@ def queued(bench: Bench, *, load_s: float, arm: str) -> float:
     times = []
     for number in range(bench.num_requests):
         if arm == "synchronous":
-            store.prefetch(bench.keys(number))  # all at once, as it comes to its turn
+            store.prefetch(bench.keys(number))  # only when the request is scheduled
         bench.run(store, number)
         times.append(time.perf_counter() - begin)
     store.close()
@@ -154,7 +155,7 @@ def queued(bench: Bench, *, load_s: float, arm: str) -> float:
 
 
 def queue(bench: Bench, repeats: int) -> list[dict[str, Any]]:
-    """Requests that arrive together, by how long loading takes."""
+    """Measure requests that arrive together, by load time relative to prefill time."""
     rows = []
     arms = ("in memory", "synchronous", "asynchronous", "asynchronous, layer-wise")
     for ratio in (0.5, 1.0, 2.0):
@@ -178,7 +179,7 @@ def queue(bench: Bench, repeats: int) -> list[dict[str, Any]]:
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
-    """Print a table; one of many columns stands on its side."""
+    """Print a table, transposed if it has more than seven columns."""
     table = Table(title=title)
     if len(rows[0]) > 7:
         rows = [{"": name, **{str(n): row[name] for n, row in enumerate(rows)}} for name in rows[0]]
@@ -192,15 +193,21 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--requests", type=int, default=6, help="that arrive together")
-    parser.add_argument("--ratio", type=float, default=0.15, help="tokens to compute again")
-    parser.add_argument("--real", action="store_true", help="compute with a real model")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=("media", "layerwise", "queue", "fallback", "storage"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=6, help="requests in the queue")
+    parser.add_argument("--ratio", type=float, default=0.15, help="recompute ratio")
+    parser.add_argument("--real", action="store_true", help="use a real model")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats per arm")
+    parser.add_argument(
+        "--only",
+        choices=("media", "layerwise", "queue", "fallback", "storage"),
+        help="run one part",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the other core loads
+    torch.set_num_threads(1)  # leaves a core for loading
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         if args.only in (None, "media"):
@@ -221,7 +228,7 @@ def main() -> None:
 
 
 def with_model(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """Measure what needs something that computes."""
+    """Run the parts that need a model."""
     result: dict[str, Any] = {}
     bench: Bench
     if args.real:

@@ -1,6 +1,6 @@
-"""Requests to measure with: generated ones, and retrieval runs read from disk.
+"""Workloads for benchmarks: generated requests, and retrieval runs read from disk.
 
-A request is a list of documents in relevance order. Knows no ordering and no engine.
+A request is a list of documents in relevance order. Does not know ordering or engines.
 """
 
 import gzip
@@ -25,7 +25,7 @@ CAPACITIES: Mapping[str, int | None] = {
 NUM_DOCUMENTS = 5_000
 DOCUMENT_TOKENS = (200, 1_200)
 
-# Data whose corpus holds only extracts: what a whole document is taken to be.
+# Assumed document length for data sets whose corpus holds only extracts.
 _WHOLE_DOCUMENT_TOKENS = {"multihoprag_evidence": 1_000}
 _CHARACTERS_PER_TOKEN = 4
 
@@ -37,12 +37,12 @@ class Workload:
     """Requests with the lengths of their documents.
 
     Attributes:
-        name: for tables.
-        contexts: for each request its documents, most relevant first.
+        name: label in results.
+        contexts: documents of each request, most relevant first.
         tokens: token count of each document.
-        questions: for each request its question; empty for generated workloads.
-        conversations: positions of the requests of each conversation, in turn order; empty where
-            requests stand alone.
+        questions: question of each request; empty for generated workloads.
+        conversations: positions of the requests of each conversation, in turn order; empty for
+            independent requests.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Workload:
 def hit_rates(
     orders: Sequence[Sequence[Hashable]], tokens: Mapping[Hashable, int]
 ) -> dict[str, float]:
-    """Token hit rate of an LRU prefix cache at each of CAPACITIES."""
+    """Return the token hit rate of an LRU prefix cache at each of CAPACITIES."""
     return {
         name: round(simulate(orders, tokens, capacity_tokens=capacity).hit_rate, 4)
         for name, capacity in CAPACITIES.items()
@@ -65,23 +65,23 @@ def hit_rates(
 def generate(
     name: str, num_requests: int, *, k: int = 15, seed: int = 1, documents: int = NUM_DOCUMENTS
 ) -> Workload:
-    """Draw a workload: `k` distinct documents a request, 200 to 1,200 tokens a document.
+    """Draw a workload: `k` distinct documents per request, 200 to 1,200 tokens per document.
 
-    - `zipf`: documents by a Zipf law (exponent 1.0), order random.
-    - `topics`: 100 topics that share the documents evenly; topic, and document within it, by Zipf
-      laws (0.8); 85 % of a list from its topic, the rest from anywhere; order random.
+    - `zipf`: documents by a Zipf law (exponent 1.0), in random order.
+    - `topics`: 100 topics of equal size; topic, and document within it, by Zipf laws (0.8); 85 % of
+      a list from its topic, the rest uniform over all documents; in random order.
     - `neardup`: 300 base lists (Zipf 0.6 over documents); a request is one of them (Zipf 0.8) with
       three documents replaced and ranks perturbed (sigma 2).
 
     Raises:
-        RequestError: an unknown name, or more documents a request than there are to draw from.
+        RequestError: unknown name, or `k` out of range for `documents`.
     """
     if name not in GENERATORS:
         raise RequestError(f"workload must be one of {', '.join(GENERATORS)}, got {name!r}")
     if not 3 <= k <= documents // 100:
         raise RequestError(f"k must be from 3 to {documents // 100}, got {k}", param="k")
     rng = np.random.default_rng(seed)
-    names = rng.permutation(documents)  # popularity must not follow the ids
+    names = rng.permutation(documents)  # decouples popularity from ids
     low, high = DOCUMENT_TOKENS
     lengths = rng.integers(low, high, size=documents, endpoint=True).tolist()
     ranks = GENERATORS[name](rng, documents, num_requests, k)
@@ -123,7 +123,7 @@ GENERATORS: Mapping[str, Callable[[np.random.Generator, int, int, int], Rows]] =
 def _by_zipf(
     rng: np.random.Generator, n: int, exponent: float
 ) -> Callable[[tuple[int, ...]], Rows]:
-    """A function that draws ranks 0..n-1 in the shape it is given."""
+    """Return a function that draws ranks 0..n-1 in a given shape."""
     cumulative = np.cumsum(np.arange(1, n + 1) ** -exponent)
     cumulative /= cumulative[-1]
     return lambda shape: np.searchsorted(cumulative, rng.random(shape), side="right")
@@ -134,9 +134,9 @@ def _no_rows(n: int) -> Rows:
 
 
 def _distinct(draw: Callable[[tuple[int, ...]], Rows], k: int, *, head: Rows) -> Rows:
-    """Extend each row of `head` (-1: nothing) to `k` distinct values: those of `head`, then draws.
+    """Extend each row of `head` (-1: empty) to `k` distinct values: those of `head`, then draws.
 
-    Drawing until enough are new is drawing without replacement, without a weight per row.
+    Repeated draws until `k` are distinct equal draws without replacement.
     """
     n = len(head)
     rows = head
@@ -158,19 +158,20 @@ def load_data(
 ) -> Workload:
     """Read requests from a folder.
 
-    Either `document_tokens.json.gz` with `{workload}_*.jsonl`, or `retrieved_{retriever}.jsonl`
-    with `queries.jsonl` and `corpus.jsonl` (document lengths: a token per four characters; 1,000
-    for MultiHop-RAG, whose corpus holds extracts only); all may be gzipped. Lists are cut to `k`.
+    The folder holds either `document_tokens.json.gz` and `{workload}_*.jsonl`, or
+    `retrieved_{retriever}.jsonl`, `queries.jsonl` and `corpus.jsonl` (document lengths: one token
+    per four characters; 1,000 for MultiHop-RAG, whose corpus holds extracts only). All may be
+    gzipped. Lists are cut to `k`.
 
     Raises:
-        RequestError: the folder has no such file; the message says which there are.
+        RequestError: a file is missing; the message lists the files present.
     """
     folder = Path(path)
     lengths = folder / "document_tokens.json.gz"
     if lengths.is_file():
         if workload is None:
             raise RequestError(
-                f"{folder} holds several workloads: give one of zipf, topics, neardup"
+                f"{folder} holds several workloads: choose one of zipf, topics, neardup"
             )
         rows = list(_read(_only(folder, f"{workload}_*.jsonl*")))
         with gzip.open(lengths, "rt", encoding="utf-8") as file:
@@ -190,10 +191,10 @@ def load_data(
 
 
 def read_rows(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:
-    """The rows of the folder's file of this pattern, plain or gzipped.
+    """Read the rows of the folder's first file that matches the pattern, plain or gzipped.
 
     Raises:
-        RequestError: there is none.
+        RequestError: no file matches.
     """
     return _read(_only(folder, pattern))
 

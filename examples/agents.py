@@ -1,9 +1,9 @@
-"""Chain of agents (RAGBoost section 7.1): each document is read by one worker agent, a manager
-joins their notes, and a document that comes up again goes to the agent that has read it before.
+"""Chain of agents (RAGBoost section 7.1): a worker agent reads each document, a manager joins their
+notes, and a document retrieved again is routed to the agent that read it before.
 
-The application routes nothing itself. Each agent is a backend, and the proxy sends a request where
-its documents are cached. Starts two embedded engines and the proxy on loopback; with your own
-engines, start `ragboost serve --backend URL --backend URL`.
+The application does no routing. Each agent is a backend, and the proxy routes a request to the
+backend that caches its documents. Starts two embedded engines and the proxy on loopback; with your
+own engines, start `ragboost serve --backend URL --backend URL`.
 
 Run: python examples/agents.py   (needs: pip install 'ragboost[engine]' openai)
 """
@@ -24,7 +24,7 @@ DOCUMENTS = {
     "repairs": "Repairs above 200 euros are paid by the landlord. " * 20,
     "notice": "Notice is given three months before the end of a quarter. " * 20,
 }
-QUESTIONS = {  # with what was retrieved
+QUESTIONS = {  # with the retrieved documents
     "Who signed, and for how much?": ("lease", "rent", "repairs"),
     "Who pays for the boiler?": ("repairs", "lease", "notice"),
     "How does one leave, and what does it cost?": ("notice", "rent", "lease"),
@@ -32,7 +32,7 @@ QUESTIONS = {  # with what was retrieved
 
 
 def main() -> None:
-    """Ask three questions and show which agent read what, and what it had cached."""
+    """Ask three questions; show the agent and the cached tokens of each document."""
     read_by: dict[str, str] = {}
     returned = 0
     with ExitStack() as stack:
@@ -42,16 +42,16 @@ def main() -> None:
             for name in names:
                 agent, cached, note = ask_worker(client, question, name)
                 returned += read_by.get(name) == agent
-                print(f"{name} is read by {agent}, {cached} tokens cached")
+                print(f"{name}: read by {agent}, {cached} tokens cached")
                 read_by[name] = agent
                 notes.append(f"{name}: {note}")
             print(f"{question} {ask(client, 'Join the notes. ' + ' '.join(notes))}")
     again = sum(map(len, QUESTIONS.values())) - len(read_by)
-    print(f"{returned} of {again} documents went back to the agent that had read them")
+    print(f"{returned} of {again} documents returned to the agent that had read them")
 
 
 def start(stack: ExitStack) -> str:
-    """Start the agents' engines and the proxy; the address for the client."""
+    """Start the agents' engines and the proxy; return the client's base URL."""
     agents = []
     for number in range(NUM_AGENTS):
         engine = create_engine_app(EngineSettings(builtin_size="tiny", served_model_name="demo"))
@@ -62,27 +62,27 @@ def start(stack: ExitStack) -> str:
 
 
 def ask_worker(client: OpenAI, question: str, name: str) -> tuple[str, int, str]:
-    """Let an agent read one document; its name, its cached tokens and its note."""
+    """Let an agent read one document; return the agent, its cached tokens and its note."""
     raw = client.chat.completions.with_raw_response.create(
         model="demo",
         messages=[{"role": "user", "content": f"Note what helps to answer: {question}"}],
         max_tokens=4,
         extra_body={"ragboost": {"documents": [{"id": name, "text": DOCUMENTS[name]}]}},
     )
-    answer = raw.parse()
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens_details is not None
-    cached = answer.usage.prompt_tokens_details.cached_tokens or 0
-    note = answer.choices[0].message.content or ""
+    completion = raw.parse()
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens_details is not None
+    cached = completion.usage.prompt_tokens_details.cached_tokens or 0
+    note = completion.choices[0].message.content or ""
     return raw.headers["x-ragboost-backend"], cached, note
 
 
 def ask(client: OpenAI, text: str) -> str:
-    """The manager's answer."""
-    answer = client.chat.completions.create(
+    """Return the manager's answer."""
+    completion = client.chat.completions.create(
         model="demo", messages=[{"role": "user", "content": text}], max_tokens=4
     )
-    return answer.choices[0].message.content or ""
+    return completion.choices[0].message.content or ""
 
 
 if __name__ == "__main__":

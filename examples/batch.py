@@ -1,4 +1,4 @@
-"""A file of requests: plan it offline, then let the engine answer it, as it is and as planned.
+"""Offline batch: run a file of requests through the engine in its own order and as planned.
 
 Run: ragboost engine &
      python examples/batch.py   (needs: pip install openai)
@@ -20,21 +20,23 @@ REQUESTS = Path(__file__).parent / "requests.jsonl"
 
 
 def main() -> None:
-    """Answer six requests over four documents twice, and show what was cached."""
-    as_it_is = Settings(ordering=OrderingSettings(enabled=False))
+    """Run six requests over four documents twice, and show the cached tokens."""
+    unordered = Settings(ordering=OrderingSettings(enabled=False))
     with tempfile.TemporaryDirectory() as folder:
-        for name, settings in (("as it is", as_it_is), ("planned", Settings())):
+        for name, settings in (("as given", unordered), ("planned", Settings())):
             path = Path(folder, "ordered.jsonl")
             run_batch(REQUESTS, path, settings=settings)
             lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-            cached, total = answer(lines, salt=name)
+            cached, total = send(lines, salt=name)
             order = " ".join(line["custom_id"] for line in lines)
             print(f"{name}: {order}, {cached} of {total} prompt tokens cached")
 
 
-def answer(lines: list[dict], *, salt: str) -> tuple[int, int]:
-    """Send the requests one after another; cached and all prompt tokens. `salt` keeps what is
-    cached for one run from the other."""
+def send(lines: list[dict], *, salt: str) -> tuple[int, int]:
+    """Send the requests one after another; return cached and total prompt tokens.
+
+    `salt` separates the runs in the engine's prefix cache.
+    """
     cached = total = 0
     with OpenAI(base_url=BASE_URL, api_key="unused") as client:
         for line in lines:

@@ -1,6 +1,7 @@
-"""A conversation with the library: a document that an earlier turn carries is not sent again.
+"""Conversation with the library: documents sent in an earlier turn are not repeated.
 
-The session says what each turn adds; the prompt is the whole conversation, as chat clients send it.
+The session returns the messages that each turn adds; the prompt is the whole conversation, as chat
+clients send it.
 
 Run: ragboost engine &
      python examples/chat_session.py   (needs: pip install openai)
@@ -22,7 +23,7 @@ TEXTS = {
 
 
 def main() -> None:
-    """Ask two questions; the second retrieves two documents that the first one sent."""
+    """Ask two questions; two documents of the second were sent with the first."""
     session = ragboost.Booster().session("visitor-7")
     messages = []
     with OpenAI(base_url=BASE_URL, api_key="unused") as client:

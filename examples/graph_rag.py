@@ -1,8 +1,8 @@
-"""GraphRAG over HTTP: triplets, relation paths of a question, an answer, reuse of subgraphs.
+"""GraphRAG over HTTP: store triplets, retrieve a question's relation paths, reuse subgraphs.
 
-Starts proxy and embedded engine on loopback, so that it runs anywhere. The model is random,
-so its answers are noise; it was not tuned for dependency attention either, which `graph_attention`
-allows here. With a model of your own, see docs/graph.md.
+Starts the proxy and the embedded engine on loopback. The model has random weights, so its answers
+are noise; `graph_attention` enables dependency attention although the model is not fine-tuned for
+it. For a model of your own, see docs/graph.md.
 
 Run: python examples/graph_rag.py   (needs: pip install 'ragboost[engine]' openai)
 """
@@ -27,7 +27,7 @@ QUESTIONS = ["Where was Elon Musk born?", "What did SpaceX launch, and who is El
 
 
 def main() -> None:
-    """Ask two questions about the same entity; the second one finds the subgraph computed."""
+    """Ask two questions about the same entity; the second reuses the entity's subgraph."""
     settings = EngineSettings(
         builtin_size="tiny", served_model_name="demo", graph_attention="dependency"
     )

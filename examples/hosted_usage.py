@@ -1,10 +1,10 @@
-"""A hosted API: boost in the application, and tell the Booster what the provider had cached.
+"""Hosted API: boost in the application, and report the provider's cached tokens to the Booster.
 
-Providers that cache prefixes say in each answer's usage how many tokens they did not compute. That
-is all they say: reported back, it corrects what the Booster believes to be cached.
+Providers with a prefix cache publish no cache events, but the `usage` of each response counts the
+cached tokens. `Booster.report_usage` corrects the Booster's cache model with them.
 
 Run: OPENAI_API_KEY=... python examples/hosted_usage.py https://api.openai.com/v1 MODEL
-     (needs: pip install openai; without arguments it asks `ragboost serve --embedded`)
+     (needs: pip install openai; without arguments it uses `ragboost serve --embedded`)
 """
 
 import os
@@ -25,7 +25,7 @@ TEXTS = {
 
 
 def main() -> None:
-    """Ask three questions, and compare what was expected to be cached with what was."""
+    """Ask three questions, and compare predicted with reported cached tokens."""
     client = OpenAI(base_url=BASE_URL, api_key=os.environ.get("OPENAI_API_KEY", "unused"))
     booster = ragboost.Booster()  # one per provider and model
     for question, names in (

@@ -1,4 +1,4 @@
-"""A LangChain chain and one line: the second question begins with the documents of the first.
+"""LangChain with one added line: the second prompt begins with documents of the first.
 
 Run: ragboost serve --embedded &
      python examples/langchain_rag.py   (needs: pip install 'ragboost[langchain]' langchain-openai)
@@ -23,7 +23,7 @@ TEXTS = {
 
 
 def search(question: str) -> list[Document]:
-    """Stand in for your vector store: documents by words that they share with the question."""
+    """Return three documents by words shared with the question, in place of a vector store."""
     words = set(question.lower().strip("?").split())
     found = [
         Document(page_content=text * 10, id=name, metadata={"source": f"{name}.pdf"})
@@ -34,8 +34,8 @@ def search(question: str) -> list[Document]:
 
 
 def main() -> None:
-    """Ask two questions, and show the answers and what the engine had cached."""
-    retriever = BoostRetriever(base_retriever=RunnableLambda(search))  # the one line
+    """Ask two questions, and show the answers and the cached tokens."""
+    retriever = BoostRetriever(base_retriever=RunnableLambda(search))  # the added line
     prompt = ChatPromptTemplate.from_template(
         "Answer from these documents.\n\n{context}\n\nQuestion: {question}"
     )

@@ -1,4 +1,4 @@
-"""LiteLLM with RAGBoost's hook: the client talks to LiteLLM's proxy, which boosts on its way.
+"""LiteLLM with RAGBoost's hook: LiteLLM's proxy boosts the requests that it forwards.
 
 Starts LiteLLM on loopback, in front of an OpenAI-compatible server.
 
@@ -21,9 +21,9 @@ from openai import OpenAI
 
 BACKEND = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 PORT = 8124
-KEY = "sk-0123456789abcdef0123456789abcdef"  # of this LiteLLM, which asks for one
+KEY = "sk-0123456789abcdef0123456789abcdef"  # LiteLLM requires a master key
 MODEL = {"model": "openai/ragboost-small", "api_base": BACKEND, "api_key": "unused"}
-CONFIG = {  # YAML in practice; JSON is YAML, too
+CONFIG = {  # usually a YAML file; JSON is valid YAML
     "model_list": [{"model_name": "rag", "litellm_params": MODEL}],
     "litellm_settings": {"callbacks": ["ragboost.integrations.litellm.proxy_handler_instance"]},
 }
@@ -34,7 +34,7 @@ DOCUMENTS = [
 
 
 def main() -> None:
-    """Ask two questions whose documents come in another order, and show what was cached."""
+    """Ask two questions with the same documents in different orders; show the cached tokens."""
     with litellm() as url, OpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
         for question, documents in (
             ("Who signed the lease?", DOCUMENTS),
@@ -52,8 +52,8 @@ def main() -> None:
 
 @contextmanager
 def litellm() -> Iterator[str]:
-    """LiteLLM's proxy with the hook, in a process of its own."""
-    code = "from litellm import run_server; run_server()"  # what the command `litellm` does
+    """Start LiteLLM's proxy with the hook as a process."""
+    code = "from litellm import run_server; run_server()"  # as the command `litellm`
     env = {**os.environ, "LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "config.yaml")
@@ -69,7 +69,7 @@ def litellm() -> Iterator[str]:
 
 
 def wait_until_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
-    """Return when the server answers; it takes some seconds to start."""
+    """Wait until the server is ready, which takes some seconds."""
     while server.poll() is None:
         try:
             urlopen(url).close()

@@ -1,4 +1,4 @@
-"""A LlamaIndex chat engine whose documents stay in the history, each of them once.
+"""LlamaIndex chat engine that keeps each document in the history once.
 
 Run: ragboost serve --embedded &
      python examples/llama_index_chat.py
@@ -23,7 +23,7 @@ TEXTS = {
 
 
 class Words(BaseRetriever):
-    """Stand in for your index: texts by words that they share with the question."""
+    """Retriever by words shared with the question, in place of a vector index."""
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         words = set(query_bundle.query_str.lower().strip("?").split())
@@ -38,7 +38,7 @@ class Words(BaseRetriever):
 
 
 def main() -> None:
-    """Ask three questions, and show how much of each prompt the engine had cached."""
+    """Ask three questions, and show the documents sent with each."""
     llm = OpenAILike(
         model="ragboost-small",
         api_base=BASE_URL,

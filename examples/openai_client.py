@@ -1,6 +1,6 @@
 """The official OpenAI client through the proxy: only `base_url` changes.
 
-Starts proxy and embedded engine on loopback, so that it runs anywhere; with your own backend, start
+Starts the proxy and the embedded engine on loopback; with your own backend, start
 `ragboost serve --backend URL` and point `base_url` at it.
 
 Run: python examples/openai_client.py   (needs: pip install 'ragboost[engine]' openai)
@@ -20,7 +20,7 @@ DOCUMENTS = [
 
 
 def main() -> None:
-    """Ask two questions whose documents come in another order, and show what was cached."""
+    """Ask two questions with the same documents in different orders; show the cached tokens."""
     engine = create_engine_app(EngineSettings(builtin_size="tiny", served_model_name="demo"))
     with serve_in_thread(engine) as backend:
         settings = ragboost.Settings(backend=BackendSettings(url=backend))

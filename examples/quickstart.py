@@ -1,4 +1,4 @@
-"""The library in ten lines: two users ask about the same documents, and share a prefix.
+"""The library in ten lines: two requests over the same documents share a prefix.
 
 Run: python examples/quickstart.py
 """
@@ -14,12 +14,12 @@ DOCUMENTS = {
 
 
 def retrieved(*ids: str) -> list[ragboost.Document]:
-    """What a retriever would return, most relevant first."""
+    """Return documents as a retriever does, most relevant first."""
     return [ragboost.Document(DOCUMENTS[name], id=name) for name in ids]
 
 
 def main() -> None:
-    """Boost two requests and show what the second one shares with the first."""
+    """Boost two requests and show the prefix that they share."""
     booster = ragboost.Booster()
     first = booster.boost("Who signed the lease?", retrieved("lease", "rent", "pets"))
     second = booster.boost("What is the rent?", retrieved("rent", "parking", "lease"))

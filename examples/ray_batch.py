@@ -1,4 +1,4 @@
-"""A Ray Data job: plan all rows together, and send neighbours one after another.
+"""Ray Data job: plan all rows together, and send rows with a shared prefix one after another.
 
 Run: ragboost serve --embedded &
      python examples/ray_batch.py   (needs: pip install 'ragboost[ray]' openai)
@@ -17,24 +17,24 @@ LISTS = ("abc", "dcb", "bac", "cdb", "cab", "bdc")
 
 
 class Ask:
-    """One actor that asks the model; for a model in Ray itself, use ray.data.llm."""
+    """Actor that sends rows to the server; for a model inside Ray, use ray.data.llm."""
 
     def __init__(self) -> None:
         self.client = OpenAI(base_url=BASE_URL, api_key="unused")
 
     def __call__(self, row: dict) -> dict:
-        """Answer one row."""
-        answer = self.client.chat.completions.create(
+        """Complete one row and add its cached share."""
+        completion = self.client.chat.completions.create(
             model="ragboost-small", messages=list(row["messages"]), max_tokens=4
         )
-        usage = answer.usage
+        usage = completion.usage
         row["cached"] = usage.prompt_tokens_details.cached_tokens / usage.prompt_tokens
         return row
 
 
 def main() -> None:
-    """Run six questions over four documents, and show what was cached."""
-    ray.init(log_to_driver=False)  # starts Ray here, or joins the cluster at RAY_ADDRESS
+    """Run six questions over four documents, and show the cached share of each prompt."""
+    ray.init(log_to_driver=False)  # starts a local Ray, or joins the cluster at RAY_ADDRESS
     rows = [
         {"question": f"Question {number}?", "documents": [TEXTS[name] for name in names]}
         for number, names in enumerate(LISTS)

@@ -1,4 +1,4 @@
-"""The proxy as a Ray Serve deployment, on one machine.
+"""The proxy as a Ray Serve deployment on one machine.
 
 Run: ragboost engine &
      python examples/ray_serve.py   (needs: pip install 'ragboost[ray]' openai)
@@ -22,8 +22,8 @@ DOCUMENTS = [
 
 
 def main() -> None:
-    """Deploy the proxy, and ask two questions whose documents come in another order."""
-    ray.init(log_to_driver=False)  # starts Ray here, or joins the cluster at RAY_ADDRESS
+    """Deploy the proxy, and ask two questions with the same documents in different orders."""
+    ray.init(log_to_driver=False)  # starts a local Ray, or joins the cluster at RAY_ADDRESS
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     serve.run(deploy(Settings(backend=BackendSettings(url=BACKEND))), name="ragboost")
     client = OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="unused")

@@ -1,4 +1,4 @@
-"""The chat-session API: the client sends new turns only, the proxy keeps the history.
+"""Chat-session API: the client sends new turns only, the proxy keeps the history.
 
 Run: ragboost serve --embedded &
      python examples/session_api.py   (needs: pip install openai)
@@ -18,10 +18,10 @@ TEXTS = {
 
 
 def main() -> None:
-    """Ask two questions; the second retrieves two documents that the first one sent."""
+    """Ask two questions; two documents of the second were sent with the first."""
     client = OpenAI(base_url=BASE_URL, api_key="unused")
-    made = client.post("/sessions", body={"system": "Be brief."}, cast_to=object)
-    session = client.with_options(base_url=f"{BASE_URL}/sessions/{made['id']}")
+    created = client.post("/sessions", body={"system": "Be brief."}, cast_to=object)
+    session = client.with_options(base_url=f"{BASE_URL}/sessions/{created['id']}")
     for question, names in (
         ("When does it open?", ("hours", "cards", "loans")),
         ("Can I work there?", ("hours", "rooms", "cards")),

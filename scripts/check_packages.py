@@ -1,8 +1,8 @@
-"""Build wheel and sdist, install them as a user would, and measure what the core costs.
+"""Build wheel and sdist, install them, and measure the core's size and import time.
 
-`make packages` needs pip's package index and some minutes: it makes one environment per Python that
-it finds, and one with the lowest versions that `pyproject.toml` allows, in which it runs tests. It
-also looks for wheels of everything that the extras bring, for every Python that we support.
+`make packages` needs the package index and some minutes. It creates one environment per installed
+Python, and one with the lowest direct dependencies of `pyproject.toml`, in which it runs tests. For
+every supported Python it checks that all packages of the extras have wheels.
 """
 
 import argparse
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13")
 MAX_CORE_MB = 150
 MAX_IMPORT_S = 0.3
-EXTRAS = (  # litellm wants older packages than the engine
+EXTRAS = (  # litellm requires older packages than the engine
     ("engine", "retrieval", "plot", "tokens", "otel", "langchain", "llama-index", "ray"),
     ("litellm",),
 )
@@ -36,7 +36,7 @@ LOWEST_TESTS = (
 
 
 def run(command: Sequence[str | Path], *, cwd: Path, env: dict[str, str] | None = None) -> str:
-    """What the command prints; exits with its output where it fails."""
+    """Return a command's output; exit with it if the command fails."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -51,7 +51,7 @@ def run(command: Sequence[str | Path], *, cwd: Path, env: dict[str, str] | None 
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """Wheel and sdist of this tree; the wheel is built from the sdist, so both are checked."""
+    """Build the sdist, and the wheel from it; check the wheel's files."""
     run([sys.executable, "-m", "build", "--outdir", folder, ROOT], cwd=folder)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
@@ -59,12 +59,12 @@ def build(folder: Path) -> tuple[Path, Path]:
         missing = {"ragboost/py.typed", "ragboost/cli/__init__.py"} - set(archive.namelist())
     foreign = {top for top in tops if top != "ragboost" and not top.endswith(".dist-info")}
     if foreign or missing:
-        sys.exit(f"{wheel.name}: foreign {sorted(foreign)}, missing {sorted(missing)}")
+        sys.exit(f"{wheel.name}: unexpected {sorted(foreign)}, missing {sorted(missing)}")
     return wheel, sdist
 
 
 def find_python(version: str) -> str | None:
-    """The interpreter of that version, where one is installed and runs; pyenv's count."""
+    """Return an installed interpreter of that version, also from pyenv, or None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     others = sorted(str(path) for path in pyenv.glob(f"{version}.*/bin/python"))
     for name in (sys.executable, f"python{version}", *others):
@@ -79,7 +79,7 @@ def find_python(version: str) -> str | None:
 
 
 def check_core(python: str, wheel: Path, *, folder: Path) -> dict[str, object]:
-    """Install the wheel alone, run it from elsewhere, measure its size and `import ragboost`."""
+    """Install the wheel into a fresh environment; measure its size and `import ragboost`."""
     venv = folder / "core"
     run(["uv", "venv", "-q", "--python", python, venv], cwd=folder)
     inside = {"VIRTUAL_ENV": str(venv)}
@@ -99,15 +99,15 @@ def check_core(python: str, wheel: Path, *, folder: Path) -> dict[str, object]:
 
 
 def _import_seconds(python: Path, code: str, *, cwd: Path) -> float:
-    """Processor time, median of five: it hardly depends on what else the machine does."""
+    """Return the processor time of an import, in seconds: the median of five runs."""
     timed = f"import time; s = time.process_time(); {code}; print(time.process_time() - s)"
     return round(statistics.median(float(run([python, "-c", timed], cwd=cwd)) for _ in range(5)), 3)
 
 
 def count_wheels(version: str, *, folder: Path) -> list[int]:
-    """Resolve the extras for a Python, installed here or not; packages of each set of them.
+    """Resolve the extras for a Python version; return the number of packages of each set.
 
-    Exits where something has no wheel for it on this machine's platform.
+    Exits if a package has no wheel for this version and platform.
     """
     resolve = [
         "uv",
@@ -126,7 +126,7 @@ def count_wheels(version: str, *, folder: Path) -> list[int]:
 
 
 def check_lowest(wheel: Path, *, folder: Path) -> str:
-    """Run tests with the lowest direct dependencies; the last line of pytest."""
+    """Run tests with the lowest direct dependencies; return pytest's last line."""
     venv = folder / "lowest"
     run(["uv", "venv", "-q", "--python", sys.executable, venv], cwd=folder)
     lowest = ["uv", "pip", "install", "-q", "--resolution", "lowest-direct"]
@@ -138,8 +138,10 @@ def check_lowest(wheel: Path, *, folder: Path) -> str:
 
 
 def main() -> None:
-    """Print a table, or JSON; exit code 1 where something fails or is over its limit."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print a table or JSON; exit with 1 if a check fails or a limit is exceeded."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     as_json = parser.parse_args().json
     result: dict[str, object] = {}
@@ -166,7 +168,7 @@ def main() -> None:
         if float(str(core["size_mb"])) > MAX_CORE_MB or float(str(core["import_s"])) > MAX_IMPORT_S
     ]
     if over:
-        sys.exit(f"over {MAX_CORE_MB} MB or {MAX_IMPORT_S} s with Python {', '.join(over)}")
+        sys.exit(f"above {MAX_CORE_MB} MB or {MAX_IMPORT_S} s with Python {', '.join(over)}")
 
 
 def _show(result: dict[str, object], cores: dict[str, dict[str, object]]) -> None:
@@ -177,7 +179,7 @@ def _show(result: dict[str, object], cores: dict[str, dict[str, object]]) -> Non
         table.add_row(version, *(cells or ["not found"]))
     console = Console()
     console.print(table)
-    console.print(f"wheels for all extras but litellm, and for it: {result['wheels']}")
+    console.print(f"packages of all extras but litellm, and of litellm: {result['wheels']}")
     console.print(f"lowest dependencies: {result['lowest']}")
 
 

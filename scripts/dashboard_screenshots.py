@@ -1,6 +1,8 @@
-"""Take the documentation's screenshots of the dashboard, under the load of the demo's workload.
+"""Take the documentation's screenshots of the dashboard under the demo's workload.
 
-`python -m scripts.dashboard_screenshots` needs Debian's chromium and chromium-driver.
+    python -m scripts.dashboard_screenshots
+
+Needs Debian's chromium and chromium-driver.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ MIN_REQUESTS = 90
 
 
 class View(NamedTuple):
-    """A window to take a picture of."""
+    """Browser window of one screenshot."""
 
     name: str
     scheme: str
@@ -45,8 +47,8 @@ VIEWS = (
 
 
 def load(proxy: str) -> threading.Thread:
-    """Replay the demo's workload in a thread while the pictures are taken: single questions,
-    conversations, and questions without documents, side by side."""
+    """Replay the demo's workload in a thread: single questions, conversations, and questions
+    without documents, concurrently."""
     documents = standard_library()
     retriever = BM25Retriever(documents)
     workload = make_workload(
@@ -77,7 +79,7 @@ def load(proxy: str) -> threading.Thread:
 
 
 def take(url: str) -> None:
-    """Write a picture of each view."""
+    """Write a screenshot of each view."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or sys.exit("chromium is not installed")
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
@@ -111,7 +113,7 @@ def _is_filled(browser: webdriver.Chrome) -> bool:
 
 
 def main() -> None:
-    """Serve the embedded engine and the proxy, load them, take the pictures meanwhile."""
+    """Serve the embedded engine and the proxy, and take screenshots under load."""
     engine = EngineSettings(capacity_tokens=CAPACITY, served_model_name=MODEL)
     with serve_in_thread(create_engine_app(with_events(engine))) as engine_url:
         settings = Settings(

@@ -1,13 +1,13 @@
-"""Tune a model for dependency attention, so that it can be served with it (DepCache section 3.3).
+"""Fine-tune a model for dependency attention (DepCache section 3.3).
 
     python -m scripts.finetune_dependency --model DIR --data questions.jsonl --out DIR2
 
-A line is {"question": ..., "answer": ..., "paths": [[entity, relation, entity, ...], ...]};
-"triplets" (with "entities") may stand in place of "paths", and "system" adds a system message.
-The defaults are the paper's: 6,000 questions would be one epoch of 64 per step at 2e-5. Prompts are
-written as the engine writes them, and DIR2/config.json says that the model was tuned, so that
-`ragboost engine --model DIR2` uses dependency attention. All weights are trained; a step of 64
-prompts is made of passes of `--micro-batch` ones.
+Each line is {"question": ..., "answer": ..., "paths": [[entity, relation, entity, ...], ...]};
+"triplets" (with "entities") may replace "paths", and "system" adds a system message. The defaults
+are the paper's (6,000 questions: one epoch, 64 per step, learning rate 2e-5). Prompts are formatted
+as by the engine, and DIR2/config.json marks the model as tuned, so that `ragboost engine --model
+DIR2` uses dependency attention. All weights are trained; gradients of a step accumulate over passes
+of `--micro-batch` prompts.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from research.dependency_tuning import TuningExample, answer_loss, collate
 
 
 def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[TuningExample]:
-    """Return the lines of a file as prompts with answers; each answer ends the turn."""
+    """Return the lines of a file as prompts with answers; `end` is appended to each answer."""
     chat = ChatTokenizer(tokenizer)
     writer, examples = PromptWriter(chat), []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -49,17 +49,26 @@ def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[TuningExampl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--positions", choices=("depth", "preorder"), default="depth")
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--micro-batch", type=int, default=4)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True, help="model directory")
+    parser.add_argument("--data", type=Path, required=True, help="JSONL file of questions")
+    parser.add_argument("--out", type=Path, required=True, help="output directory")
+    parser.add_argument(
+        "--positions",
+        choices=("depth", "preorder"),
+        default="depth",
+        help="position ids of the paths",
+    )
+    parser.add_argument("--epochs", type=int, default=1, help="passes over the data")
+    parser.add_argument("--batch", type=int, default=64, help="prompts per step")
+    parser.add_argument("--micro-batch", type=int, default=4, help="prompts per forward pass")
     parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the weights"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=True)

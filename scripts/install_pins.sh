@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Install pinned packages, without their dependencies, and say which ones cannot be had.
+# Install pinned packages without their dependencies, and report those that cannot be installed.
 #
 # usage: install_pins.sh PYTHON REQUIREMENTS
 #
-# First all at once, which is fast. If that fails, one by one, three tries each: what was already
-# downloaded comes from pip's cache, and what still fails is named. After five such it gives up.
+# Tries all at once first, which is fast. If that fails, installs them one by one, with three attempts
+# each; pip's cache keeps earlier downloads. Stops after five failed packages.
 set -euo pipefail
 python=${1:?usage: install_pins.sh PYTHON REQUIREMENTS}
 requirements=${2:?usage: install_pins.sh PYTHON REQUIREMENTS}
@@ -13,7 +13,7 @@ pip=("$python" -m pip install -q --no-deps)
 if "${pip[@]}" -r "$requirements"; then
     exit 0
 fi
-echo "$requirements: not all could be installed at once, trying one by one ..." >&2
+echo "$requirements: could not install all at once, trying one by one ..." >&2
 mapfile -t pins < <(grep -vE '^[[:space:]]*(#|$)' "$requirements")
 missing=()
 for pin in "${pins[@]}"; do
@@ -25,6 +25,6 @@ for pin in "${pins[@]}"; do
     [ ${#missing[@]} -lt 5 ] || break
 done
 if [ ${#missing[@]} -gt 0 ]; then
-    echo "could not be installed, of $requirements: ${missing[*]}" >&2
+    echo "$requirements: could not install ${missing[*]}" >&2
     exit 1
 fi

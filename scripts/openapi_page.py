@@ -49,7 +49,7 @@ def _fields(schema: dict[str, Any]) -> Iterator[str]:
     yield "| field | type | default | |"
     yield "|---|---|---|---|"
     for name, field in schema["properties"].items():
-        # Fields of responses have no default: they are always there.
+        # Fields of responses have no default: they are always present.
         default = f"`{json.dumps(field['default'])}`" if field.get("default") is not None else ""
         about = _cell(field.get("description", ""))
         yield f"| `{name}` | {_type(field)} | {default} | {about} |"

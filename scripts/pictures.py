@@ -1,6 +1,8 @@
-"""Draw the pictures of docs/how-it-works.md: `python -m scripts.pictures`.
+"""Draw the pictures of docs/how-it-works.md.
 
-Each is one SVG file that follows the reader's light or dark setting.
+    python -m scripts.pictures
+
+Each is an SVG file that follows the reader's light or dark colour scheme.
 """
 
 from pathlib import Path
@@ -113,7 +115,7 @@ def token_box(x: float, y: float, label: str, kinds: str) -> str:
 
 
 def request() -> str:
-    """Draw the way of a request through the rooms of the proxy."""
+    """Draw the path of a request through the packages of the proxy."""
     steps = {
         (40, 130): ("proxy/routes", "1. read the body"),
         (300, 130): ("rewriting", "2. find documents,", "recall what was sent"),

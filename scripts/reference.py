@@ -1,7 +1,10 @@
-"""Write the reference pages that come from the code: settings, metrics, HTTP routes, commands.
+"""Generate the reference pages from the code: settings, metrics, HTTP routes, commands.
 
-`python -m scripts.reference` writes `docs/reference/` and the tables of files in
-`docs/architecture.md`; `--check` only says which pages are stale.
+    python -m scripts.reference
+    python -m scripts.reference --check
+
+Writes `docs/reference/` and the tables of files in `docs/architecture.md`; `--check` writes nothing
+and exits with 1 if a page is stale.
 """
 
 import argparse
@@ -28,7 +31,7 @@ _HEADER = "<!-- Written by `make reference`; edit the code instead. -->\n\n"
 
 
 def settings_page() -> str:
-    """Every setting with its default, by section."""
+    """Return the page of all settings with their defaults, by section."""
     lines = [
         "# Settings",
         "",
@@ -77,7 +80,7 @@ def _choices(info: FieldInfo) -> str:
 
 
 def metrics_page() -> str:
-    """Every metric of the proxy with its type and labels."""
+    """Return the page of the proxy's metrics with types and labels."""
     registry = create_app(Settings()).state.metrics.registry
     lines = [
         "# Metrics",
@@ -90,7 +93,7 @@ def metrics_page() -> str:
     ]
     families = {family.name: family for family in registry.collect()}
     for name, family in sorted(families.items()):
-        # NOTE: the library has no public way to ask a metric without samples for its label names.
+        # NOTE: the library has no public way to get the label names of a metric without samples.
         holders = (family, registry._names_to_collectors.get(name))
         names = [label for holder in holders for label in getattr(holder, "_labelnames", ())]
         labels = ", ".join(f"`{label}`" for label in names)
@@ -100,7 +103,7 @@ def metrics_page() -> str:
 
 
 def http_page() -> str:
-    """Every route of the proxy with its bodies, from its OpenAPI document."""
+    """Return the page of the proxy's routes, from its OpenAPI document."""
     return openapi_page(
         create_app(Settings()).openapi(),
         title="HTTP API",
@@ -113,7 +116,7 @@ def http_page() -> str:
 
 
 def engine_http_page() -> str:
-    """Every route of the embedded engine with its bodies, from its OpenAPI document."""
+    """Return the page of the embedded engine's routes, from its OpenAPI document."""
     from ragboost.engine.http.app import make_app
 
     document = make_app().openapi()
@@ -166,18 +169,18 @@ def _schema_type(schema: dict[str, Any]) -> str:
 
 
 def commands_page() -> str:
-    """The help of every command, as Typer writes it."""
+    """Return the page of all commands with the help that Typer writes."""
     command = [sys.executable, "-m", "typer", "ragboost.cli", "utils", "docs", "--name", "ragboost"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     text = done.stdout.replace("# `ragboost`", "# Command line", 1).rstrip() + "\n"
-    # Two empty lines stand before what Typer must not wrap: examples.
+    # Typer puts two empty lines before text that it must not wrap: examples.
     return re.sub(
         r"\n\n\n((?:.+\n)+)", lambda found: f"\n\n```\n{html.unescape(found[1])}```\n", text
     )
 
 
 def architecture_page() -> str:
-    """The page on the architecture, each file described by the first sentence of its docstring."""
+    """Return the architecture page; its tables give each file's first docstring sentence."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     return re.sub(
         r"(<!-- files of (\w+): .*? -->\n).*?(?=<!-- end -->)",
@@ -199,12 +202,12 @@ def _files(room: str) -> str:
 
 
 def _text(text: str) -> str:
-    """One line for a table cell."""
+    """Return text as one line for a table cell."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def pages() -> dict[str, str]:
-    """File name and text of every generated page."""
+    """Return the text of every generated page by file name."""
     return {
         "settings.md": _HEADER + settings_page(),
         "metrics.md": _HEADER + metrics_page(),
@@ -216,9 +219,11 @@ def pages() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the pages, or with `--check` exit with 1 where one is not what the code says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing, name stale pages")
+    """Write the pages, or with `--check` exit with 1 if one is stale."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing, report stale pages")
     is_check = parser.parse_args().check
     stale = []
     for name, text in pages().items():
@@ -229,7 +234,7 @@ def main() -> None:
         if not is_check:
             path.write_text(text, encoding="utf-8")
     if is_check and stale:
-        sys.exit(f"{', '.join(stale)}: not what the code says; run `make reference`")
+        sys.exit(f"{', '.join(stale)}: out of date; run `make reference`")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Train the reference model of the dependency-attention benchmark from scratch, with ordinary
-attention over written-out paths, and tune copies of it for dependency attention.
+"""Train the reference models of the dependency-attention benchmark.
 
     python -m scripts.train_graph_model --out benchmarks/graph_model
 
-Seeded. Writes DIR/base, DIR/depth, DIR/preorder (fp16) and appends to DIR/training_log.jsonl. The
-tasks are those of `research.graph_tasks`.
+Trains a base model from scratch with ordinary attention over flattened paths, and fine-tunes copies
+of it for dependency attention, on the tasks of `research.graph_tasks`. Seeded. Writes OUT/base,
+OUT/depth and OUT/preorder (fp16) and appends to OUT/training_log.jsonl.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from research.dependency_tuning import answer_loss, collate
 HINT_WEIGHT = 0.2
 STEPS = {"base": 450, "depth": 170, "preorder": 160}
 ROUNDS = 8
-"""Questions of each task that a graph is asked in training."""
+"""Questions per task and graph in training."""
 
 
 def build_model(seed: int, *, width: int = 128, layers: int = 4) -> LlamaForCausalLM:
@@ -42,7 +42,7 @@ def build_model(seed: int, *, width: int = 128, layers: int = 4) -> LlamaForCaus
         pad_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    # Embeddings of standard deviation 1 that share their parts; docs/lab/chunk-cache.md says why.
+    # Embeddings of standard deviation 1 with shared components: see docs/lab/chunk-cache.md.
     part = torch.randn(2 * graph_tasks.VOCAB_SIZE, width)
     with torch.no_grad():
         for token, parts in enumerate(graph_tasks.composition()):
@@ -84,9 +84,11 @@ HINTS = {
 
 
 def hints(batch):
-    """What hidden states inside the base model should tell, by slot, -100 for nothing: of an edge
-    its path's root, the relation before it, its own target and relation; of a question's last token
-    whom it is about."""
+    """Return the targets of the auxiliary heads by name, (prompts, tokens) each, -100 for none.
+
+    At an edge: its path's root, the relation before it, its own target and relation; at a
+    question's last token: the entity that it is about.
+    """
     entity, edge, relation, about = map(graph_tasks.first_id, ("entity", "edge", "relation", "QE"))
     ids, nothing = batch.input_ids, torch.full_like(batch.input_ids, -100)
     one, two = ids.roll(1, 1), ids.roll(2, 1)
@@ -108,9 +110,12 @@ def hints(batch):
 
 
 def base_loss(model, batch, heads):
-    """The answers' loss, and with less weight that of the hints, read from the hidden states after
-    the second layer by heads that are thrown away: without them the model takes far longer to look
-    back along a path, and without those of what an edge says itself it forgets that."""
+    """Return the loss of the answers, and the total with the auxiliary losses.
+
+    Auxiliary heads read the hidden states after the second layer and are discarded after training.
+    Without them the model takes far longer to learn to follow a path, and without those of an
+    edge's own target and relation it loses this information.
+    """
     out = model.model(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
@@ -121,16 +126,16 @@ def base_loss(model, batch, heads):
     keep = batch.labels != -100
     logits = model.lm_head(out.last_hidden_state[keep]).float()
     answers = F.cross_entropy(logits, batch.labels[keep])
-    early, told = model.model.norm(out.hidden_states[2]), hints(batch)
+    early, targets = model.model.norm(out.hidden_states[2]), hints(batch)
     losses = [
         F.cross_entropy(heads[name](early[target != -100]), target[target != -100])
-        for name, target in told.items()
+        for name, target in targets.items()
     ]
     return answers, answers + HINT_WEIGHT * sum(losses)
 
 
 def train(model, *, phase, steps, prompts, seed, log):
-    """Train in place: the base with ordinary attention, other phases on trees."""
+    """Train in place: `base` with ordinary attention, the other phases on trees."""
     is_tree = phase != "base"
     positions = phase if is_tree else "depth"
     rng = np.random.default_rng(seed)
@@ -175,10 +180,12 @@ def train(model, *, phase, steps, prompts, seed, log):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--phase", choices=tuple(STEPS), default="base", help="where to begin")
-    parser.add_argument("--steps", type=int, help="of each phase")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="output directory")
+    parser.add_argument("--phase", choices=tuple(STEPS), default="base", help="first phase to run")
+    parser.add_argument("--steps", type=int, help="steps per phase")
     parser.add_argument("--prompts", type=int, default=10, help="graphs per step")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

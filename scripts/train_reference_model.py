@@ -1,12 +1,11 @@
-"""Train the reference model of the chunk-reuse benchmark from scratch, on the tasks of
-`research.tasks`.
+"""Train the reference model of the chunk-reuse benchmarks from scratch.
 
     python -m scripts.train_reference_model --out benchmarks/reference_model
     python -m scripts.train_reference_model --size large --device cuda --out DIR
 
-Seeded; writes config.json, model.safetensors (fp16) and training_log.jsonl. The small model takes
-about 25 minutes on one core. docs/lab/chunk-cache.md says why embeddings begin
-with standard deviation 1 and share their parts.
+Trains on the tasks of `research.tasks`. Seeded; writes config.json, model.safetensors (fp16) and
+training_log.jsonl. The small model takes about 25 minutes on one core. docs/lab/chunk-cache.md
+explains why embeddings start with standard deviation 1 and shared components.
 """
 
 import argparse
@@ -56,12 +55,12 @@ def build_model(size: str, *, seed: int) -> LlamaForCausalLM:
 
 
 def make_batch(rng: np.random.Generator, *, prompts: int, documents: int, length: int):
-    """Documents followed by ten questions, each answered at its own last token.
+    """Draw prompts of documents and ten questions, each answered at its own last token.
 
     Returns:
-        token ids, the answers, and what hidden states inside the model should say: early the
-        antecedent at each IT token, and what the token itself names (an IT its value, a question
-        its argument); late the intermediate result of each question token; (prompts, tokens) each.
+        (prompts, tokens) each: token ids; answers; and targets of hidden states: early, the
+        antecedent at each IT token; named, what a token itself names (an IT its value, a question
+        its argument); late, the intermediate result at each question token.
     """
     world = tasks.make_world(rng, prompts, documents=documents, length=length)
     asked = [tasks.ask(rng, world, task=QUESTIONS[i]) for i in rng.permutation(len(QUESTIONS))]
@@ -73,22 +72,22 @@ def make_batch(rng: np.random.Generator, *, prompts: int, documents: int, length
         ],
         axis=1,
     )
-    answers, early, said, late = (np.full_like(tokens, IGNORE) for _ in range(4))
+    answers, early, named, late = (np.full_like(tokens, IGNORE) for _ in range(4))
     rows, docs = np.nonzero(world.it_slot)
     place = len(tasks.SYSTEM) + docs * length + world.it_slot[rows, docs]
     early[rows, place] = tasks.first_id("entity") + world.antecedent[rows, docs]
-    said[rows, place] = tasks.first_id("value") + world.value[rows, docs]
+    named[rows, place] = tasks.first_id("value") + world.value[rows, docs]
     at = len(tasks.SYSTEM) + documents * length
     for one in asked:
         end = at + one.tokens.shape[1]
-        said[:, at:end], late[:, at:end] = one.argument, one.hop
+        named[:, at:end], late[:, at:end] = one.argument, one.hop
         answers[:, end - 1] = np.where(one.answer >= 0, one.answer, IGNORE)
         at = end
-    return (torch.from_numpy(array) for array in (tokens, answers, early, said, late))
+    return (torch.from_numpy(array) for array in (tokens, answers, early, named, late))
 
 
 def losses(model, batch, device):
-    tokens, answers, early, said, late = (part.to(device) for part in batch)
+    tokens, answers, early, named, late = (part.to(device) for part in batch)
     out = model.model(tokens, output_hidden_states=True, use_cache=False)
 
     def loss(hidden, target):
@@ -99,9 +98,9 @@ def losses(model, batch, device):
     hidden = out.hidden_states
     return (
         loss(out.last_hidden_state, answers),
-        # Without the second term attention drowns what a token itself names, and questions by value
-        # stay at chance.
-        (loss(norm(hidden[2]), early) + loss(norm(hidden[2]), said)) / 2,
+        # Without the second term attention suppresses what a token itself names, and accuracy of
+        # questions by value stays at chance.
+        (loss(norm(hidden[2]), early) + loss(norm(hidden[2]), named)) / 2,
         loss(norm(hidden[-2]), late),
     )
 
@@ -124,12 +123,16 @@ def learning_rate(progress: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--size", choices=sorted(SIZES), default="small")
-    parser.add_argument("--steps", type=int, default=2200)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="output directory")
+    parser.add_argument("--size", choices=sorted(SIZES), default="small", help="model size")
+    parser.add_argument("--steps", type=int, default=2200, help="training steps")
     parser.add_argument("--prompts", type=int, default=48, help="prompts per step")
-    parser.add_argument("--hop-weight", type=float, default=0.0, help="0: hops are only measured")
+    parser.add_argument(
+        "--hop-weight", type=float, default=0.0, help="weight of the hop loss; 0 only measures it"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A FakeEngine, and the proxy as a real server in front of it."""
+"""Fixtures: a FakeEngine, and the proxy as a real server in front of it."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -13,10 +13,10 @@ from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.sockets import find_unused_port
 
-# No test fails because the machine is slow: examples of Hypothesis have no time limit,
+# Slow machines must not fail tests: Hypothesis examples have no deadline,
 settings.register_profile("slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slow")
-# and httpx waits longer than its 5 s. All its functions share this one default.
+# and httpx waits longer than its default of 5 s. All its functions share this default object.
 _timeout = inspect.signature(httpx.Client).parameters["timeout"].default
 _timeout.connect = _timeout.read = _timeout.write = _timeout.pool = DEADLINE_S
 
@@ -35,13 +35,13 @@ def proxy(engine: FakeEngine) -> Iterator[ProxyServer]:
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port on which nobody listens."""
+    """Port on which no server listens."""
     return find_unused_port()
 
 
 @pytest.fixture
 def start_proxy(engine: FakeEngine) -> Iterator[Callable[..., ProxyServer]]:
-    """Start a proxy with other settings; it is stopped after the test."""
+    """Function that starts a proxy with given settings, stopped after the test."""
     started: list[ProxyServer] = []
 
     def start(**sections: dict[str, Any]) -> ProxyServer:

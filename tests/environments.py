@@ -1,6 +1,6 @@
-"""Which packages the environment of a test has: some install only into one of their own.
+"""Skip tests whose packages are not installed; some packages need an environment of their own.
 
-`make test-integrations` makes that environment and runs the tests marked `own_environment` in it.
+`make test-integrations` creates that environment and runs the tests marked `own_environment` in it.
 """
 
 import os
@@ -10,15 +10,15 @@ from importlib.util import find_spec
 import pytest
 
 own_environment = pytest.mark.own_environment
-# The environment of `make test-integrations` has no torch: the Makefile says which Python has it.
+# The environment of `make test-integrations` has no torch; the Makefile sets a Python that has it.
 ENGINE_PYTHON = os.environ.get("EMBEDDED_ENGINE_PYTHON", sys.executable)
 
 
 def needs(package: str) -> None:
-    """Skip the test, or the module, without the package; where all have to be there, fail."""
+    """Skip the test or module if the package is missing; fail under `make test-integrations`."""
     if _is_installed(package):
         return
-    reason = f"{package} is not installed here; make test-integrations has it"
+    reason = f"{package} is not installed; `make test-integrations` installs it"
     if "EMBEDDED_ENGINE_PYTHON" in os.environ:
         pytest.fail(reason)
     pytest.skip(reason, allow_module_level=True)
@@ -27,5 +27,5 @@ def needs(package: str) -> None:
 def _is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # the parent package is missing
         return False

@@ -1,6 +1,6 @@
-"""Wait in a test for what another thread, task or process does, however slow the machine is.
+"""Wait in a test for the effect of another thread, task or process, on machines of any speed.
 
-The only clock and the only sleep of the tests. Where an event can be awaited, await it instead.
+Holds the only clock and the only sleep of the tests. Prefer to await an event where there is one.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-DEADLINE_S = 60.0  # reached by a failing test alone
-SERVER_START_S = 240.0  # of a process that imports torch and loads a model
+DEADLINE_S = 60.0  # reached by failing tests only
+SERVER_START_S = 240.0  # for a process that imports torch and loads a model
 _POLL_S = 0.005
 _ANYTHING_TRUE = object()
 
@@ -23,16 +23,16 @@ def eventually(
     ignoring: tuple[type[Exception], ...] = (AssertionError,),
     within_s: float = DEADLINE_S,
 ) -> T:
-    """Call `condition` until it returns something true, or `equals`, and return that.
+    """Call `condition` until it returns a true value, or `equals`, and return the value.
 
     Args:
-        condition: called in this thread, again and again.
-        equals: the value to wait for instead of a true one; a failure then says both.
+        condition: called repeatedly in this thread.
+        equals: value to wait for instead of any true one; an error then shows it.
         ignoring: exceptions of the condition that mean "not yet".
-        within_s: seconds before the test fails.
+        within_s: timeout in seconds.
 
     Raises:
-        AssertionError: the condition was not met in time; names what it last returned or raised.
+        AssertionError: the condition was not met in time; shows its last value or exception.
     """
     polls = _poll(condition, equals, ignoring, within_s)
     while True:
@@ -44,7 +44,7 @@ def eventually(
 
 
 async def eventually_async(condition: Callable[[], T], **options: Any) -> T:
-    """Do as `eventually`, with its options, and let the event loop run between two calls."""
+    """Wait as `eventually` does, with its options, and run the event loop between calls."""
     polls = _poll(condition, **options)
     while True:
         try:
@@ -55,7 +55,7 @@ async def eventually_async(condition: Callable[[], T], **options: Any) -> T:
 
 
 async def run_event_loop(passes: int = 20) -> None:
-    """Let the event loop pass so many times over its tasks and sockets."""
+    """Let the event loop run `passes` iterations."""
     for _ in range(passes):
         await asyncio.sleep(0)
 

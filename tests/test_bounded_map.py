@@ -1,4 +1,4 @@
-"""A mapping bounded by entries, size and age, which evicts what was used longest ago."""
+"""A mapping bounded by entries, size and age, which evicts the least recently used entry."""
 
 from hypothesis import given
 from hypothesis import strategies as st

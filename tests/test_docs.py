@@ -1,4 +1,4 @@
-"""The examples of the documentation run as they stand."""
+"""The examples of the documentation run unchanged."""
 
 import json
 import os
@@ -61,7 +61,7 @@ from ragboost.chunk_cache.kv.tiers.store import TieredStore
 adapter = ModelAdapter(model)
 reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 20))
 """
-BEFORE = {  # what the code blocks of a page take for granted
+BEFORE = {  # setup that the code blocks of a page assume
     "README.md": "",
     "docs/library.md": """
 retrieved = retrieved_again = documents

@@ -1,4 +1,4 @@
-"""What the documentation names exists: commands, flags, targets, files, settings, links."""
+"""Commands, flags, targets, files, settings and links named by the documentation exist."""
 
 import re
 import tomllib
@@ -24,7 +24,7 @@ def names(paths: list[Path]) -> list[str]:
 
 
 def commands(page: str) -> Iterator[str]:
-    """Lines of shell in blocks, and short ones in sentences, without prompts and variables."""
+    """Return shell lines of code blocks and inline code, without prompts and variables."""
     text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
     blocks = [
         body for language, body in FENCED.findall(text) if language in ("", "bash", "console")
@@ -74,7 +74,7 @@ def test_settings_exist_and_files_of_settings_load(page: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("page", names(OUTSIDE))
 def test_links_of_pages_outside_the_site_lead_somewhere(page: str) -> None:
-    """Sphinx checks those inside. Other hosts are not asked: tests do without a network."""
+    """Sphinx checks links within the docs; links to other hosts are not followed."""
     links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text("utf-8"))
     for link in links:
         path, _, anchor = link.partition("#")

@@ -1,4 +1,4 @@
-"""Every example runs as a user would run it, and says what it promises.
+"""Every example runs as documented and prints what is expected.
 
 Those that need a server are given `ragboost serve --embedded` or `ragboost engine`, as their first
 lines say.
@@ -23,13 +23,13 @@ from tests.eventually import SERVER_START_S, eventually
 from tests.sockets import find_unused_port
 
 ROOT = Path(__file__).parents[1]
-ALONE = {  # what it says; these need no server, or start their own
+STANDALONE = {  # expected output; these need no server, or start their own
     "quickstart.py": "cached prefix of the second request",
     "openai_client.py": "cached",
-    "agents.py": "5 of 5 documents went back",
+    "agents.py": "5 of 5 documents returned",
     "graph_rag.py": "prompt tokens, 67 of them reused",
 }
-THROUGH_PROXY = {  # the packages it needs, and what it says
+THROUGH_PROXY = {  # required packages, and expected output
     "hosted_usage.py": (["openai"], "UsageTotals(requests=3"),
     "langchain_rag.py": (["langchain_openai"], "928 cached"),
     "llama_index_chat.py": (["llama_index.llms.openai_like"], "sent []"),
@@ -37,7 +37,7 @@ THROUGH_PROXY = {  # the packages it needs, and what it says
 }
 TO_ENGINE = {
     "batch.py": (["openai"], "planned: q1 q3 q5 q2 q4 q6, 2528 of 3625"),
-    # 624 tokens cached; how many the prompt has depends on the model's first answer.
+    # 624 tokens cached; the prompt's length depends on the model's first answer.
     "chat_session.py": (["openai"], "sent ['rooms'], 6"),
     "litellm_proxy.py": (["litellm"], "960 cached"),
 }
@@ -54,21 +54,21 @@ ENV = {
 
 @pytest.fixture(scope="module")
 def proxy_url() -> Iterator[str]:
-    """The proxy in front of the embedded engine."""
+    """Base URL of the proxy in front of the embedded engine."""
     with running("serve", "--embedded") as url:
         yield f"{url}/v1"
 
 
 @pytest.fixture(scope="module")
 def engine_url() -> Iterator[str]:
-    """The embedded engine alone."""
+    """Base URL of the embedded engine."""
     with running("engine") as url:
         yield f"{url}/v1"
 
 
 @contextmanager
 def running(*arguments: str) -> Iterator[str]:
-    """A server, started from the command line."""
+    """Start a server from the command line."""
     port = find_unused_port()
     url = f"http://127.0.0.1:{port}"
     command = [ENGINE_PYTHON, "-m", "ragboost", *arguments, "--port", str(port)]
@@ -87,7 +87,7 @@ def _wait_until_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
         return True
 
     eventually(is_ready, ignoring=(URLError,), within_s=SERVER_START_S)
-    assert server.poll() is None, "the server ended"
+    assert server.poll() is None, "the server exited"
 
 
 def run_example(name: str, *arguments: str, env: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -113,20 +113,20 @@ def marked(names: Iterable[str]) -> list[Any]:
 def test_every_example_is_run_here() -> None:
     examples = {path.name for path in (ROOT / "examples").glob("*.py")}
 
-    assert examples == {*ALONE, *THROUGH_PROXY, *TO_ENGINE, *WITH_RAY}
+    assert examples == {*STANDALONE, *THROUGH_PROXY, *TO_ENGINE, *WITH_RAY}
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="some start the embedded engine themselves")
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.skipif(find_spec("torch") is None, reason="some start the embedded engine")
+@pytest.mark.parametrize("name", STANDALONE)
 def test_the_example_runs(name: str) -> None:
-    assert ALONE[name] in run_example(name)
+    assert STANDALONE[name] in run_example(name)
 
 
 @pytest.mark.parametrize("name", marked({**THROUGH_PROXY, **TO_ENGINE}))
 def test_the_example_runs_with_a_server(name: str, request: pytest.FixtureRequest) -> None:
-    packages, says = {**THROUGH_PROXY, **TO_ENGINE}[name]
+    packages, expected = {**THROUGH_PROXY, **TO_ENGINE}[name]
     for package in packages:
         needs(package)
 
     server = "engine_url" if name in TO_ENGINE else "proxy_url"
-    assert says in run_example(name, request.getfixturevalue(server))
+    assert expected in run_example(name, request.getfixturevalue(server))

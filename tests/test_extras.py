@@ -12,7 +12,7 @@ from tests.environments import needs, own_environment
 
 ROOT = Path(__file__).parents[1]
 FOR_DEVELOPERS = {"demo", "deploy", "dev", "docs", "test"}
-NOISY = {"litellm", "ray"}  # they warn of their own doings
+NOISY = {"litellm", "ray"}  # they emit warnings of their own
 
 
 class Use(NamedTuple):

@@ -1,4 +1,4 @@
-"""Each package imports only what it may, seen from a fresh process (docs/architecture.md)."""
+"""Each package loads only what the import rule (docs/architecture.md) allows, in a new process."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ LANGCHAIN = {"langchain", "langchain_core", "langgraph"}
 FRAMEWORKS = LANGCHAIN | {"llama_index", "litellm", "ray"}
 HEAVY = WEB | EVENTS | TORCH | NUMPY | RETRIEVAL | SETTINGS | FRAMEWORKS
 
-# What may be loaded by importing a module; the rest of HEAVY may not. The longest name counts.
+# Modules of HEAVY that importing a package may load. The longest matching name applies.
 RULES: dict[str, set[str]] = {
     "ragboost": set(),
     "ragboost.types": set(),
@@ -60,7 +60,7 @@ LITELLM = "ragboost.integrations.litellm.hook"
 
 
 def _modules(package: str) -> list[str]:
-    """The package's modules that exist, the package itself first."""
+    """Return the existing modules of the package, the package itself first."""
     path = ROOT.joinpath(*package.split("."))
     if package != "ragboost" and path.is_dir():
         files = [f.relative_to(ROOT).with_suffix("") for f in sorted(path.rglob("*.py"))]

@@ -1,4 +1,4 @@
-"""A line of JSONL ends at a line end and nowhere else; what is no object is named."""
+"""A line of JSONL ends at a line end only; errors name lines that are not objects."""
 
 from pathlib import Path
 

@@ -98,7 +98,7 @@ def test_a_room_imports_only_rooms_below_it(room: str) -> None:
         if (rank := _rank(ROOMS, other, 1)) is not None and rank > ROOMS.index(room)
     ]
 
-    assert names, f"ragboost.{room} is gone: take it out of ROOMS"
+    assert names, f"ragboost.{room} does not exist: remove it from ROOMS"
     assert not upwards
 
 

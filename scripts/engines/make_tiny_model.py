@@ -2,11 +2,11 @@
 
 usage: make_tiny_model.py FOLDER [tiny|wide]
 
-`tiny` is the quickest, and nearly all of its prefill is attention. `wide` has one layer with large
-matrices, so that attention is a quarter of a prefill of 4,000 tokens: nearer to a large model's.
+`tiny` is the fastest; nearly all of its prefill is attention. `wide` has one layer with large
+matrices, so that attention is a quarter of a 4,000-token prefill, closer to a large model.
 
-Needs torch and transformers, as every engine's environment has. The byte-level BPE tokenizer is
-trained on text that comes with Python, so a round trip of any text is exact.
+Needs torch and transformers, which every engine's environment has. The byte-level BPE tokenizer is
+trained on text that ships with Python; it encodes any text losslessly.
 """
 
 import sys

@@ -3,13 +3,13 @@
 #
 # usage: setup_sglang.sh VENV
 #
-# The pins need torch's CPU build. Where your package index does not have it, point pip at PyTorch's
-# CPU wheels first (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL).
+# The pins need torch's CPU build. If your package index lacks it, point pip at PyTorch's CPU wheels
+# first (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL).
 set -euo pipefail
 venv=${1:?usage: setup_sglang.sh VENV}
 here=$(cd "$(dirname "$0")" && pwd)
 test -x "$venv/bin/python" || "${PYTHON:-python3}" -m venv "$venv"
 bash "$here/../install_pins.sh" "$venv/bin/python" "$here/requirements-sglang-cpu.txt"
-# RAGBoost beside the engine, for its plug-in; its other dependencies are not needed there.
+# RAGBoost's plug-in runs inside the engine and needs none of RAGBoost's other dependencies.
 "$venv/bin/python" -m pip install -q --no-deps -e "$here/../.."
 touch "$venv/.installed"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Install the proxies that `python -m benchmarks.proxy` compares with, each into an environment of its
-# own: about 1.7 GB of disk and three minutes. A peer that cannot be installed is said and left out.
+# Install the proxies that `python -m benchmarks.proxy` compares with, each into its own environment:
+# about 1.7 GB of disk and three minutes. A peer that cannot be installed is reported and skipped.
 #
 # usage: setup.sh FOLDER
 #
-# nginx comes from the system, or from Debian's packages, unpacked into FOLDER and not installed.
+# nginx is the system's, or a Debian package unpacked into FOLDER without installation.
 set -uo pipefail
 folder=${1:?usage: setup.sh FOLDER}
 here=$(cd "$(dirname "$0")" && pwd)

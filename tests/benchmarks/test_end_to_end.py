@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.end_to_end import load, measure, parse
-from benchmarks.replays import ALONE, alike, stretches
+from benchmarks.replays import INDEPENDENT, rounds_of_sizes, stretches
 from benchmarks.served import Served, serve
 
 # The same three documents in another order, or others.
@@ -20,14 +20,14 @@ ORDERS = ("012", "345", "210", "678", "120", "543")
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, Served]]:
-    with serve(ALONE, engine="embedded", cache_tokens=8_000, max_model_len=8_192) as by_way:
-        yield by_way
+    with serve(INDEPENDENT, engine="embedded", cache_tokens=8_000, max_model_len=8_192) as by_mode:
+        yield by_mode
 
 
 @pytest.fixture
 def served(engines: dict[str, Served]) -> dict[str, Served]:
-    for way in engines.values():
-        way.empty()
+    for mode in engines.values():
+        mode.reset()
     return engines
 
 
@@ -59,7 +59,7 @@ def run(served: dict[str, Served], folder: Path, *flags: str) -> dict[str, Any]:
 
 def test_the_other_ways_are_sent_in_rounds_like_those_of_the_plan() -> None:
     bodies = [{"prompt": str(number)} for number in range(6)]
-    cut = alike(bodies, [3, 1, 2])
+    cut = rounds_of_sizes(bodies, [3, 1, 2])
     assert [[body["prompt"] for body in each.bodies] for each in cut] == [
         ["0", "1", "2"],
         ["3"],
@@ -89,9 +89,9 @@ def test_requests_alone_reuse_the_prefix_where_plain_ones_do_not(
 
     assert result["requests"] == 6
     assert result["plain"]["hit_rate"] < 0.1
-    for way in ("boosted", "online"):
-        assert result[way]["hit_rate"] > 0.3
-        assert result[way]["prefill_tokens"] < result["plain"]["prefill_tokens"]
+    for mode in ("boosted", "online"):
+        assert result[mode]["hit_rate"] > 0.3
+        assert result[mode]["prefill_tokens"] < result["plain"]["prefill_tokens"]
     assert {"ttft_p50_ms", "ttft_p95_ms"} <= result["boosted"].keys()
     assert result["ttft_ratio"] > 0
 
@@ -99,7 +99,7 @@ def test_requests_alone_reuse_the_prefix_where_plain_ones_do_not(
 def test_what_prepares_the_cache_does_not_count(served: dict[str, Served], tmp_path: Path) -> None:
     result = run(served, workload(tmp_path), "--requests", "4")
 
-    assert [len(way.samples) for way in served.values()] == [4, 4, 4]
+    assert [len(mode.samples) for mode in served.values()] == [4, 4, 4]
     boosted = result["boosted"]
     cached = 1 - boosted["prefill_tokens"] / boosted["prompt_tokens"]
     assert boosted["hit_rate"] == pytest.approx(cached, abs=0.001)

@@ -102,5 +102,5 @@ def test_folder_of_synthetic_workloads_is_read(tmp_path: Path) -> None:
     workload = load_data(tmp_path, workload="zipf")
 
     assert (workload.contexts, workload.tokens) == ([["2", "1"]], {"1": 300, "2": 200})
-    with pytest.raises(RequestError, match="give one of zipf, topics, neardup"):
+    with pytest.raises(RequestError, match="choose one of zipf, topics, neardup"):
         load_data(tmp_path)

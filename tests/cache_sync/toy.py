@@ -1,4 +1,4 @@
-"""A small prefix cache that evicts like vLLM and publishes the events it should."""
+"""Small prefix cache that evicts and publishes events as vLLM does."""
 
 import hashlib
 import time
@@ -54,7 +54,7 @@ class ToyCache:
     def run(
         self, tokens: Sequence[int], request_id: str, *, salt: str = "", again: int = 0
     ) -> None:
-        """Serve one prompt; the last `again` cached blocks are computed and stored once more."""
+        """Serve one prompt; compute and store its last `again` cached blocks a second time."""
         hashes = self.hashes(tokens, salt=salt)
         hit = self.cached_tokens(tokens, salt=salt) // self.block_size
         hit = max(0, hit - (0 if self.is_shared else again))
@@ -66,7 +66,7 @@ class ToyCache:
             self.events.append(BlockRemoved(block_hashes=[victim], medium="GPU", group_idx=0))
         if not new:
             return
-        # vLLM frees the tail of a prompt first, so later blocks stand nearer to eviction
+        # vLLM frees the tail of a prompt first, so later blocks are evicted earlier.
         ids = list(range(self.next_id, self.next_id + len(new)))
         self.next_id += len(new)
         for block_id, block_hash in reversed(list(zip(ids, new, strict=True))):

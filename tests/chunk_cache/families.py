@@ -1,4 +1,4 @@
-"""Tiny models with random weights, one per kind of attention that reuse must handle."""
+"""Tiny models with random weights, one per kind of attention that chunk reuse supports."""
 
 from typing import Any
 
@@ -70,8 +70,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def build_model(family: str, **changes: Any) -> Any:
-    """Return a model of a family, always the same; queries and keys are large, so that attention
-    is far from uniform."""
+    """Return a model of a family, with fixed random weights; large queries and keys make attention
+    far from uniform."""
     options = dict(FAMILIES[family])
     torch.manual_seed(0)
     config = AutoConfig.for_model(options.pop("model_type"), **{**_COMMON, **options, **changes})

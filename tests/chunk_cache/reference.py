@@ -1,4 +1,4 @@
-"""Slow and plain ways to compute what reuse computes, by ordinary forwards of the model alone."""
+"""Naive reference implementations of chunk reuse, by plain forward passes of the model."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 @torch.no_grad()
 def ordinary(model: Any, tokens: list[int]) -> torch.Tensor:
-    """Logits of the last token."""
+    """Return the logits of the last token."""
     out = model(torch.tensor([tokens]), use_cache=False, logits_to_keep=1)
     logits: torch.Tensor = out.logits[0, -1]
     return logits
@@ -20,11 +20,11 @@ def ordinary(model: Any, tokens: list[int]) -> torch.Tensor:
 def full_reuse(
     model: Any, system: list[int], chunks: list[list[int]], question: list[int]
 ) -> torch.Tensor:
-    """Logits of the last token where no chunk saw another one, in one forward under a block mask.
+    """Return the logits of the last token under full reuse, from one pass with a block mask.
 
-    Each chunk stands at its final position behind a copy of the system prompt of its own. Attention
-    depends on distances, so that is what a chunk computed right after the system prompt has seen.
-    The question sees the first copy, the chunks and itself.
+    No chunk sees another. Each chunk is at its final position, preceded by its own copy of the
+    system prompt. Attention depends on distances only, so this equals a chunk computed directly
+    after the system prompt. The question sees the first copy, the chunks and itself.
     """
     size = len(system)
     tokens, positions, owner = list(system), list(range(size)), [0] * size
@@ -57,7 +57,7 @@ def full_reuse(
 
 
 def _masks(model: Any, mask: torch.Tensor, place: torch.Tensor) -> Any:
-    """The mask in the shape that the model wants: one per type of layer where they differ."""
+    """Return the mask in the model's form: one per layer type if these differ."""
     window = getattr(model.config, "sliding_window", None)
     near = mask if window is None else mask & (place[None] > place[:, None] - window)
     full, local = _four_dimensional(model, mask), _four_dimensional(model, near)
@@ -78,7 +78,7 @@ def _four_dimensional(model: Any, mask: torch.Tensor) -> torch.Tensor:
 def token_by_token(
     model: Any, layers: Layers, tokens: list[int], rows: list[int]
 ) -> tuple[Layers, torch.Tensor]:
-    """Recompute rows one at a time, each as an ordinary decoding step over the KV before it.
+    """Recompute rows one at a time, each as a decoding step over the preceding KV.
 
     Returns:
         The KV with the rows replaced, and the logits of the last row.

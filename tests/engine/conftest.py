@@ -1,4 +1,4 @@
-"""A real engine server with the tiny built-in model, shared by the tests of this folder."""
+"""Engine server with the tiny built-in model, shared by the tests of this folder."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

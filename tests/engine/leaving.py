@@ -1,4 +1,4 @@
-"""A client that leaves a server while its request is computed."""
+"""Client that disconnects while its request is computed."""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +10,7 @@ from tests.sockets import open_request
 
 
 def leave_while_running(served: Served, body: dict[str, Any]) -> None:
-    """Ask for a completion, leave when it is computed, and wait until the engine is idle."""
+    """Request a completion, disconnect while it is computed, and wait until the engine is idle."""
     port = urlsplit(served.url).port
     assert port is not None
     with open_request(port, "/v1/completions", body) as connection:

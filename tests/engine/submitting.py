@@ -1,4 +1,4 @@
-"""Requests submitted to an engine without HTTP, for the tests of this folder."""
+"""Submit requests to an engine without HTTP."""
 
 import queue
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from ragboost.engine.runtime.sampling import SamplingParams
 
 @contextmanager
 def running(loaded: LoadedModel, settings: EngineSettings) -> Iterator[Engine]:
-    """An engine that runs, and has no work left when it is stopped."""
+    """Run an engine; check on exit that it has no work left."""
     engine = make_engine(loaded, settings)
     engine.start()
     yield engine
@@ -24,7 +24,7 @@ def running(loaded: LoadedModel, settings: EngineSettings) -> Iterator[Engine]:
 
 
 class Request:
-    """A submitted request and its outputs. With `reuse`, the chunks of its prompt may be reused."""
+    """A submitted request and its outputs; `reuse` permits reuse of the prompt's chunks."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Request:
         return [output.token_id for output in self.finish()]
 
     def sources(self) -> tuple[int, int, int, int]:
-        """Exact, approximate, recomputed, computed."""
+        """Return prompt tokens by source: exact, approximate, recomputed, computed."""
         last = self.finish()[-1]
         assert last.reused is not None
         rest = self.submitted.num_prompt_tokens - last.cached_tokens - sum(last.reused)

@@ -1,4 +1,4 @@
-"""Real engines for the tests of this folder; they are skipped where an engine is not installed."""
+"""Real engines for the tests of this folder, which are skipped if the engine is not installed."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ KINDS: tuple[Kind, ...] = ("vllm", "sglang")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Engines take minutes: only on demand."""
+    """Skip tests of real engines, which take minutes, unless selected with `-m`."""
     if "real_engine" in config.option.markexpr:
         return
     for item in items:
@@ -26,7 +26,7 @@ def require(kind: Kind) -> None:
 
 @pytest.fixture(scope="session", params=KINDS)
 def server(request: pytest.FixtureRequest) -> Iterator[EngineServer]:
-    """A server with KV events and room for 2048 tokens, one for all tests of this folder."""
+    """Server with KV events and a cache of 2048 tokens, shared by the tests of this folder."""
     require(request.param)
-    with EngineServer(request.param, cache_tokens=2048) as made:
-        yield made
+    with EngineServer(request.param, cache_tokens=2048) as server:
+        yield server

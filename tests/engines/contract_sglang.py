@@ -1,6 +1,6 @@
-"""Runs inside SGLang's environment: its own radix trees, a mirror beside each, and RAGBoost's hook.
+"""Compare SGLang's radix trees with a mirror fed by RAGBoost's hook, inside SGLang's environment.
 
-Prints one JSON object; the test that starts this file looks at it.
+Prints one JSON object, which the test that starts this file checks.
 """
 
 import json
@@ -26,7 +26,7 @@ PAGE, STEPS, CAPACITY = 16, 1500, 1024
 
 
 class Allocator:
-    """What an eviction gives its memory back to."""
+    """Mock allocator that evictions return memory to."""
 
     device = torch.device("cpu")
 
@@ -47,7 +47,7 @@ def make_radix() -> Any:
 
 
 def make_unified() -> Any:
-    """The tree that a server uses unless told otherwise."""
+    """Return the tree that a server uses by default."""
     return UnifiedRadixCache(
         CacheInitParams(
             disable=False,
@@ -66,7 +66,7 @@ def size(cache: Any) -> int:
 
 
 def drive(cache: Any) -> dict[str, object]:
-    """Random inserts and evictions; after each the mirror must equal the tree."""
+    """Insert and evict at random, and count the differences between mirror and tree."""
     plugin.register()
     plugin.register()  # SGLang may load a plug-in twice in one process
     config = json.dumps({"publisher": "ragboost", "endpoint": "http://127.0.0.1:9"})
@@ -104,8 +104,9 @@ def drive(cache: Any) -> dict[str, object]:
             batches += 1
             publisher.publish(batch)
             mirror.apply(decode_batch(encode((batch.ts, batch.events))))
-        told = mirror.resident_tokens(str(step))
-        wrong_requests += told is not None and told > mirror.match_tokens(tokens, cache_salt=salt)
+        resident = mirror.resident_tokens(str(step))
+        matched = mirror.match_tokens(tokens, cache_salt=salt)
+        wrong_requests += resident is not None and resident > matched
         wrong_sizes += mirror.num_resident_tokens != size(cache)
     mirror.check_integrity()
     publisher.shutdown()

@@ -1,6 +1,6 @@
-"""Runs inside vLLM's environment: its own cache manager, a mirror beside it, and RAGBoost's hook.
+"""Compare vLLM's cache manager with a mirror fed by RAGBoost's hook, inside vLLM's environment.
 
-Prints one JSON object; the test that starts this file looks at it.
+Prints one JSON object, which the test that starts this file checks.
 """
 
 import json
@@ -50,11 +50,11 @@ def make_manager() -> Any:
 
 
 def main() -> None:
-    os.environ[URL_VARIABLE] = "http://127.0.0.1:9"  # nothing listens there, and nothing may care
+    os.environ[URL_VARIABLE] = "http://127.0.0.1:9"  # no server listens: reports must fail silently
     plugin.register()
     init_none_hash(sha256)
     hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
-    manager = make_manager()  # without events, as far as vLLM was told
+    manager = make_manager()  # vLLM's own configuration has events off
     publisher = EventPublisherFactory.create(None, 3)
     reporter: Reporter = publisher.reporter
     mirror = PrefixMirror()
@@ -82,7 +82,7 @@ def main() -> None:
         )
         predicted = mirror.match_tokens(tokens, cache_salt=salt)
         blocks, cached, *_ = manager.get_computed_blocks(request)
-        # vLLM computes at least the last token of a prompt, and hits in whole blocks.
+        # vLLM computes at least the last token of a prompt, and matches whole blocks.
         predicted = min(predicted, (len(tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE)
         wrong_hits += predicted != cached
         if manager.allocate_slots(request, len(tokens) - cached, cached, blocks) is not None:
@@ -109,8 +109,9 @@ def main() -> None:
         )
         mirrored = Counter(mirror.copies())
         wrong_states += mirrored != held_hashes
-        told = mirror.resident_tokens(str(step))
-        wrong_requests += told is not None and told > mirror.match_tokens(tokens, cache_salt=salt)
+        resident = mirror.resident_tokens(str(step))
+        matched = mirror.match_tokens(tokens, cache_salt=salt)
+        wrong_requests += resident is not None and resident > matched
     mirror.check_integrity()
     reporter.close()
     print(
@@ -130,7 +131,7 @@ def main() -> None:
 
 
 def _copies(pool: Any, block_hash: Any) -> int:
-    """Physical blocks that hold one hash, by vLLM's own table."""
+    """Count the physical blocks that hold a hash, by vLLM's own table."""
     return sum(
         1
         for block in pool.blocks

@@ -1,4 +1,4 @@
-"""Stand-ins that are real servers: `FakeEngine`."""
+"""Fake backend for tests, which is a real HTTP server: `FakeEngine`."""
 
 from tests.fakes.engine import FakeEngine, Misbehaviour, Received
 

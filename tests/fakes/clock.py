@@ -1,4 +1,4 @@
-"""A clock for an event loop, so that a test decides when a timer is due."""
+"""Manual clock of an event loop, so that tests control when timers fire."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from tests.eventually import run_event_loop
 
 
 class LoopClock:
-    """The time of the running event loop; it moves by `advance` alone. Sockets work as ever."""
+    """Manual time of the running event loop, which only `advance` moves. Sockets work as usual."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -14,7 +14,7 @@ class LoopClock:
         self._loop.time = lambda: self._now  # type: ignore[method-assign]
 
     async def advance(self, seconds: float) -> None:
-        """Run what is ready, let so many seconds pass, and run what is due then."""
+        """Run ready tasks, advance the time by `seconds`, and run the timers then due."""
         await run_event_loop()
         self._now += seconds
         await run_event_loop()

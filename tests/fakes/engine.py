@@ -3,9 +3,9 @@
     with FakeEngine(block_size=16, capacity_tokens=4096) as engine:
         httpx.post(f"{engine.url}/v1/chat/completions", json={...})
         engine.requests[-1].body            # the raw bytes it received
-        engine.misbehave(status=500)        # from now on; engine.behave() ends it
+        engine.misbehave(status=500)        # until engine.behave()
 
-Its answer depends on the prompt only. The `documents` field is rendered above the messages.
+Its response depends on the prompt only. The `documents` field is rendered above the messages.
 """
 
 import asyncio
@@ -19,26 +19,26 @@ from weakref import WeakSet
 from aiohttp import web
 
 from tests.eventually import DEADLINE_S, run_event_loop
-from tests.fakes.answers import MODEL, PATHS, decode, events, render_prompt, whole, words
 from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import PrefixCache, tokenize
+from tests.fakes.responses import MODEL, PATHS, decode, events, render_prompt, whole, words
 
 
 @dataclass(frozen=True)
 class Misbehaviour:
-    """What the engine does wrong, or slowly; by default nothing.
+    """Faults and delays of the engine; none by default.
 
     Attributes:
-        status: answer with this status and `body` instead of a completion.
-        body: the body of that answer.
-        headers: extra headers of every answer.
+        status: respond with this status and `body` instead of a completion.
+        body: body of that response.
+        headers: extra headers of every response.
         hold: accept completion requests and send nothing until `FakeEngine.release`.
-        hold_after_chunks: send this many chunks of a stream, and the others after `release`.
-        drop: close the connection without an answer.
-        drop_reused: close a connection that carried a request before, as idle timeouts do.
-        die_after_chunks: cut the connection after this many chunks of a stream.
-        cut_bytes: cut the stream into pieces of this many bytes.
-        computes: prompts are computed, and so cached.
+        hold_after_chunks: send this many chunks of a stream, and the rest after `release`.
+        drop: close the connection without a response.
+        drop_reused: close a connection that has carried a request before, as idle timeouts do.
+        die_after_chunks: close the connection after this many chunks of a stream.
+        cut_bytes: split the stream into pieces of this many bytes.
+        computes: store prompts in the prefix cache.
         released: set by `FakeEngine.release`, in the engine's event loop.
     """
 
@@ -57,7 +57,7 @@ class Misbehaviour:
 
 @dataclass(frozen=True)
 class Received:
-    """A request as it came in, and what the prefix cache said about it."""
+    """A request as received, with the prefix cache's counts."""
 
     method: str
     path: str
@@ -70,30 +70,30 @@ class Received:
 
     @property
     def usage(self) -> tuple[int, int]:
-        """Prompt tokens, and the cached ones among them."""
+        """Prompt tokens and cached tokens."""
         return self.prompt_tokens, self.cached_tokens
 
     @property
     def json(self) -> Any:
-        """The body, decoded."""
+        """The decoded body."""
         return json.loads(self.body)
 
     def header(self, name: str) -> str | None:
-        """The last value of a header, or None."""
+        """Return the last value of a header, or None."""
         return next((v for k, v in reversed(self.headers) if k.lower() == name.lower()), None)
 
 
 class FakeEngine:
-    """See the module. Attributes are read from the test's thread while the server runs in its own.
+    """OpenAI-compatible server in a thread; its attributes may be read from the test's thread.
 
     Attributes:
         url: base URL, without /v1.
-        requests: every request received, in order, without those of `asked`.
-        asked: paths that a proxy asks for on its own, in order.
+        requests: received requests in order, except those of `probes`.
+        probes: paths that a proxy requests on its own, in order.
         cache: the prefix cache.
         events: the event publisher, or None.
-        num_active: requests being answered now; `peak_active` the most at one time.
-        num_cancelled: requests whose client left before the answer was complete.
+        num_active: requests in progress; `peak_active` is the maximum so far.
+        num_cancelled: requests whose client disconnected before the end of the response.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class FakeEngine:
         publish = self.events.publish_events if self.events else None
         self.cache = PrefixCache(block_size, capacity_tokens, publish=publish)
         self.requests: list[Received] = []
-        self.asked: list[str] = []
+        self.probes: list[str] = []
         self.num_active = self.peak_active = self.num_cancelled = 0
         self.url = ""
         self._behaviour = self._holding = Misbehaviour()
@@ -131,12 +131,12 @@ class FakeEngine:
         self.stop()
 
     def start(self) -> None:
-        """Listen; returns when connections are accepted."""
+        """Start the server and wait until it accepts connections."""
         self._thread.start()
         assert self._started.wait(DEADLINE_S), "FakeEngine did not start"
 
     def stop(self) -> None:
-        """Cut every connection and end the thread."""
+        """Close every connection and stop the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(DEADLINE_S)
@@ -145,7 +145,7 @@ class FakeEngine:
             self.events.close()
 
     def misbehave(self, **changes: Any) -> None:
-        """Do wrong what `Misbehaviour` names, from the next request on; requests held stay so."""
+        """Apply a `Misbehaviour` from the next request on; held requests stay held."""
         self._behaviour = Misbehaviour(**changes)
         if self._behaviour.hold or self._behaviour.hold_after_chunks is not None:
             self._holding = self._behaviour
@@ -155,12 +155,12 @@ class FakeEngine:
         self._behaviour = Misbehaviour()
 
     def release(self) -> None:
-        """Let the requests of the latest hold be answered; it holds no later ones either."""
+        """End the latest hold: its requests are completed, and it holds no later ones."""
         self._loop.call_soon_threadsafe(self._holding.released.set)
 
     @property
     def completions(self) -> list[Received]:
-        """The requests that asked for a completion."""
+        """Requests to the completion routes."""
         return [r for r in self.requests if r.path.endswith("/completions")]
 
     def _run(self) -> None:
@@ -171,7 +171,7 @@ class FakeEngine:
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
         app = web.Application(client_max_size=2**30)
-        app.router.add_route("*", "/{path:.*}", self._answer)
+        app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -189,26 +189,25 @@ class FakeEngine:
         self.url = f"http://127.0.0.1:{port}"
         self._started.set()
         await self._stopping.wait()
-        # Accept nothing more before the server is closed: asyncio leaks what comes in just then.
+        # Stop accepting before the server closes: asyncio leaks connections accepted meanwhile.
         self._loop.remove_reader(listener.fileno())
         await run_event_loop()
-        while waiting := self._accepted(runner):
-            for transport in waiting:
+        while transports := self._open_transports(runner):
+            for transport in transports:
                 transport.abort()
             await run_event_loop()
         await runner.cleanup()
         await run_event_loop()
 
-    def _accepted(self, runner: web.AppRunner) -> list[asyncio.Transport]:
-        """Connections that are not closed, also those that have left their handlers and still hold
-        what nobody reads."""
+    def _open_transports(self, runner: web.AppRunner) -> list[asyncio.Transport]:
+        """Return open connections, including those without a handler but with unread data."""
         handlers = runner.server.connections if runner.server else []
         known = {*self._transports, *(handler.transport for handler in handlers)}
         return [t for t in known if t is not None and t.get_extra_info("socket").fileno() >= 0]
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.path in ("/kv_event_sources", "/server_info", "/metrics", "/chunk_reuse"):
-            self.asked.append(request.path)
+            self.probes.append(request.path)
             return self._describe(request.path)
         body = await request.read()
         assert request.transport is not None
@@ -227,7 +226,7 @@ class FakeEngine:
                 return web.Response()
             if behaviour.hold and request.path in PATHS:
                 await behaviour.released.wait()
-            return await self._reply(request, received, behaviour)
+            return await self._respond(request, received, behaviour)
         except (asyncio.CancelledError, ConnectionResetError):
             self.num_cancelled += 1
             raise
@@ -268,7 +267,7 @@ class FakeEngine:
         self.requests.append(received)
         return received
 
-    async def _reply(
+    async def _respond(
         self, request: web.Request, received: Received, behaviour: Misbehaviour
     ) -> web.StreamResponse:
         if behaviour.status is not None:
@@ -281,8 +280,8 @@ class FakeEngine:
             fields = decode(received.body)
             if fields.get("stream"):
                 return await self._stream(request, received, behaviour)
-            answer = whole(request.path, fields, self._words(received), received.usage)
-            return self._json(answer, behaviour)
+            completion = whole(request.path, fields, self._words(received), received.usage)
+            return self._json(completion, behaviour)
         if request.path == "/tokenize":
             tokens = tokenize(render_prompt(decode(received.body)))
             return self._json({"tokens": tokens, "count": len(tokens)}, behaviour)
@@ -294,9 +293,9 @@ class FakeEngine:
         echo = {"path": received.path, "method": received.method, "size": len(received.body)}
         return self._json(echo, behaviour)
 
-    def _json(self, answer: dict[str, Any], behaviour: Misbehaviour) -> web.Response:
-        # Spaced and escaped on purpose: a relay that parses and writes again would change it.
-        body = json.dumps(answer, indent=1, ensure_ascii=True).encode()
+    def _json(self, fields: dict[str, Any], behaviour: Misbehaviour) -> web.Response:
+        # Indented and escaped on purpose: a relay that decodes and encodes again would change it.
+        body = json.dumps(fields, indent=1, ensure_ascii=True).encode()
         headers = {"content-type": "application/json", **behaviour.headers}
         return web.Response(body=body, headers=headers)
 
@@ -310,7 +309,7 @@ class FakeEngine:
         for position, piece in enumerate(self.stream_pieces(received)):
             if position == behaviour.die_after_chunks:
                 assert request.transport is not None
-                request.transport.close()  # what was sent arrives
+                request.transport.close()  # unlike abort, delivers what was written
                 raise ConnectionResetError
             if position == behaviour.hold_after_chunks:
                 await behaviour.released.wait()
@@ -319,10 +318,10 @@ class FakeEngine:
         return response
 
     def stream_pieces(self, received: Received) -> list[bytes]:
-        """The stream that answers `received`, cut as the behaviour says."""
+        """Return the stream of the response to `received`, split by `cut_bytes`."""
         path = received.path.partition("?")[0]
-        said = self._words(received)
-        pieces = events(path, decode(received.body), said, received.usage)
+        output = self._words(received)
+        pieces = events(path, decode(received.body), output, received.usage)
         cut = self._behaviour.cut_bytes
         if cut is None:
             return pieces

@@ -1,4 +1,4 @@
-"""The KV events of a FakeEngine: vLLM's frames, on ports of loopback."""
+"""KV events of a FakeEngine, in vLLM's frames, over ZeroMQ on loopback."""
 
 import time
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from tests.fakes.publisher import Publisher
 
 
 class EventPublisher(Publisher):
-    """A publisher that a proxy can be told of.
+    """Publisher that a proxy discovers by `/kv_event_sources`.
 
     Args:
-        endpoint: of the events; of an engine that comes back, the one it had.
-        replay_endpoint: of the replay, likewise.
-        deliver: see `Publisher`.
+        endpoint: endpoint of the events; a restarted engine passes its former one.
+        replay_endpoint: endpoint of the replay, likewise.
+        deliver: as in `Publisher`.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class EventPublisher(Publisher):
 
     @property
     def source(self) -> dict[str, Any]:
-        """An entry of `/kv_event_sources`."""
+        """Entry of `/kv_event_sources`."""
         return {
             "publisher": "zmq",
             "endpoint": self.endpoint,
@@ -43,5 +43,5 @@ class EventPublisher(Publisher):
         }
 
     def publish_events(self, events: list[dict[str, Any]]) -> None:
-        """Send one batch."""
+        """Publish one batch."""
         self.publish_payload(msgspec.msgpack.encode([time.time(), events, 0]))

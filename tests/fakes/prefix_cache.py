@@ -1,6 +1,7 @@
-"""An exact block-hash prefix cache over a deterministic tokenizer, as vLLM keeps one.
+"""Exact block-hash prefix cache over a deterministic tokenizer, modelled on vLLM's.
 
-Full blocks only, hashes chained to the parent, least recently used leaf first. Knows no HTTP.
+Caches full blocks only, chains hashes to the parent, and evicts the least recently used leaf first.
+Does not know HTTP.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ Event = dict[str, Any]
 
 
 def tokenize(text: str) -> list[int]:
-    """One token per word, sign or run of spaces; the same text always gives the same ids."""
+    """Return one token id per word, punctuation mark or run of spaces; deterministic."""
     return [
         zlib.crc32(piece.encode("utf-8", "surrogatepass")) & 0x7FFFFFFF
         for piece in _PIECE.findall(text)
@@ -24,7 +25,7 @@ def tokenize(text: str) -> list[int]:
 
 
 class Block(NamedTuple):
-    """A cached block: its tokens and the hash of the block before it."""
+    """A cached block: its tokens and the hash of its parent."""
 
     tokens: tuple[int, ...]
     parent: int | None
@@ -35,8 +36,8 @@ class PrefixCache:
 
     Args:
         block_size: tokens per block; only full blocks are cached.
-        capacity_tokens: tokens kept; None: unbounded.
-        publish: called with the events of one change, in vLLM's shape; None: nobody listens.
+        capacity_tokens: maximum tokens cached; None is unbounded.
+        publish: called with the events of one change, in vLLM's shape; None publishes nothing.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class PrefixCache:
             if block_hash not in self.blocks:
                 self.blocks[block_hash] = block
                 stored.append((block_hash, block))
-        for block_hash, _ in reversed(chain):  # the tail goes first, so a chain never has a hole
+        for block_hash, _ in reversed(chain):  # evict the tail first: a chain has no gap
             self.blocks.move_to_end(block_hash)
         removed = self._evict()
         if self._publish is not None and (stored or removed):
@@ -79,7 +80,7 @@ class PrefixCache:
             )
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all blocks and publish the event."""
         self.blocks.clear()
         if self._publish is not None:
             self._publish([{"type": "AllBlocksCleared"}])

@@ -1,4 +1,4 @@
-"""The proxy as a real server in front of a FakeEngine."""
+"""Run the proxy as a real server in front of a FakeEngine."""
 
 import threading
 from typing import Any, Self
@@ -10,7 +10,7 @@ from tests.eventually import DEADLINE_S, eventually
 
 
 class ProxyServer:
-    """A proxy in a thread, on a free port."""
+    """Proxy in a thread, on a free port."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -34,9 +34,9 @@ class ProxyServer:
 
 
 def proxy_settings(backend_url: str, **sections: dict[str, Any]) -> Settings:
-    """Settings for a test: a free port, no time to drain, and what the test wants."""
+    """Return settings for a test: a free port, a short drain time, and the given sections."""
     proxy = {"port": 0, "drain_s": 1, **sections.pop("proxy", {})}
     backend = {"url": backend_url, "connect_timeout_s": DEADLINE_S, **sections.pop("backend", {})}
-    # Lengths stay estimates, and nothing is asked of the engine beside the test.
+    # Token lengths are estimates, so that the engine receives the test's requests only.
     sections.setdefault("tokens", {"ask_backend": False})
     return Settings(proxy=proxy, backend=backend, **sections)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A publisher with the sockets and habits of the engines', which loses frames when told to."""
+"""Event publisher with the sockets and behaviour of the engines', which can lose frames."""
 
 import queue
 import threading
@@ -13,11 +13,13 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 
 class Publisher:
-    """PUB and ROUTER in one thread, as in vLLM and SGLang.
+    """PUB and ROUTER sockets in one thread, as in vLLM and SGLang.
 
     Args:
-        deliver: frames to send for one frame, in order: none drops it, several repeat or reorder.
-        has_topic: whether replayed messages carry the topic (vLLM, SGLang now) or not (older).
+        deliver: returns the frames to send in place of one, in order: none drops it, several repeat
+            or reorder.
+        has_topic: replayed messages carry the topic (vLLM and current SGLang; not older ones).
+        is_mute: the replay endpoint receives requests and never responds.
     """
 
     def __init__(
@@ -32,14 +34,14 @@ class Publisher:
         is_mute: bool = False,
     ) -> None:
         self.deliver = deliver or (lambda seq, payload: [(seq, payload)])
-        self.is_mute = is_mute  # the replay endpoint takes requests and never answers
+        self.is_mute = is_mute
         self.sent = 0
         self.is_subscribed = False
         self.topic, self._has_topic = topic, has_topic
         self.frames: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._queue: queue.Queue[bytes | None] = queue.Queue()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # XPUB is a PUB that tells of the first subscription and the end of the last one.
+        # XPUB is a PUB that reports the first subscription and the end of the last one.
         self._pub, self.endpoint = self._bind(zmq.XPUB, endpoint)
         self._router: zmq.Socket[bytes] | None = None
         self.replay_endpoint: str | None = None
@@ -50,7 +52,7 @@ class Publisher:
 
     @property
     def num_published(self) -> int:
-        """Batches sent or dropped; -1 while some are on their way."""
+        """Batches sent or dropped; -1 while some are queued."""
         return self.sent if self._queue.unfinished_tasks == 0 else -1
 
     def publish(self, batch: EventBatch) -> None:
@@ -58,7 +60,7 @@ class Publisher:
             self._queue.put(encode_batch(batch))
 
     def publish_payload(self, payload: bytes) -> None:
-        """Publish an engine's own bytes."""
+        """Publish an encoded batch."""
         self._queue.put(payload)
 
     def close(self) -> None:
@@ -67,17 +69,17 @@ class Publisher:
         self._context.destroy(linger=0)
 
     def _bind(self, kind: int, endpoint: str) -> tuple["zmq.Socket[bytes]", str]:
-        made = self._context.socket(kind)
-        made.set_hwm(100_000)
-        made.bind(endpoint)
-        return made, made.getsockopt_string(zmq.LAST_ENDPOINT)
+        bound = self._context.socket(kind)
+        bound.set_hwm(100_000)
+        bound.bind(endpoint)
+        return bound, bound.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def _run(self) -> None:
         while True:
             while self._pub.poll(0):
                 self.is_subscribed = self._pub.recv().startswith(b"\x01")
             if self._router is not None and self._router.poll(0):
-                self._answer(self._router)
+                self._replay(self._router)
             try:
                 payload = self._queue.get(timeout=0.01)
             except queue.Empty:
@@ -90,7 +92,7 @@ class Publisher:
             self.sent += 1
             self._queue.task_done()
 
-    def _answer(self, router: "zmq.Socket[bytes]") -> None:
+    def _replay(self, router: "zmq.Socket[bytes]") -> None:
         client, _, start = router.recv_multipart()
         if self.is_mute:
             return

@@ -1,4 +1,4 @@
-"""FakeEngine's cache is exact and its events tell the truth."""
+"""FakeEngine's cache is exact and its events match it."""
 
 import httpx
 import msgspec

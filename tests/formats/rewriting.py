@@ -1,4 +1,4 @@
-"""Put a body through the shapes, with an order of the test's choice or a Booster's."""
+"""Rewrite bodies by their format, in an order chosen by the test or by a Booster."""
 
 import json
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def context_of(found: Found, order: Sequence[int]) -> Context:
 def reorder(
     body: dict[str, Any], order: Sequence[int] | None = None, settings: Settings = SETTINGS
 ) -> dict[str, Any]:
-    """Rewrite with this order of the leading documents; None: as they are."""
+    """Rewrite with this order of the leading documents; None keeps their order."""
     hit = find_format(make_formats(settings), body)
     assert hit is not None, "no documents found"
     shape, found = hit

@@ -1,4 +1,4 @@
-"""A FakeEngine and the proxy in front of it, both on real sockets."""
+"""Fixtures for tests of integrations."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def own_loop() -> Iterator[None]:
-    """An event loop that is closed: LlamaIndex leaves the one open that it makes."""
+    """Event loop that is closed after the test; LlamaIndex leaves its own open."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     yield

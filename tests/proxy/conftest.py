@@ -1,4 +1,4 @@
-"""A client of the proxy."""
+"""Fixture: an HTTP client of the proxy."""
 
 from collections.abc import Iterator
 

@@ -151,7 +151,7 @@ def test_nobody_is_supported_while_one_of_several_backends_is_not_ours(
 ) -> None:
     settings = proxy_settings(engine.url, backends=[{"url": engine.url}, {"url": engine_url}])  # type: ignore[arg-type]
     with ProxyServer(settings) as proxy:
-        eventually(lambda: "/chunk_reuse" in engine.asked)
+        eventually(lambda: "/chunk_reuse" in engine.probes)
         for _ in range(2):
             assert "ragboost" not in post(proxy, body_of([0, 1], reuse=APPROX))
         assert not proxy.app.state.chunk_reuse.is_supported

@@ -1,7 +1,7 @@
-"""Let SGLang start on a CPU: stubs for three GPU packages that it imports and does not use there.
+"""Let SGLang start on a CPU: stubs for three GPU packages that it imports but does not use there.
 
-Put this folder on PYTHONPATH; processes that SGLang spawns inherit it. Only for tests: the
-configuration is not supported by SGLang, so its version is pinned.
+Put this folder on PYTHONPATH; processes that SGLang spawns inherit it. For tests only: SGLang does
+not support this configuration, so its version is pinned.
 """
 
 import importlib.machinery
@@ -21,7 +21,7 @@ class _StubType(type):
 
 
 class _Stub(metaclass=_StubType):
-    """Stands for a function, decorator, constant or object of a GPU package."""
+    """Stub of a function, decorator, constant or object of a GPU package."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -31,7 +31,7 @@ class _Stub(metaclass=_StubType):
         return args[0] if is_decorator else _Stub()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "driver":  # "no driver" is how triton says "no GPU"
+        if name.startswith("__") or name == "driver":  # triton reports a missing GPU as "no driver"
             raise AttributeError(name)
         return _Stub()
 
@@ -57,7 +57,7 @@ class _StubModule(types.ModuleType):
 
 
 class _StubFinder:
-    """Answers imports of packages that are not installed."""
+    """Import finder for packages that are not installed."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names

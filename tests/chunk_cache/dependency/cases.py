@@ -1,4 +1,4 @@
-"""Random trees, and plain ways to say what dependency attention is."""
+"""Random trees, and naive reference implementations of dependency attention."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.chunk_cache.reference import _masks
 
 tokens = st.integers(3, 8)
 paths = st.lists(st.lists(tokens, min_size=1, max_size=6), min_size=1, max_size=8)
-"""Few different tokens, so that paths share beginnings."""
+"""Few distinct tokens, so that paths share prefixes."""
 
 SYSTEM, TASK = (9, 10, 11), (12, 13)
 ELON = (20, 21)
@@ -30,8 +30,8 @@ def prompt(*, graph: tuple[tuple[int, ...], ...] = GRAPH) -> DepPrompt:
 
 
 def plain_mask(layout: Layout, system: int, graph: list[list[int]]) -> torch.Tensor:
-    """The mask by its definition: token by token, is one's path the beginning of the other's."""
-    lines: list[tuple[int, ...]] = []  # of each slot of the tree, its tokens from the root on
+    """Return the mask by its definition: a token sees those whose path is a prefix of its own."""
+    lines: list[tuple[int, ...]] = []  # for each slot of the tree, its tokens from the root
     known: set[tuple[int, ...]] = set()
     for path in graph:
         known |= {tuple(path[: i + 1]) for i in range(len(path))}
@@ -39,7 +39,7 @@ def plain_mask(layout: Layout, system: int, graph: list[list[int]]) -> torch.Ten
         before = [line for line in known - set(lines) if line[-1] == layout.tokens[slot]]
         depth = int(layout.positions[slot]) - system + 1
         open_lines = [line for line in before if len(line) == depth]
-        # In pre-order the parent is the last line that is one token shorter.
+        # In pre-order, the parent is the latest line that is one token shorter.
         parents = [line for line in lines if len(line) == depth - 1]
         lines.append(next(line for line in open_lines if depth == 1 or line[:-1] == parents[-1]))
     mask = torch.zeros(len(layout), len(layout), dtype=torch.bool)
@@ -55,7 +55,7 @@ def plain_mask(layout: Layout, system: int, graph: list[list[int]]) -> torch.Ten
 
 @torch.no_grad()
 def masked_logits(model: Any, layout: Layout, mask: torch.Tensor) -> torch.Tensor:
-    """Logits of the last token in one ordinary forward under a dense mask."""
+    """Return the logits of the last token from one forward pass with a dense mask."""
     out = model(
         torch.tensor([layout.tokens]),
         position_ids=layout.positions[None],

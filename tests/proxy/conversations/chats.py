@@ -1,4 +1,4 @@
-"""A chat client as applications write them, and what must hold of what the engine gets from it."""
+"""Chat client as applications write it, and invariants of the requests that the engine receives."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ HINT = re.compile(r"Please refer to (\[Doc_[^\]]+\]) in the previous conversatio
 
 @dataclass
 class Chat:
-    """Keeps its own history, without the documents of the `ragboost` object.
+    """Chat client that keeps its history, without the documents of the `ragboost` object.
 
     Attributes:
-        session: the conversation's id; None: it is recognised by its history.
-        user: its key.
-        stream: ask for streams, by the official SDK.
-        messages: the history in its original form.
-        answer: the last answer.
+        session: session id; None lets the proxy recognise the conversation by its history.
+        user: API key.
+        stream: request streams, with the official SDK.
+        messages: history in its original form.
+        answer: text of the last response.
     """
 
     client: httpx.Client
@@ -35,14 +35,14 @@ class Chat:
     response: httpx.Response | None = None
 
     def ask(self, question: str, documents: list[Any] | None = None, **fields: Any) -> Received:
-        """Ask, keep question and answer, and return what the engine received."""
+        """Send a question, append it and the answer, and return the engine's received request."""
         self.messages = [*self.messages, {"role": "user", "content": question}]
         received = self.send(documents, **fields)
         self.messages = [*self.messages, {"role": "assistant", "content": self.answer}]
         return received
 
     def send(self, documents: list[Any] | None = None, **fields: Any) -> Received:
-        """Send the history as it is."""
+        """Send the history unchanged."""
         ours: dict[str, Any] = {} if self.session is None else {"session_id": self.session}
         if documents is not None:
             ours["documents"] = documents
@@ -59,7 +59,7 @@ class Chat:
         return self.engine.requests[-1]
 
     def fork(self) -> "Chat":
-        """A second way to go on from here."""
+        """Return a copy of the conversation that continues separately."""
         history = list(self.messages)
         return Chat(self.client, self.engine, self.session, self.user, self.stream, history)
 
@@ -91,7 +91,7 @@ def check_hints_point_into_the_payload(received: Received) -> None:
     for at, text in enumerate(texts):
         for label in HINT.findall(text):
             earlier = "".join(texts[:at])
-            assert f"{label}\n" in earlier, f"{label} is referred to and not there"
+            assert f"{label}\n" in earlier, f"{label} is referenced but missing"
 
 
 def check_extends(new: Received, old: Received) -> None:

@@ -1,4 +1,4 @@
-"""One engine and one proxy for all conversations of a file."""
+"""Fixtures: one engine and one proxy for all conversations of a file."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Small chunks to store, and a disk that is full."""
+"""Small chunks to store, and a simulated full disk."""
 
 import resource
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def make_chunk(
 
 
 def same(one: ChunkKV | None, other: ChunkKV | None) -> bool:
-    """Whether two chunks are equal in everything, bit by bit."""
+    """Return True if two chunks are equal bit by bit."""
     if one is None or other is None:
         return one is other
     fields = ("tokens", "base", "regime", "length", "influence", "exact_after", "compute_s")
@@ -58,7 +58,7 @@ def same(one: ChunkKV | None, other: ChunkKV | None) -> bool:
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """The system refuses to make larger files, as a full disk or a quota does."""
+    """Make the system refuse larger files, as a full disk or a quota does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

@@ -1,6 +1,6 @@
-"""The bodies of FakeEngine: prompts out of requests, answers and streams out of words.
+"""Bodies of FakeEngine: render prompts from requests, and responses and streams from words.
 
-Chat and text completions, Anthropic messages and OpenAI Responses. Knows JSON, no HTTP.
+Chat and text completions, Anthropic messages and OpenAI Responses. Knows JSON. Does not know HTTP.
 """
 
 import json
@@ -15,7 +15,7 @@ Fields = Mapping[str, Any]
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """A request's fields; none if it is no JSON object."""
+    """Return the fields of a request body, or none if it is not a JSON object."""
     try:
         fields = json.loads(body)
     except ValueError:
@@ -24,13 +24,13 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def words(prompt_tokens: Sequence[int], count: int) -> list[str]:
-    """An answer that depends on the prompt only."""
+    """Return `count` output words that depend on the prompt only."""
     seed = sum(prompt_tokens)
     return [_WORDS[(seed + i * i) % len(_WORDS)] for i in range(count)]
 
 
 def render_prompt(fields: Fields) -> str:
-    """A chat template: documents first, then instructions and messages with their roles."""
+    """Render a chat template: documents first, then instructions and messages with their roles."""
     if isinstance(fields.get("input"), str):
         fields = {**fields, "messages": [{"role": "user", "content": fields["input"]}]}
     messages = fields.get("messages", fields.get("input"))
@@ -66,42 +66,44 @@ def _content_text(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def whole(path: str, fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> dict[str, Any]:
-    """An answer in one object.
+def whole(
+    path: str, fields: Fields, output: Sequence[str], usage: tuple[int, int]
+) -> dict[str, Any]:
+    """Return a response as one object.
 
     Args:
-        path: of the request.
-        fields: its body.
-        said: the answer's words.
-        usage: prompt tokens, and how many of them were cached.
+        path: path of the request.
+        fields: fields of the request's body.
+        output: output words.
+        usage: prompt tokens and cached tokens.
     """
     if path == "/v1/messages":
-        return _message(fields, said, usage)
+        return _message(fields, output, usage)
     if path == "/v1/responses":
-        return _response(fields, said, usage)
-    return _completion(fields, said, usage)
+        return _response(fields, output, usage)
+    return _completion(fields, output, usage)
 
 
-def events(path: str, fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> list[bytes]:
-    """The same as a stream of events."""
+def events(path: str, fields: Fields, output: Sequence[str], usage: tuple[int, int]) -> list[bytes]:
+    """Return the same response as server-sent events."""
     if path == "/v1/messages":
-        return _message_events(fields, said, usage)
+        return _message_events(fields, output, usage)
     if path == "/v1/responses":
-        return _response_events(fields, said, usage)
-    return _completion_events(fields, said, usage)
+        return _response_events(fields, output, usage)
+    return _completion_events(fields, output, usage)
 
 
-def _usage(said: Sequence[str], usage: tuple[int, int]) -> dict[str, Any]:
+def _usage(output: Sequence[str], usage: tuple[int, int]) -> dict[str, Any]:
     return {
         "prompt_tokens": usage[0],
-        "completion_tokens": len(said),
-        "total_tokens": usage[0] + len(said),
+        "completion_tokens": len(output),
+        "total_tokens": usage[0] + len(output),
         "prompt_tokens_details": {"cached_tokens": usage[1]},
     }
 
 
 def _called(fields: Fields) -> str | None:
-    """The name of the first tool, if the caller insists on a call."""
+    """Return the name of the first tool if the request requires a tool call, else None."""
     choice = fields.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind not in ("required", "any", "function", "tool") or not fields.get("tools"):
@@ -110,8 +112,8 @@ def _called(fields: Fields) -> str | None:
     return str(tool.get("function", tool)["name"])
 
 
-def _completion(fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> dict[str, Any]:
-    text, called = " ".join(said), _called(fields)
+def _completion(fields: Fields, output: Sequence[str], usage: tuple[int, int]) -> dict[str, Any]:
+    text, called = " ".join(output), _called(fields)
     is_chat = "messages" in fields
     choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
     if not is_chat:
@@ -129,11 +131,13 @@ def _completion(fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> 
         "created": 0,
         "model": fields.get("model", MODEL),
         "choices": [choice],
-        "usage": _usage(said, usage),
+        "usage": _usage(output, usage),
     }
 
 
-def _completion_events(fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> list[bytes]:
+def _completion_events(
+    fields: Fields, output: Sequence[str], usage: tuple[int, int]
+) -> list[bytes]:
     is_chat = "messages" in fields
     base = {
         "id": "cmpl-fake",
@@ -143,7 +147,7 @@ def _completion_events(fields: Fields, said: Sequence[str], usage: tuple[int, in
     }
     wants_usage = bool((fields.get("stream_options") or {}).get("include_usage"))
     made = [b": a comment, as some servers send\n\n"]
-    for position, word in enumerate(said):
+    for position, word in enumerate(output):
         text = word if position == 0 else " " + word
         choice: dict[str, Any] = {"index": 0, "finish_reason": None}
         choice.update({"delta": {"content": text}} if is_chat else {"text": text})
@@ -152,13 +156,13 @@ def _completion_events(fields: Fields, said: Sequence[str], usage: tuple[int, in
     last.update({"delta": {}} if is_chat else {"text": ""})
     made.append(_event({**base, "choices": [last]}))
     if wants_usage:
-        made.append(_event({**base, "choices": [], "usage": _usage(said, usage)}))
+        made.append(_event({**base, "choices": [], "usage": _usage(output, usage)}))
     return [*made, b"data: [DONE]\n\n"]
 
 
-def _message(fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> dict[str, Any]:
-    """Anthropic counts cached tokens beside the others."""
-    text, called = " ".join(said), _called(fields)
+def _message(fields: Fields, output: Sequence[str], usage: tuple[int, int]) -> dict[str, Any]:
+    """Return an Anthropic message; its `input_tokens` exclude the cached ones."""
+    text, called = " ".join(output), _called(fields)
     content: dict[str, Any] = {"type": "text", "text": text}
     if called:
         content = {"type": "tool_use", "id": "toolu_fake", "name": called, "input": {"query": text}}
@@ -174,13 +178,13 @@ def _message(fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> dic
             "input_tokens": usage[0] - usage[1],
             "cache_read_input_tokens": usage[1],
             "cache_creation_input_tokens": 0,
-            "output_tokens": len(said),
+            "output_tokens": len(output),
         },
     }
 
 
-def _message_events(fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> list[bytes]:
-    message = _message(fields, said, usage)
+def _message_events(fields: Fields, output: Sequence[str], usage: tuple[int, int]) -> list[bytes]:
+    message = _message(fields, output, usage)
     start = {**message, "content": [], "stop_reason": None}
     block: dict[str, Any] = {"type": "text", "text": ""}
     made = [
@@ -188,20 +192,20 @@ def _message_events(fields: Fields, said: Sequence[str], usage: tuple[int, int])
         {"type": "content_block_start", "index": 0, "content_block": block},
         {"type": "ping"},
     ]
-    for position, word in enumerate(said):
+    for position, word in enumerate(output):
         delta = {"type": "text_delta", "text": word if position == 0 else " " + word}
         made.append({"type": "content_block_delta", "index": 0, "delta": delta})
     stop = {"stop_reason": "end_turn", "stop_sequence": None}
     made += [
         {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": stop, "usage": {"output_tokens": len(said)}},
+        {"type": "message_delta", "delta": stop, "usage": {"output_tokens": len(output)}},
         {"type": "message_stop"},
     ]
     return [_named_event(event) for event in made]
 
 
-def _response(fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> dict[str, Any]:
-    part = {"type": "output_text", "text": " ".join(said), "annotations": []}
+def _response(fields: Fields, output: Sequence[str], usage: tuple[int, int]) -> dict[str, Any]:
+    part = {"type": "output_text", "text": " ".join(output), "annotations": []}
     message = {"type": "message", "id": "msg_fake", "status": "completed", "role": "assistant"}
     return {
         "id": "resp_fake",
@@ -216,15 +220,15 @@ def _response(fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> di
         "usage": {
             "input_tokens": usage[0],
             "input_tokens_details": {"cached_tokens": usage[1]},
-            "output_tokens": len(said),
+            "output_tokens": len(output),
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage[0] + len(said),
+            "total_tokens": usage[0] + len(output),
         },
     }
 
 
-def _response_events(fields: Fields, said: Sequence[str], usage: tuple[int, int]) -> list[bytes]:
-    done = _response(fields, said, usage)
+def _response_events(fields: Fields, output: Sequence[str], usage: tuple[int, int]) -> list[bytes]:
+    done = _response(fields, output, usage)
     begun = {**done, "status": "in_progress", "output": [], "usage": None}
     item = done["output"][0]
     where = {"item_id": item["id"], "output_index": 0}
@@ -235,7 +239,7 @@ def _response_events(fields: Fields, said: Sequence[str], usage: tuple[int, int]
         {"type": "response.output_item.added", "output_index": 0, "item": empty},
         {"type": "response.content_part.added", **where, "content_index": 0, "part": part},
     ]
-    for position, word in enumerate(said):
+    for position, word in enumerate(output):
         text = word if position == 0 else " " + word
         delta = {"type": "response.output_text.delta", **where, "content_index": 0}
         made.append({**delta, "delta": text, "logprobs": []})
