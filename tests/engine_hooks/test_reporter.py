@@ -215,8 +215,6 @@ def test_the_environment_decides_whether_and_where_to_report(
     reporter = make_reporter(2)
     assert reporter is not None
     assert reporter.stream == "replica-3/2"
-    eventually(
-        lambda: "replica-3/2" in proxy.receiver.streams
-    )  # an empty report
+    eventually(lambda: "replica-3/2" in proxy.receiver.streams)  # an empty report
     eventually(lambda: proxy.receiver.streams["replica-3/2"].state is StreamState.EXACT)
     reporter.close()
