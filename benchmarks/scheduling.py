@@ -155,7 +155,7 @@ class Run:
         lengths = [self.lengths[document.key] for document in context.documents]
         await self.engines[admission.backend.name].prefill(context.documents, lengths)
         self.ttft.append(loop.time() - started)
-        admission.answered()
+        admission.prefill_done()
         self.dispatcher.update()
         await asyncio.sleep(GENERATE_S)
         admission.close()

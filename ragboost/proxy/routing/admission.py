@@ -247,10 +247,10 @@ class Admission:
             if history:
                 router.prefixes.remember(name, (MessagePrefix(history, tokens),), num_tokens=tokens)
 
-    def answered(self) -> None:
+    def prefill_done(self) -> None:
         """Note that the response has begun."""
         self._dispatcher.backends.note_answer(self.backend)
-        self.assignment.answered()
+        self.assignment.prefill_done()
         self._dispatcher.update()
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ class Assignment:
             self.is_running = self.is_prefilling = True
             self.backend.load.running += 1
 
-    def answered(self) -> None:
+    def prefill_done(self) -> None:
         """Count the prompt as computed: the response has begun."""
         self.backend.load.prefill_tokens -= self._prefill_tokens
         self._prefill_tokens = 0
@@ -100,7 +100,7 @@ class Assignment:
         load.prefill_tokens += self._prefill_tokens
 
     def _remove_load(self) -> None:
-        self.answered()
+        self.prefill_done()
         self.backend.load.assigned -= 1
         self.backend.load.running -= self.is_running
         self.is_running = False

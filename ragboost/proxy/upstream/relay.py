@@ -42,7 +42,7 @@ class BackendSlot(Protocol):
     def fail_over(self, error: BackendError) -> bool:
         """Move to a backend that was not tried; False if there is none, or the error forbids it."""
 
-    def answered(self) -> None:
+    def prefill_done(self) -> None:
         """Note that the response has begun."""
 
 
@@ -141,7 +141,7 @@ async def _send_body(
         while chunk := await response.read():
             if exchange.first_byte is None:
                 exchange.first_byte = time.perf_counter()
-                slot.answered()
+                slot.prefill_done()
             last = reader.feed(chunk) if reader else chunk
             if response.is_complete:
                 break

@@ -194,7 +194,7 @@ async def test_a_request_waits_for_the_first_token_of_one_that_computes_its_pref
     second, third = made.enter(two), made.enter(other)
     assert (await third).is_running
     assert not second.done()
-    first.answered()
+    first.prefill_done()
     made.room.update()
     assert (await second).is_running
     made.room.close()
