@@ -14,6 +14,9 @@ needs("ray")  # 600 MB
 # For the examples to join; Ray reads it when it is imported.
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ragboost" * 4}
 os.environ.update(TOKEN)
+# On a busy machine Serve would kill its proxy, which has 5 s to start, again and again.
+for check in ("READY", "HEALTH"):
+    os.environ[f"RAY_SERVE_PROXY_{check}_CHECK_TIMEOUT_S"] = "250"
 
 import httpx
 
