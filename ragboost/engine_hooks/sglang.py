@@ -20,7 +20,7 @@ def register() -> None:
         logger.warning("RAGBoost's plug-in does not support this SGLang version: %s", error)
         return
 
-    class Reporting(EventPublisher):  # type: ignore[misc]
+    class RagBoostPublisher(EventPublisher):  # type: ignore[misc]
         """Pass each batch to a reporter."""
 
         def __init__(self, attn_dp_rank: int = 0, endpoint: str = "", **_: Any) -> None:
@@ -38,6 +38,6 @@ def register() -> None:
                 self.reporter.close()
 
     try:
-        EventPublisherFactory.register_publisher("ragboost", Reporting)
+        EventPublisherFactory.register_publisher("ragboost", RagBoostPublisher)
     except KeyError:  # loaded twice in this process
         logger.debug("the ragboost publisher is already registered")

@@ -25,7 +25,7 @@ def register() -> None:
         logger.warning("RAGBoost's plug-in does not support this vLLM version: %s", error)
         return
 
-    class Reporting(EventPublisher):  # type: ignore[misc]
+    class ReportingPublisher(EventPublisher):  # type: ignore[misc]
         """Report each batch, then publish it with the configured publisher."""
 
         def __init__(self, publisher: Any, reporter: Reporter) -> None:
@@ -43,7 +43,7 @@ def register() -> None:
 
     def create_reporting(config: Any, data_parallel_rank: int = 0) -> Any:
         publisher, reporter = create(config, data_parallel_rank), make_reporter(data_parallel_rank)
-        return publisher if reporter is None else Reporting(publisher, reporter)
+        return publisher if reporter is None else ReportingPublisher(publisher, reporter)
 
     def init_recording(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **{**options, "enable_kv_cache_events": True})

@@ -114,9 +114,7 @@ class BoostPipeline:
         try:
             request = await call(parse, in_thread=is_large(raw))
         except MalformedBodyError:
-            await clock.without(admission.take_unparsed(len(raw)))
-            sent, bypass = request_headers(headers), Bypass("malformed_body")
-            return self._count(UpstreamRequest(raw, sent, bypass=bypass, seconds=clock.seconds))
+            return await self._forward_malformed(raw, headers, admission, clock)
         match = self._histories.match(request.links, request.beside) if request.links else None
         digest = match.digest if match is not None else UNCHANGED
         conversation = match.conversation if match is not None else history
@@ -131,12 +129,7 @@ class BoostPipeline:
                 admission.take(request, tenant=tenant, plan=plan, history=digest)
             )
             work = self._boost(
-                request,
-                conversation,
-                tenant,
-                assignment,
-                engine_id=engine_id,
-                has_options=has_stream_options,
+                request, conversation, tenant, assignment, engine_id, has_options=has_stream_options
             )
             # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if
             # the client leaves meanwhile.
@@ -149,6 +142,14 @@ class BoostPipeline:
             request, headers, boosted, tenant, digest, is_read=is_read, seconds=clock.seconds
         )
         return self._count(upstream)
+
+    async def _forward_malformed(
+        self, raw: bytes, headers: RawHeaders, admission: Admission, clock: Stopwatch
+    ) -> UpstreamRequest:
+        """Forward a body that is not a JSON object: the backend reports the error."""
+        await clock.without(admission.take_unparsed(len(raw)))
+        sent, bypass = request_headers(headers), Bypass("malformed_body")
+        return self._count(UpstreamRequest(raw, sent, bypass=bypass, seconds=clock.seconds))
 
     async def report_usage(self, upstream: UpstreamRequest, usage: Usage, *, backend: str) -> None:
         """Learn from the usage that a backend reported for a request."""
@@ -226,8 +227,8 @@ class BoostPipeline:
         conversation: Conversation | None,
         tenant: Tenant,
         assignment: Assignment,
-        *,
         engine_id: EngineRequestId,
+        *,
         has_options: bool,
     ) -> BoostedRequest:
         """Rewrite and encode a request, and keep what it adds to a named conversation."""

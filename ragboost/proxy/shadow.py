@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ragboost.cache_sync.tracked_request import EngineRequestId
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.offload import call, is_large
@@ -33,10 +34,14 @@ class ShadowPipeline(BoostPipeline):
         conversation: Conversation | None,
         tenant: Tenant,
         assignment: Assignment,
-        **options: Any,
+        engine_id: EngineRequestId,
+        *,
+        has_options: bool,
     ) -> BoostedRequest:
         await self._try(request, tenant, assignment)
-        return await super()._boost(request, conversation, tenant, assignment, **options)
+        return await super()._boost(
+            request, conversation, tenant, assignment, engine_id, has_options=has_options
+        )
 
     async def _try(self, request: ParsedRequest, tenant: Tenant, assignment: Assignment) -> None:
         """Count what boosting would do, in a conversation boosted from its beginning."""
