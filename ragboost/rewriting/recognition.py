@@ -129,11 +129,14 @@ class Histories:
         """Keep what a request's message became, and return the digest of its history with it."""
         if not delta.sent:
             return match.digest
-        claim, link = match.claim, match.claim.links[-1]
-        digest = _digest(match.digest, link, delta)
+        claim, parent, link = match.claim, match.digest, match.claim.links[-1]
+        again = self._nodes.peek(parent)
+        if again is not None and again.link == link:
+            parent = again.parent  # the same message once more
+        node = HistoryNode(link, parent, delta, claim.shape)
+        digest = _digest(node)
         if digest not in self._nodes:
             size = _NODE_BYTES + sum(len(sent.message) for _, sent in delta.sent)
-            node = HistoryNode(link, match.digest, delta, claim.shape)
             self._nodes.put(digest, node, size=size)
         known = self._rewritings.peek(link) or ()
         others = [one for one in known if one in self._nodes and one != digest]
@@ -173,14 +176,15 @@ def _contains(claim: Claim, given: frozenset[str], node: HistoryNode, *, is_last
     return True
 
 
-def _digest(parent: Digest, link: Link, delta: HistoryDelta) -> Digest:
+def _digest(node: HistoryNode) -> Digest:
     """Hash a rewritten history.
 
     The bytes of its last message follow from the original history, the earlier turns as rewritten,
     and the documents given and sent: hashing these costs much less.
     """
-    hashed = hashlib.sha256(b"%d " % len(parent) + parent + link)
-    for _, sent in delta.sent:
+    hashed = hashlib.sha256(b"%d " % len(node.parent) + node.parent + node.link)
+    hashed.update(b"%b " % node.shape.encode())
+    for _, sent in node.delta.sent:
         keys = ",".join((*sent.retrieved, "", *sent.documents))
         hashed.update(b"%d,%d,%b" % (len(sent.message), sent.is_boosted, keys.encode()))
     return hashed.digest()
