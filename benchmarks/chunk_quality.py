@@ -34,7 +34,7 @@ from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure as measure_offline
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES
 from research.tasks import TASKS, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"
@@ -63,7 +63,7 @@ def measure(
 
     def on_task(task: str) -> list[Any]:
         drawn = [prompt.case() for prompt in make_prompts(task, prompts, seed=seed)]
-        if "hybrid-offline" in policies:
+        if MEASURED & set(policies):
             unrelated = make_prompts("local", 4, seed=seed + 1000)
             for case in drawn:
                 for number, chunk in enumerate(case.chunks):

@@ -8,7 +8,8 @@ import torch
 
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.selection import POLICIES
+from ragboost.chunk_cache.precompute.prime import measure
+from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
@@ -106,6 +107,14 @@ def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> No
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_runs_in_the_engine_and_its_tokens_add_up(engine: Engine, policy: str) -> None:
     assert engine.chunk_scheduler is not None
+    for number in (1, 2, 3):
+        if policy in MEASURED:
+            measure(
+                engine.chunk_scheduler.reuse,
+                SYSTEM,
+                chunk(number),
+                neighbours=[chunk(number % 3 + 1)],
+            )
     engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
     request = Request(engine, parts_of([3, 2, 4, 1]), reuse=approx(policy, 0.25))
     recomputed = {"full": 80, "reuse": 0}.get(policy, 20)
