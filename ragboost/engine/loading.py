@@ -137,6 +137,7 @@ def make_engine(
         loaded.runner,
         store,
         max_running=settings.max_running,
+        max_running_tokens=settings.max_running_tokens,
         max_step_tokens=settings.max_step_tokens,
         max_waiting=settings.max_waiting,
         publish=publish,

@@ -57,9 +57,8 @@ def require_measured(
         ChunkCacheError: a chunk lacks it.
     """
     is_candidate = assembly.source == TokenSource.APPROXIMATE
-    for number, ((start, stop), kv) in enumerate(
-        zip(assembly.chunks, assembly.stored, strict=True)
-    ):
+    stored = assembly.stored or [None] * len(assembly.chunks)
+    for number, ((start, stop), kv) in enumerate(zip(assembly.chunks, stored, strict=True)):
         if bool(is_candidate[start:stop].any()) and (kv is None or getattr(kv, measure) is None):
             raise ChunkCacheError(
                 f"the policy {policy} needs the {measure} of every reused chunk, and chunk "

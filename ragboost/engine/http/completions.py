@@ -125,14 +125,15 @@ class CompletionService:
         return Response(orjson.dumps(whole), media_type="application/json")
 
     def _max_tokens(self, wanted: GenerationRequest, num_prompt_tokens: int) -> int:
-        limit = self.loaded.runner.max_length
+        limit = min(self.loaded.runner.max_length, self.engine.max_running_tokens)
         room, asked = limit - num_prompt_tokens, wanted.num_tokens
         if room >= 1 and (asked is None or asked <= room):
             return min(self._default_max_tokens, room) if asked is None else asked
         also = f" and {asked} tokens were asked for" if asked is not None else ""
         raise ApiError(
-            f"the model takes {limit} tokens at most; the prompt has {num_prompt_tokens}{also}: "
-            "shorten one of them",
+            f"the engine takes {limit} tokens at most; the prompt has {num_prompt_tokens}{also}: "
+            "shorten one of them, or raise the lower one of engine.max_model_len and "
+            "engine.max_running_tokens",
             status=400,
             code="context_length_exceeded",
             param="messages" if asked is None or room < 1 else "max_tokens",

@@ -17,8 +17,9 @@ from ragboost.chunk_cache.prefill import Counts
 from ragboost.chunk_cache.recompute import rows_to_compute
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.engine.runtime.chunk_task import ChunkTask
+from ragboost.engine.runtime.chunk_task import ChunkTask, RowSelector
 from ragboost.engine.runtime.request import EngineRequest
+from ragboost.errors import RagBoostError
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class ReuseTotals:
     chunks_stored: int = 0
 
 
-class ChunkScheduler:
+class ChunkScheduler(RowSelector[SelectedRows]):
     """Runs chunk reuse between the steps of one engine.
 
     Args:
@@ -67,14 +68,12 @@ class ChunkScheduler:
 
     Attributes:
         totals: counts since the start.
-        selecting: the request whose selection has begun and is not done; None: there is none.
     """
 
     def __init__(self, reuse: ChunkReuse) -> None:
+        super().__init__()
         self.reuse = reuse
         self.totals = ReuseTotals()
-        self.selecting: EngineRequest | None = None
-        self._selection: ChunkTask[SelectedRows] | None = None
         self._missing: OrderedDict[Chunk, None] = OrderedDict()
         self._storing: ChunkTask[int] | None = None
 
@@ -92,27 +91,6 @@ class ChunkScheduler:
                 keys += chunks.keys(cut.system, chunk)
             self.reuse.store.prefetch(keys)
 
-    def select(self, request: EngineRequest, *, rows: int) -> None:
-        """Advance the selection of rows for a request by one piece of at most `rows` rows.
-
-        It is done once `request.is_selecting` is false.
-        """
-        if self._selection is None:
-            self.selecting = request
-            self._selection = ChunkTask(
-                lambda pace: self._select(request, pace), name="ragboost-selecting"
-            )
-        assert self.selecting is request, "one request selects at a time"
-        if not self._selection.advance(rows=rows):
-            return
-        selected, error = self._selection.result, self._selection.error
-        self.selecting = self._selection = None
-        if selected is None:
-            logger.warning("computing a whole prompt instead of reusing chunks: %s", error)
-            request.is_selecting = False
-        else:
-            self._apply(request, selected)
-
     def store_missing(self, *, rows: int) -> None:
         """Advance the storing of missing chunks by one piece of at most `rows` rows."""
         if self._storing is None:
@@ -126,18 +104,12 @@ class ChunkScheduler:
             self.totals.chunks_stored += self._storing.result or 0
             self._storing = None
 
-    def cancel(self, request: EngineRequest) -> None:
-        """Cancel the selection for a request, if one is active; its KV is not used afterwards."""
-        if self._selection is not None and self.selecting is request:
-            self._selection.cancel()
-            self.selecting = self._selection = None
-
     def close(self) -> None:
         """Cancel all work and close the chunk store."""
-        for task in (self._selection, self._storing):
-            if task is not None:
-                task.cancel()
-        self.selecting = self._selection = self._storing = None
+        super().close()
+        if self._storing is not None:
+            self._storing.cancel()
+        self._storing = None
         self._missing.clear()
         self.reuse.store.close()
 
@@ -184,6 +156,10 @@ class ChunkScheduler:
         self._missing.update(dict.fromkeys(selected.missing))
         while len(self._missing) > MAX_MISSING:
             self._missing.popitem(last=False)
+
+    def _refuse(self, request: EngineRequest, error: RagBoostError) -> None:
+        logger.warning("computing a whole prompt instead of reusing chunks: %s", error)
+        request.is_selecting = False
 
 
 def _pays_off(assembly: Assembly) -> bool:

@@ -9,6 +9,7 @@ import torch
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
+from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
@@ -221,6 +222,26 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[in
     monkeypatch.setattr(engine.runner, "forward", note_rows)
     engine.chunk_scheduler.reuse.adapter = Watched()
     return steps, pieces
+
+
+def test_a_selection_that_fails_fails_its_request_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.chunk_scheduler is not None
+    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2)])
+    decoding = Request(engine, parts_of([30]), reuse=None, max_tokens=1500)
+    decoding.next()
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkReuse, "select", out_of_memory)
+        failed = Request(engine, parts_of([2, 1]), reuse=approx()).finish()
+    assert [output.finish_reason for output in failed] == ["error"]
+    assert Request(engine, parts_of([2, 1]), reuse=approx()).sources() == (60, 30, 10, 12)
+    assert decoding.submitted.finish_reason is None
+    engine.abort(decoding.submitted)
+
+
+def out_of_memory(*_args: object, **_options: object) -> None:
+    raise torch.OutOfMemoryError("simulated")
 
 
 def test_storing_chunks_takes_an_eighth_of_a_busy_step(engine: Engine) -> None:
