@@ -66,6 +66,7 @@ class EngineRequest:
             a graph).
         rows: scattered prompt positions still to compute, (rows,), ascending; None: all positions
             from `num_computed` on.
+        new_chunks: positions (start, stop) of chunks to store once the prompt is computed.
         exact_until: first position whose KV differs from that of a plain prefill. KV from here on
             never enters the prefix cache. None: all KV is exact.
         finish_reason: set when the request has ended.
@@ -94,6 +95,7 @@ class EngineRequest:
         self.kv: RequestKV | None = None
         self.is_selecting = prompt.reuse is not None or prompt.graph is not None
         self.rows: Tensor | None = None
+        self.new_chunks: list[tuple[int, int]] = []
         self.exact_until: int | None = None
         self.finish_reason: str | None = None
         self._emit = emit

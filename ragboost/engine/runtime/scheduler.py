@@ -23,8 +23,6 @@ from ragboost.engine.runtime.request import EngineRequest
 
 logger = logging.getLogger(__name__)
 
-STORING_SHARE = 8
-"""A step that also computes requests spends one part in this many on storing chunks."""
 _MAX_EXPECTED_TOKENS = 256  # generated tokens that a new KV buffer has room for
 
 
@@ -67,9 +65,8 @@ class Scheduler:
 
     A prompt with reused chunks first selects the rows to compute, in pieces that use up prefill
     budget; these rows, wherever they are in the prompt, are then computed in ordinary steps.
-    Missing chunks are computed and stored with an eighth of each step, or with whole steps while
-    there is nothing else to compute. A prompt with a graph is computed like a selection, except for
-    its last token.
+    Once the prompt is computed, its chunks are stored for later requests. A prompt with a graph is
+    computed like a selection, except for its last token.
 
     A request whose computation fails, such as for lack of memory, fails alone. If a batch fails,
     each of its requests is computed by itself, and those that fail again are failed.
@@ -114,8 +111,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True if `step` has anything to compute."""
-        is_storing = self._chunks is not None and self._chunks.has_work
-        return bool(self.waiting or self.running) or is_storing
+        return bool(self.waiting or self.running)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request."""
@@ -153,22 +149,22 @@ class Scheduler:
                     self._store.save(request)
                     if logits is not None:
                         request.append(logits)
-            self._select_or_store(plan)
+                        if self._chunks is not None:
+                            self._chunks.take(request)
+            self._select(plan)
         ended = [request for request in self.running if request.finish_reason is not None]
         for request in ended:
             self.abort(request)
         return ended
 
-    def _select_or_store(self, plan: StepPlan) -> None:
+    def _select(self, plan: StepPlan) -> None:
         request = plan.selecting
-        if request is not None:
-            selector = self._chunks if request.prompt.graph is None else self._graphs
-            assert selector is not None, "a request that selects rows without a selector"
-            with _failing_alone(request):
-                selector.select(request, rows=plan.budget)
-        elif self._chunks is not None and self._chunks.has_work:
-            share = STORING_SHARE if plan.rows else 1
-            self._chunks.store_missing(rows=max(1, self._max_step_tokens // share))
+        if request is None:
+            return
+        selector = self._chunks if request.prompt.graph is None else self._graphs
+        assert selector is not None, "a request that selects rows without a selector"
+        with _failing_alone(request):
+            selector.select(request, rows=plan.budget)
 
     def _forward(self, scheduled: Sequence[ScheduledRows]) -> list[ComputedRows]:
         """Run the model. If that fails, run each request by itself, which computes the same rows
