@@ -4,6 +4,7 @@ and looked up by their token ids.
 Knows a model and a store. Does not know prompts: `reuse` assembles the chunks.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.base import AttentionBackend
 from ragboost.chunk_cache.pace import AT_ONCE, DeviceStopwatch, Pace
 from ragboost.chunk_cache.recompute import recompute
+
+logger = logging.getLogger(__name__)
 
 REPLICA = "replica"
 """Recipe of KV that was taken from a prompt, behind whatever preceded the chunk there (FusionRAG
@@ -83,12 +86,18 @@ class Chunks:
         self, system: Sequence[int], tokens: Sequence[int], *, is_first: bool = False
     ) -> ChunkKV | None:
         """Return a chunk's KV under the first of its `keys` that is stored; None if there is none,
-        or no tokens."""
+        or no tokens. KV of other tokens, or of another shape than the model's, is removed."""
         if not tokens:
             return None
-        keys = self.keys(system, tokens, is_first=is_first)
-        found = (self.store.get(key) for key in keys)
-        return next((kv for kv in found if kv is not None), None)
+        own = tuple(tokens)
+        for key in self.keys(system, tokens, is_first=is_first):
+            kv = self.store.get(key)
+            if kv is not None and self._is_of(kv, own):
+                return kv
+            if kv is not None:
+                logger.warning("removed the KV of chunk %s, which is not of this model", key)
+                self.store.discard(key)
+        return None
 
     def plain(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV:
         """Return a chunk's plain KV, computing and storing it if it is missing."""
@@ -152,6 +161,19 @@ class Chunks:
             key = self.key(system, own, recipe="" if is_plain else REPLICA)
             num_stored += self._take(cache, tokens, (start, stop), key, is_exact=is_exact)
         return num_stored
+
+    def _is_of(self, kv: ChunkKV, tokens: tuple[int, ...]) -> bool:
+        shapes = self._adapter.kv_shapes
+        if kv.tokens != tokens or len(kv.layers) != len(shapes):
+            return False
+        if not isinstance(kv.layers, tuple):  # still loading
+            return True
+        return all(
+            keys.dtype == values.dtype == self._adapter.dtype
+            and keys.shape == (1, heads, len(tokens), key_dim)
+            and values.shape == (1, heads, len(tokens), value_dim)
+            for (keys, values), (heads, key_dim, value_dim) in zip(kv.layers, shapes, strict=True)
+        )
 
     def _take(
         self,

@@ -199,7 +199,10 @@ def _chunk_scheduler(
         return None
     directory = settings.reuse_directory
     store = _chunk_store(adapter.device, settings)
-    recipes = None if directory is None else ChunkCatalog.read(directory)
+    try:
+        recipes = None if directory is None else ChunkCatalog.read(directory)
+    except (ChunkCacheError, OSError) as error:
+        raise ConfigError(f"engine.reuse_directory: {error}") from error
     return ChunkScheduler(ChunkReuse(adapter, store, recipes=recipes))
 
 

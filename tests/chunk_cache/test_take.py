@@ -2,6 +2,7 @@
 once."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,3 +88,21 @@ def test_chunks_of_dynamic_rope_are_taken_with_the_speeds_of_their_prompt() -> N
     want = ordinary(adapter.model, tokens)
     torch.testing.assert_close(short.logits, want, atol=1e-5, rtol=1e-5)
     assert short.num_exact == 0, "the long prompt rotates at other speeds"
+
+
+@pytest.mark.parametrize("kind", ["tokens", "layers", "shape", "dtype"])
+def test_kv_that_is_not_of_this_chunk_and_model_is_removed_and_computed(
+    reuse: ChunkReuse, kind: str
+) -> None:
+    key, kv = reuse.chunks.key(SYSTEM, B), reuse.chunks.plain(SYSTEM, B)
+    wrong = {
+        "tokens": replace(kv, tokens=tuple(C)),
+        "layers": replace(kv, layers=kv.layers[:1]),
+        "shape": replace(kv, layers=tuple((k[:, :1], v) for k, v in kv.layers)),
+        "dtype": replace(kv, layers=tuple((k.double(), v.double()) for k, v in kv.layers)),
+    }[kind]
+    reuse.store.discard(key)
+    reuse.store.put(key, wrong)
+    result = ask(reuse, [A, B], ratio=0.0)
+    assert (result.num_approximate, result.num_computed) == (0, 40 + 7)
+    assert reuse.store.get(key) is None
