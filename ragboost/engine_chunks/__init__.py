@@ -1,5 +1,5 @@
-"""Reuse chunks inside an unmodified vLLM or SGLang, by its public extension points.
+"""Chunk reuse inside an engine's own processes: what to reuse of a prompt, and how to fill its KV.
 
-Runs in the engine's processes, where only torch, numpy, msgspec and pyzmq are certain to be
-installed. Knows one engine in the package that bears its name. Does not know the proxy.
+Needs torch, msgspec and safetensors, which engines bring, so that it installs beside them with
+`--no-deps`. The files here know no engine; each folder fits one.
 """

@@ -7,11 +7,10 @@ pass token ids and plan on. Knows vLLM's routes and fields. Does not import vLLM
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ragboost.engine_chunks.settings import EngineChunkSettings
-
 from ragboost.engine_chunks.http.inner import Scope, call_route
 from ragboost.engine_chunks.http.middleware import CHAT, ExactError, ReuseMiddleware
 from ragboost.engine_chunks.options import FIELD, ReuseDefaults, ReuseOptions
+from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.status import STARTING, read_status
 
 CONNECTOR_MODULE = "ragboost.engine_chunks.vllm.connector"

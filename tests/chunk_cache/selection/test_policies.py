@@ -76,6 +76,20 @@ def test_cacheblend_scores_with_the_change_of_layer_1(
     torch.testing.assert_close(got[1], values, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("policy", ["cacheblend", "cacheblend-v", "a3", "hybrid", "gradual"])
+@pytest.mark.parametrize("can_resume", [True, False])
+def test_a_policy_that_computes_layer_1_of_all_tokens_leaves_no_stale_kv_in_it(
+    reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor], policy: str, *, can_resume: bool
+) -> None:
+    other = ChunkReuse(ModelAdapter(reuse.adapter.model), reuse.store, identity=reuse.identity)
+    other.adapter.can_resume = can_resume
+    result = other.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.05)
+    assert result.num_approximate > 0
+    for got, want in zip(result.cache.layers[:2], truth[0].layers, strict=False):
+        torch.testing.assert_close(got.keys, want.keys, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got.values, want.values, atol=1e-5, rtol=1e-5)
+
+
 def test_question_attention_is_a_distribution_per_head_and_question_token(
     reuse: ChunkReuse,
 ) -> None:
