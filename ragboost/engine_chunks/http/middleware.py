@@ -1,7 +1,7 @@
 """ASGI middleware that prepares requests for chunk reuse, inside an engine's API server.
 
-For a request with `ragboost.chunks` it renders the prompt by the server's own route, finds the
-chunks in its token ids and passes both on; the response's usage tells what was reused. Whatever
+For a request with `ragboost.chunks` it tokenises the prompt by the server's own route, finds the
+chunks in its token ids and passes their positions on; the usage tells what was reused. Whatever
 goes wrong, the request is served exactly, and counted with the reason. Knows ASGI and OpenAI's
 routes. Does not know the engine: a subclass says what it offers and what its routes are named.
 """
@@ -89,14 +89,8 @@ class ReuseMiddleware(ABC):
         """Return the token ids of a text without special tokens, or None if it failed."""
 
     @abstractmethod
-    def planned(
-        self,
-        fields: Mapping[str, Any],
-        ids: Sequence[int],
-        *,
-        plan: Mapping[str, Any],
-    ) -> Mapping[str, Any]:
-        """Return the body with the token ids of its prompt and the plan, as the engine reads it.
+    def planned(self, fields: Mapping[str, Any], plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the body with the plan, as the engine reads it.
 
         Raises:
             ExactError: the body cannot carry a plan.
@@ -105,7 +99,8 @@ class ReuseMiddleware(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or the life of the server."""
         if scope["type"] == "lifespan":
-            return await self._live(scope, receive, send)
+            await self._live(scope, receive, send)
+            return
         path = scope.get("path", "") if scope["type"] == "http" else ""
         method = scope.get("method")
         if method == "GET" and path == "/chunk_reuse":
@@ -128,14 +123,17 @@ class ReuseMiddleware(ABC):
         fields = _decode(body) if is_whole and _MARK in body else None
         given = fields.get(FIELD) if fields is not None else None
         if fields is None or not isinstance(given, dict):
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return
         try:
             plan = await self._plan(scope, fields, given)
         except RequestError as error:
-            return await _respond(send, error.status, _error(error))
+            await _respond(send, error.status, _error(error))
+            return
         except ExactError as reason:
             self._metrics.count_exact(str(reason))
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return
         changed = msgspec.json.encode(plan.fields)
         response = _SplitResponse(send, self._inboxed(), plan.reply, metrics=self._metrics)
         try:
@@ -174,7 +172,7 @@ class ReuseMiddleware(ABC):
             raise ExactError("not_found")
         reply = self._inboxed().expect()
         plan = self._plan_fields(options, spans, tenant=rest.get("cache_salt"), reply=reply)
-        return PlannedBody(self.planned(rest, ids, plan=plan), reply)
+        return PlannedBody(self.planned(rest, plan), reply)
 
     def _plan_fields(
         self,

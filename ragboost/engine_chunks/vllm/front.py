@@ -1,7 +1,7 @@
 """Chunk reuse in vLLM's API server: `--middleware ragboost.engine_chunks.vllm.front.Front`.
 
-Uses vLLM's own routes to render and to tokenise, and the request field `kv_transfer_params` to
-pass token ids and plan on. Knows vLLM's routes and fields. Does not import vLLM.
+Uses vLLM's own route `/tokenize`, and the request field `kv_transfer_params` to pass the
+plan on. Knows vLLM's routes and fields. Does not import vLLM.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,20 @@ from ragboost.engine_chunks.http.middleware import CHAT, ExactError, ReuseMiddle
 from ragboost.engine_chunks.options import FIELD, ReuseDefaults, ReuseOptions
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.status import STARTING, read_status
+from ragboost.engine_chunks.vllm.flags import CONNECTOR_MODULE
 
-CONNECTOR_MODULE = "ragboost.engine_chunks.vllm.connector"
 _PARAMS = "kv_transfer_params"
+_TOKENIZE_TEXT = ("model", "prompt", "add_special_tokens")
+_TOKENIZE_CHAT = (
+    "model",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+)
 
 
 class Front(ReuseMiddleware):
@@ -32,34 +43,22 @@ class Front(ReuseMiddleware):
         return defaults
 
     async def prompt_ids(self, scope: Scope, fields: Mapping[str, Any]) -> Sequence[int] | None:
-        """Return the ids that vLLM itself makes of a request's prompt."""
-        if scope["path"] == CHAT:
-            body = {name: value for name, value in fields.items() if name != "stream_options"}
-            body["stream"] = False
-            return _ids(await call_route(self._app, scope, f"{CHAT}/render", body), "token_ids")
-        names = ("model", "prompt", "add_special_tokens")
+        """Return the ids of a request's prompt."""
+        names = _TOKENIZE_CHAT if scope["path"] == CHAT else _TOKENIZE_TEXT
         body = {name: fields[name] for name in names if name in fields}
         return _ids(await call_route(self._app, scope, "/tokenize", body), "tokens")
 
     async def text_ids(self, scope: Scope, text: str) -> Sequence[int] | None:
         """Return the ids of a text alone."""
-        body = {"prompt": text, "add_special_tokens": False}
+        body: dict[str, Any] = {"prompt": text, "add_special_tokens": False}
         return _ids(await call_route(self._app, scope, "/tokenize", body), "tokens")
 
-    def planned(
-        self,
-        fields: Mapping[str, Any],
-        ids: Sequence[int],
-        *,
-        plan: Mapping[str, Any],
-    ) -> Mapping[str, Any]:
-        """Return the body with the plan; vLLM takes the ids instead of rendering once more."""
+    def planned(self, fields: Mapping[str, Any], plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the body with the plan. vLLM renders the prompt by itself: where that gives other
+        ids than `/tokenize`, chunks are not found, and computed."""
         if fields.get(_PARAMS):
             raise ExactError("other_kv_transfer")
-        if "messages" in fields:
-            return {**fields, _PARAMS: {"prompt_token_ids": ids, FIELD: plan}}
-        prompt = {} if fields.get("echo") else {"prompt": ids, "add_special_tokens": False}
-        return {**fields, **prompt, _PARAMS: {FIELD: plan}}
+        return {**fields, _PARAMS: {FIELD: plan}}
 
     def _read_defaults(self, config: Any) -> ReuseDefaults:
         transfer = config.kv_transfer_config

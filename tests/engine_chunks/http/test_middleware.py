@@ -26,6 +26,10 @@ def ids_of(text: str) -> list[int]:
     return [sum(part.encode()) for part in text.replace("\n", " \n ").split(" ")]
 
 
+def rendered(messages: Sequence[Mapping[str, str]]) -> str:
+    return "\n".join(f"<{message['role']}>\n{message['content']}\n" for message in messages)
+
+
 class FakeServer:
     """Renders and tokenises by words, and keeps the bodies that it was sent."""
 
@@ -48,9 +52,7 @@ class FakeServer:
     async def render(self, request: Request) -> Response:
         if not self.renders:
             return JSONResponse({"error": "no"}, 400)
-        fields = await request.json()
-        text = "\n".join(f"<{m['role']}>\n{m['content']}\n" for m in fields["messages"])
-        return JSONResponse({"token_ids": ids_of(text)})
+        return JSONResponse({"token_ids": ids_of(rendered((await request.json())["messages"]))})
 
     async def tokenize(self, request: Request) -> Response:
         return JSONResponse({"tokens": ids_of((await request.json())["prompt"])})
@@ -92,12 +94,10 @@ class Front(ReuseMiddleware):
     async def text_ids(self, scope: Scope, text: str) -> Sequence[int] | None:
         return (await call_route(self._app, scope, "/tokenize", {"prompt": text})).json()["tokens"]
 
-    def planned(
-        self, fields: Mapping[str, Any], ids: Sequence[int], *, plan: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    def planned(self, fields: Mapping[str, Any], plan: Mapping[str, Any]) -> Mapping[str, Any]:
         if "kv_transfer_params" in fields:
             raise ExactError("other_kv_transfer")
-        return {**fields, "kv_transfer_params": {"prompt_token_ids": ids, "ragboost": plan}}
+        return {**fields, "kv_transfer_params": {"ragboost": plan}}
 
 
 class Served:
@@ -136,15 +136,15 @@ def chat(**more: Any) -> dict[str, Any]:
     return {"messages": messages, "ragboost": {"reuse": "approx", "chunks": chunks, **more}}
 
 
-def plan_of(served: Served) -> tuple[list[int], dict[str, Any]]:
-    params = served.engine.bodies[-1]["kv_transfer_params"]
-    return params["prompt_token_ids"], params["ragboost"]
+def plan_of(served: Served) -> dict[str, Any]:
+    plan: dict[str, Any] = served.engine.bodies[-1]["kv_transfer_params"]["ragboost"]
+    return plan
 
 
 def test_the_engine_gets_the_token_positions_of_each_chunk(served: Served) -> None:
     response = served.post(chat())
 
-    ids, plan = plan_of(served)
+    plan, ids = plan_of(served), ids_of(rendered(chat()["messages"]))
     assert [ids[start:stop] for start, stop in plan["chunks"]] == [ids_of(p) for p in PASSAGES]
     assert (plan["policy"], plan["ratio"], plan["reuse"]) == ("gradual", 0.15, True)
     assert "ragboost" not in served.engine.bodies[-1]
@@ -166,14 +166,14 @@ def test_a_stream_reports_the_same_usage(served: Served) -> None:
 def test_a_request_that_asks_for_exact_kv_still_names_its_chunks(served: Served) -> None:
     served.post(chat(reuse="exact"))
 
-    assert plan_of(served)[1]["reuse"] is False
+    assert plan_of(served)["reuse"] is False
 
 
 def test_positions_of_a_prompt_of_token_ids_are_tokens(served: Served) -> None:
     fields = {"prompt": list(range(60)), "ragboost": {"reuse": "approx", "chunks": [[10, 40]]}}
     served.post(fields, "/v1/completions")
 
-    assert plan_of(served)[1]["chunks"] == [[10, 40]]
+    assert plan_of(served)["chunks"] == [[10, 40]]
 
 
 @pytest.mark.parametrize(
