@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 import vllm
-from vllm.distributed.kv_events import MEDIUM_GPU, BlockRemoved
+from vllm.distributed.kv_events import BlockRemoved
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from ragboost.engine_hooks.events import APPROXIMATE
 
 TESTED_VERSIONS = ("0.32",)
 
@@ -97,11 +99,10 @@ def salt_blocks(request: Any, first: int, *, salt: bytes) -> None:
     request.update_block_hashes()
 
 
-def removed_event(block_hash: Any) -> Any:
-    """Return the cache event that withdraws a block."""
-    return BlockRemoved(
-        block_hashes=[maybe_convert_block_hash(block_hash)], medium=MEDIUM_GPU, group_idx=0
-    )
+def withdrawal(block_hash: Any) -> Any:
+    """Return the cache event that withdraws a block, see `APPROXIMATE`."""
+    hashes = [maybe_convert_block_hash(block_hash)]
+    return BlockRemoved(block_hashes=hashes, medium=APPROXIMATE, group_idx=0)
 
 
 def attention_layers(config: Any) -> list[Any]:

@@ -23,7 +23,7 @@ from ragboost.engine_chunks.http.replies import ReplySender
 from ragboost.engine_chunks.request import PARAMS_KEY
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.status import remove_status, write_status
-from ragboost.engine_chunks.vllm.compat import refusal, removed_event
+from ragboost.engine_chunks.vllm.compat import refusal, withdrawal
 from ragboost.engine_chunks.vllm.filler import ChunkFiller, StepWork
 from ragboost.engine_chunks.vllm.planner import ChunkPlanner
 from ragboost.engine_chunks.vllm.self_test import self_test
@@ -138,7 +138,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self.planner is None or not self.planner.withdrawn:
             return ()
         hashes, self.planner.withdrawn = self.planner.withdrawn, []
-        return [removed_event(one) for one in hashes]
+        return [withdrawal(one) for one in hashes]
 
     def request_finished_all_groups(
         self, request: Any, block_ids: Any
