@@ -71,7 +71,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             logger.warning("chunk reuse stays off: %s", error)
             return
         self.filler = filler
-        logger.info("chunk reuse is on: %s", result)
+        logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
 
     def _join_worker(self) -> None:
         worker = get_kv_transfer_group() if has_kv_transfer_group() else None
