@@ -21,9 +21,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from ragboost.engine_chunks.request import PARAMS_KEY
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.vllm.compat import refusal
-from ragboost.engine_chunks.vllm.filler import ChunkFiller, StepWork
+from ragboost.engine_chunks.vllm.filler import ChunkFiller
 from ragboost.engine_chunks.vllm.planner import ChunkPlanner
 from ragboost.engine_chunks.vllm.self_test import self_test
+from ragboost.engine_chunks.vllm.work import StepWork
 from ragboost.errors import RagBoostError
 
 logger = logging.getLogger(__name__)
