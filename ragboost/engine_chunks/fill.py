@@ -67,17 +67,24 @@ def fill_prompt(
         pace: pieces of the computation.
     """
     assembly = _assemble(model, plan, prefix)
+    num_missing = int((assembly.source == TokenSource.MISSING).sum())
+
+    def compute(rows: torch.Tensor) -> None:
+        for piece in pace.pieces(rows):
+            begin = assembly.hidden.of(piece) if assembly.hidden is not None else None
+            tokens = [plan.tokens[position] for position in piece.tolist()]
+            forward = ForwardPlan(piece, backend=backend, begin=begin)
+            model.forward(tokens, assembly.cache, plan=forward)
+
+    # First the tokens before any approximate one: they are exact then, and the question sees them.
+    missing = torch.nonzero(assembly.source == TokenSource.MISSING).flatten()
+    lead = missing[missing < (plan.stop if plan.approximate is None else plan.approximate)]
+    compute(lead)
+    assembly.source[lead] = TokenSource.EXACT
     selected = _select(model, assembly, plan, backend=backend, pace=pace)
     rows = rows_to_compute(assembly, selected)
-    rows = rows[rows < plan.stop]
-    hidden = assembly.hidden
-    for piece in pace.pieces(rows):
-        begin = hidden.of(piece) if hidden is not None else None
-        tokens = [plan.tokens[position] for position in piece.tolist()]
-        forward = ForwardPlan(piece, backend=backend, begin=begin)
-        model.forward(tokens, assembly.cache, plan=forward)
-    num_exact = int((assembly.source == TokenSource.EXACT).sum())
-    num_missing = int((assembly.source == TokenSource.MISSING).sum())
+    compute(rows[rows < plan.stop])
+    num_exact = int((assembly.source == TokenSource.EXACT).sum()) - len(lead)
     return FilledPrompt(
         assembly.cache,
         tuple(selected.tolist()),

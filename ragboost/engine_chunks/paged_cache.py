@@ -41,8 +41,8 @@ class PagedLayer:
     ) -> None:
         self._cache, self._write = cache, write
         self._shapes = list(shapes)
-        for dim, size in enumerate(cache.shape):
-            if num_slots % size == 0 and num_slots // size <= block_size:
+        for dim, size in enumerate(cache.shape[:2]):
+            if size % (num_slots // block_size) == 0 and num_slots % size == 0:
                 self._dim, self.block_size = dim, num_slots // size
                 places = self._measure()
                 if places is not None:

@@ -24,9 +24,10 @@ from ragboost.engine_chunks.request import PARAMS_KEY
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.status import remove_status, write_status
 from ragboost.engine_chunks.vllm.compat import refusal, withdrawal
-from ragboost.engine_chunks.vllm.filler import ChunkFiller, StepWork
+from ragboost.engine_chunks.vllm.filler import ChunkFiller
 from ragboost.engine_chunks.vllm.planner import ChunkPlanner
 from ragboost.engine_chunks.vllm.self_test import self_test
+from ragboost.engine_chunks.vllm.work import StepWork
 from ragboost.errors import RagBoostError
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             logger.warning("chunk reuse stays off: %s", error)
             return
         self.filler = filler
-        logger.info("chunk reuse is on: %s", result)
+        logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
 
     def _join_worker(self) -> None:
         worker = get_kv_transfer_group() if has_kv_transfer_group() else None

@@ -10,14 +10,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
+from torch import nn
 
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.attention.base import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import DenseAttention
-from ragboost.chunk_cache.model.plan import ForwardPlan, StopForwardError
+from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden, StopForwardError
 from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, rotate, rotation_angles
 from ragboost.engine_chunks.rotary import read_frequencies
 from ragboost.engine_chunks.vllm.compat import attention_layers, nested_forward
@@ -51,11 +53,13 @@ class EngineModel:
         self.device = device
         self.dtype: torch.dtype = config.model_config.dtype
         self.can_resume = False
+        self._decoder = _find_decoder(model, self.num_layers)
         self._model, self._config = model, config
         self._vocabulary = int(config.model_config.get_vocab_size())
         self._check_layers()
         self._frequencies = self._read_frequencies()
         self.layouts: tuple[RotaryLayout, ...] = self._measure_layouts()
+        self.can_resume = self._measure_resuming()
 
     def frequencies(self, length: int) -> tuple[Frequencies, ...]:
         """Return the frequencies of each layer, which do not depend on the length in vLLM."""
@@ -97,6 +101,7 @@ class EngineModel:
         with (
             cache.writing(rows),
             self._attending(cache, plan),
+            self._resuming(plan),
             nested_forward(self._config, len(tokens)),
         ):
             try:
@@ -115,6 +120,23 @@ class EngineModel:
             yield
         finally:
             for layer in self.layers:
+                del layer.forward
+
+    @contextmanager
+    def _resuming(self, plan: ForwardPlan) -> Iterator[None]:
+        """Record the input of the layer `plan.keep`, and begin at the layer of `plan.begin`."""
+        last = -1 if plan.begin is None else plan.begin.layer
+        changed = [self._decoder[number] for number in range(last + 1)]
+        for number, layer in enumerate(changed):
+            layer.forward = partial(_resume, plan, type(layer).forward, layer, number)
+        if plan.keep is not None and plan.begin is None:
+            kept = self._decoder[plan.keep]
+            kept.forward = partial(_record, plan, type(kept).forward, kept)
+            changed.append(kept)
+        try:
+            yield
+        finally:
+            for layer in changed:
                 del layer.forward
 
     def _attend(
@@ -192,7 +214,7 @@ class EngineModel:
                 wanted = after[layer].float()
                 errors[layout] = float((moved - wanted).norm() / wanted.norm())
             best = min(_LAYOUTS, key=lambda layout: errors[layout])
-            if not errors[best] < (1e-3 if self.dtype == torch.float32 else 0.05):
+            if not errors[best] < self._tolerance:
                 raise UnsupportedModelError(
                     f"layer {layer} of {self.name}: moved keys differ from computed ones by a "
                     f"relative error of {errors[best]:.2g}; unknown position encoding"
@@ -200,12 +222,71 @@ class EngineModel:
             layouts.append(best)
         return tuple(layouts)
 
+    def _measure_resuming(self) -> bool:
+        """Compare a pass with one that begins at its second layer. They differ if the layers get
+        more than hidden states from the earlier ones."""
+        names = ("hidden_states", "residual")
+        if self.num_layers < 2 or not self._decoder:
+            return False
+        if any(name not in signature(type(self._decoder[0]).forward).parameters for name in names):
+            return False
+        rows = torch.arange(_PROBE_LENGTH, device=self.device)
+        cache, tokens = self.empty_cache(_PROBE_LENGTH), self._probe_tokens()
+        whole = ForwardPlan(rows, keep=1)
+        want = self.forward(tokens, cache, plan=whole)
+        if whole.hidden is None or want is None:
+            return False
+        got = self.forward(tokens, cache, plan=ForwardPlan(rows, begin=whole.hidden))
+        assert got is not None, "no observer stops this pass"
+        limit = self._tolerance * float(want.float().abs().max())
+        return bool((got.float() - want.float()).abs().max() <= limit)
+
+    def _probe_tokens(self) -> list[int]:
+        return probe_tokens(_PROBE_LENGTH, self._vocabulary)
+
+    @property
+    def _tolerance(self) -> float:
+        return 1e-3 if self.dtype == torch.float32 else 0.05
+
     def _probe_keys(self, shift: int) -> list[torch.Tensor]:
         rows = torch.arange(_PROBE_LENGTH, device=self.device)
         cache = self.empty_cache(_PROBE_LENGTH)
         cache.positions = rows + shift
-        self.forward(probe_tokens(_PROBE_LENGTH, self._vocabulary), cache, plan=ForwardPlan(rows))
+        self.forward(self._probe_tokens(), cache, plan=ForwardPlan(rows))
         return [layer.keys for layer in cache.layers]
+
+
+def _find_decoder(model: nn.Module, num_layers: int) -> Sequence[Any]:
+    """Return the decoder layers; none if the model has no list of them."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return list(module)
+    return []
+
+
+def _record(plan: ForwardPlan, forward: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Record the input of a decoder layer: hidden states and residual side by side."""
+    given = signature(forward).bind(layer, *args, **kwargs).arguments
+    hidden, residual = given["hidden_states"], given["residual"]
+    if residual is not None:
+        states = torch.cat([hidden, residual], -1)[None]
+        plan.hidden = Hidden(plan.keep or 0, plan.positions, states)
+    return forward(layer, *args, **kwargs)
+
+
+def _resume(
+    plan: ForwardPlan, forward: Any, layer: Any, number: int, *args: Any, **kwargs: Any
+) -> Any:
+    """Skip a decoder layer before `plan.begin`, or run the first one with its states."""
+    given = signature(forward).bind(layer, *args, **kwargs)
+    assert plan.begin is not None, "a pass that begins nowhere"
+    if number < plan.begin.layer:
+        return given.arguments["hidden_states"], given.arguments["residual"]
+    hidden, residual = plan.begin.states[0].chunk(2, dim=-1)
+    # The kernels of norms write in place.
+    given.arguments["hidden_states"] = hidden.clone(memory_format=torch.contiguous_format)
+    given.arguments["residual"] = residual.clone(memory_format=torch.contiguous_format)
+    return forward(*given.args, **given.kwargs)
 
 
 def probe_tokens(count: int, vocabulary: int) -> list[int]:

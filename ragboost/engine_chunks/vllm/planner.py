@@ -3,20 +3,21 @@
 Called by vLLM between steps, in one thread. Knows requests and blocks by number. Does not touch KV.
 """
 
-import logging
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.engine_chunks.pacing import StepBudget
 from ragboost.engine_chunks.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
 from ragboost.engine_chunks.request import PARAMS_KEY, EngineChunkRequest, read_request
 from ragboost.engine_chunks.settings import EngineChunkSettings
-from ragboost.engine_chunks.vllm.compat import request_refusal, salt_blocks
-from ragboost.engine_chunks.vllm.filler import ChunkCapture, ChunkFiller, PromptFill, StepWork
+from ragboost.engine_chunks.vllm.requests import request_refusal, salt_blocks
+from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill, StepWork
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from ragboost.engine_chunks.vllm.filler import ChunkFiller
+
 
 _MAX_KNOWN_PLANS = 4096
 
@@ -65,7 +66,9 @@ class ChunkPlanner:
             for exact ones; whoever publishes them empties the list.
     """
 
-    def __init__(self, filler: ChunkFiller, config: Any, *, settings: EngineChunkSettings) -> None:
+    def __init__(
+        self, filler: "ChunkFiller", config: Any, *, settings: EngineChunkSettings
+    ) -> None:
         self.blocks: Any = None
         self.reasons: Counter[str] = Counter()
         self.withdrawn: list[Any] = []
