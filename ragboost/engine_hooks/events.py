@@ -14,6 +14,10 @@ from ragboost.errors import EventStreamError
 BlockHash = int | bytes
 """An engine's name for a block: opaque, a signed or unsigned 64-bit integer, or bytes."""
 
+APPROXIMATE = "RAGBOOST_APPROXIMATE"
+"""Medium of a `BlockRemoved` that takes nothing out of the cache: the blocks hold KV that was
+assembled from stored chunks, so that no exact request hits them or what follows them."""
+
 _MAP_TYPES = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 _ARRAY_TYPES = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 

@@ -130,6 +130,10 @@ class Metrics:
             "ragboost_cached_prompt_tokens_total",
             "Prompt tokens that backends reported as read from the prefix cache.",
         )
+        self._reused_tokens = counter(
+            "ragboost_reused_prompt_tokens_total",
+            "Prompt tokens that backends reported as reused from stored chunks.",
+        )
         self._predicted_tokens = counter(
             "ragboost_predicted_cached_prompt_tokens_total",
             "Document tokens that the context index predicted as cached.",
@@ -232,6 +236,8 @@ class Metrics:
         """Count the tokens that a backend reported."""
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
+        if usage.reused_tokens:
+            self._reused_tokens.inc(usage.reused_tokens)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
         """Record the error of a prediction of cached tokens, and the rolling figures."""
