@@ -37,8 +37,8 @@ class IndexSettings(Section):
     max_visits: int = Field(
         32,
         ge=1,
-        description="Nodes that one search compares before it only descends. Raise it to find longer "
-        "prefixes, lower it for speed.",
+        description="Nodes that one search compares before it only descends. Raise it to find "
+        "longer prefixes, lower it for speed.",
     )
 
 
