@@ -98,13 +98,14 @@ def replay(
     index = ContextIndex(capacity_tokens=capacity, max_nodes=2 * len(workload.contexts) + 1)
     recent = RecentContexts()
     settings = OrderingSettings(tail=tail)
+    popular = recent if tail == "popularity" else None
     orders: Orders = []
     nanos, cpu_nanos = [], []
     for at in range(0, len(workload.contexts), window):
         contexts = workload.contexts[at : at + window]
         started, cpu = time.perf_counter_ns(), time.thread_time_ns()
         if window > 1:
-            orders.extend(plan_window(index, contexts, workload.tokens, recent=recent).orders)
+            orders.extend(plan_window(index, contexts, workload.tokens, recent=popular).orders)
         else:
             orders.append(_order(index, contexts[0], workload.tokens, settings, recent))
         taken, cpu_taken = time.perf_counter_ns() - started, time.thread_time_ns() - cpu

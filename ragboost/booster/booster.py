@@ -74,7 +74,6 @@ class Booster:
             max_visits=self.settings.index.max_visits,
         )
         self._recent = RecentContexts() if self.settings.ordering.tail == "popularity" else None
-        self._recent_windows = self._recent if self._recent is not None else RecentContexts()
         self.usage = UsageTotals()
         self._lock = RLock()  # guards index, sessions and usage
         self.residency = Residency(self.index, self._lock, ttl_s=self.settings.index.ttl_s)
@@ -162,9 +161,7 @@ class Booster:
         ordering = self.settings.ordering
         with self._lock:
             if len(retrieved) > 1 and ordering.enabled:
-                return plan_together(
-                    self.index, retrieved, settings=ordering, recent=self._recent_windows
-                )
+                return plan_together(self.index, retrieved, settings=ordering, recent=self._recent)
             planned = []
             for each in retrieved:
                 order = self._order_alone(each)
