@@ -23,7 +23,7 @@ from ragboost.dedup import unique_documents
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.retrieval.corpus import Corpus
 from ragboost.simulate import HitRate, SimulatedCache
-from ragboost.tokens import TokenCounter
+from ragboost.tokens import make_offline_counter
 
 _NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True)
 _EVERY = 64  # lines between two reports of progress
@@ -153,7 +153,7 @@ class _Job:
     """The two passes over one file and their shared state."""
 
     def __init__(self, settings: Settings, corpus: Corpus | None, on_progress: Progress) -> None:
-        counter = TokenCounter(max_documents=1)  # the catalog remembers
+        counter = make_offline_counter(settings.tokens)
         self.catalog = DocumentCatalog(counter, dedup=settings.dedup.enabled)
         self._settings = settings
         self._parser = LineParser(settings, corpus=corpus)
