@@ -24,6 +24,9 @@ def batch(
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens per block of that cache; by default whole documents."
     ),
+    improve: float = typer.Option(
+        0.0, min=0.0, metavar="SECONDS", help="Search so long for a better plan."
+    ),
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
     progress: bool | None = typer.Option(
@@ -52,6 +55,7 @@ def batch(
             corpus=Corpus.read(corpus) if corpus else None,
             cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
             block_size=block_size,
+            improve_s=improve,
             strict=strict,
             keep=[corpus] if corpus else [],
             on_progress=p,
