@@ -71,6 +71,11 @@ class OrderingSettings(Section):
         description="Order of the documents behind the cached prefix: by relevance, or by how "
         "often recent requests had them together.",
     )
+    prior: Path | None = Field(
+        None,
+        description="A file from `ragboost warm`: which documents of the corpus are retrieved "
+        "together. The popularity tail uses it while requests are few.",
+    )
     min_saved_tokens: int = Field(
         0,
         ge=0,
