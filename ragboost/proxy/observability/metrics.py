@@ -254,6 +254,11 @@ class _StreamMetrics(Collector):
         gaps = CounterMetricFamily(
             "ragboost_kv_event_gaps", "Gaps in the sequence of event batches.", labels=labels
         )
+        rejected = CounterMetricFamily(
+            "ragboost_kv_event_rejected_frames",
+            "Frames of cache events that were malformed or misnumbered.",
+            labels=labels,
+        )
         states = GaugeMetricFamily(
             "ragboost_kv_event_stream_state",
             "1 for the state that a stream is in, else 0.",
@@ -267,7 +272,8 @@ class _StreamMetrics(Collector):
             for kind in ("stored", "removed", "cleared"):
                 events.add_metric([*values, kind], getattr(status, f"num_{kind}"))
             gaps.add_metric(values, status.num_gaps)
+            rejected.add_metric(values, stream.num_rejected)
             for state in StreamState:
                 states.add_metric([*values, state], float(state is status.state))
             tokens.add_metric(values, status.num_resident_tokens)
-        return [events, gaps, states, tokens]
+        return [events, gaps, rejected, states, tokens]
