@@ -15,6 +15,7 @@ from ragboost.engine_hooks.events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    EventBatch,
     decode_batch,
 )
 from ragboost.errors import EventStreamError
@@ -76,6 +77,7 @@ class EventStream:
         has_replay: `take_request` may request replays.
         on_change: called after each batch that changed the resident tokens of a request, by the
             thread that feeds the stream.
+        on_batch: called with each batch that could be decoded, before it is applied.
 
     Attributes:
         mirror: of the publisher's cache.
@@ -87,12 +89,14 @@ class EventStream:
         *,
         has_replay: bool = False,
         on_change: Callable[[Changes], None] | None = None,
+        on_batch: Callable[[EventBatch], None] | None = None,
     ) -> None:
         self.name = name
         self.mirror = PrefixMirror()
         self.has_replay = has_replay
         self.is_connected = False
         self._on_change = on_change
+        self._on_batch = on_batch
         self._next_seq: int | None = None  # None: unknown
         self._last_digest = 0  # of the payload of batch _next_seq - 1
         self._last_ts = 0.0
@@ -284,6 +288,8 @@ class EventStream:
         was_partial = self.mirror.is_partial
         try:
             batch = decode_batch(payload)
+            if self._on_batch is not None:
+                self._on_batch(batch)
             changes = self.mirror.apply(batch)
         except (EventStreamError, RecursionError) as error:  # extra keys may be nested
             self._count("num_unreadable", f"dropped batch {seq} and cleared the mirror: {error}")

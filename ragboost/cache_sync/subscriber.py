@@ -17,9 +17,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ragboost.cache_sync.discovery import EventSource
-from ragboost.cache_sync.event_stream import EventStream
+from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
-from ragboost.engine_hooks.events import MAX_BATCH_BYTES
+from ragboost.engine_hooks.events import MAX_BATCH_BYTES, EventBatch
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Subscriber:
     Args:
         sources: the publishers.
         on_change: called in the subscriber's thread with the stream's name.
+        on_batch: called there with every batch that can be decoded.
         replay_timeout_s: seconds without a frame after which a replay fails.
         probe_interval_s: seconds without a frame after which a stream is probed for lost batches.
         pause_s: seconds without a connection after a publisher has sent many malformed frames.
@@ -62,6 +63,7 @@ class Subscriber:
         sources: Iterable[EventSource],
         *,
         on_change: Callable[[str, Changes], None] | None = None,
+        on_batch: Callable[[EventBatch], None] | None = None,
         replay_timeout_s: float = 5.0,
         probe_interval_s: float = 2.0,
         pause_s: float = 5.0,
@@ -76,6 +78,7 @@ class Subscriber:
                 source.name,
                 has_replay=source.replay_endpoint is not None,
                 on_change=on_change and partial(on_change, source.name),
+                on_batch=on_batch,
             )
 
     def __enter__(self) -> "Subscriber":
@@ -84,6 +87,18 @@ class Subscriber:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def silence(self, name: str) -> str | None:
+        """Return why nothing arrives on a stream, and the way out; None if something has arrived.
+
+        Args:
+            name: of the stream.
+        """
+        stream = self.streams[name]
+        if stream.state is not StreamState.FALLBACK:
+            return None
+        (source,) = (each for each in self._sources if each.name == name)
+        return source.silence(is_connected=stream.is_connected)
 
     def start(self) -> None:
         """Open the sockets and start the thread.

@@ -26,15 +26,16 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S = 2.0  # while a backend or its streams are down
 _RECHECK_S = 30.0
-_EXPIRE_S = 5.0
+_INSPECT_S = 5.0
 _MAX_RANKS = 256  # of one backend's data-parallel ranks
 
 
 class StreamView(NamedTuple):
-    """A stream and the name of its backend."""
+    """A stream, the name of its backend, and why nothing arrives on it, if so."""
 
     backend: str
     stream: EventStream
+    silence: str | None = None
 
 
 class CacheSync:
@@ -72,6 +73,8 @@ class CacheSync:
         self._subscribers: dict[str, Subscriber] = {}
         self._sources: dict[str, tuple[EventSource, ...]] = {}
         self._receiver = ReportReceiver(on_change=self._on_report, name=self._stream_name)
+        self._silent: dict[str, str | None] = {}  # by stream, at the last inspection
+        self._is_down: dict[str, bool] = {}  # by backend, where it is known
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -89,7 +92,7 @@ class CacheSync:
             if self._settings.discover:
                 watch = self._watch(engine)
                 self._tasks.append(_start(watch, name=f"watching {engine.name}"))
-        self._tasks.append(_start(self._expire(), name="expiring reports"))
+        self._tasks.append(_start(self._inspect(), name="inspecting streams"))
         if self._is_tokenizing:
             tokenizer = BackendTokenizer(
                 self._engines, followers=self.followers, tenants=self.tenants
@@ -117,9 +120,12 @@ class CacheSync:
     @property
     def streams(self) -> Iterator[StreamView]:
         """All streams that are followed."""
-        for name, follower in self.followers.items():
-            for stream in list(follower.streams.values()):
-                yield StreamView(name, stream)
+        for backend, follower in self.followers.items():
+            subscriber = self._subscribers.get(backend)
+            for name, stream in follower.streams.items():
+                is_own = subscriber is not None and subscriber.streams.get(name) is stream
+                silence = subscriber.silence(name) if subscriber is not None and is_own else None
+                yield StreamView(backend, stream, silence)
 
     def _stream_name(self, reported: str) -> str:
         """Return `BACKEND/RANK` for a report's stream; a single backend's may have any name.
@@ -172,6 +178,7 @@ class CacheSync:
                     engine.url,
                 )
             was_up = found.is_up
+            self._is_down[engine.name] = not found.is_up
             follower.capacity_tokens = found.capacity_tokens or follower.capacity_tokens
             if found.sources and self._settings.endpoint is None:
                 await self._subscribe(engine, found.sources)
@@ -193,11 +200,25 @@ class CacheSync:
         where = ", ".join(source.endpoint for source in sources)
         logger.info("backend %s: following its KV events at %s", engine.name, where)
 
-    async def _expire(self) -> None:
+    async def _inspect(self) -> None:
+        """Drop streams without reports, and log why a stream is silent."""
         while True:
-            await asyncio.sleep(_EXPIRE_S)
+            await asyncio.sleep(_INSPECT_S)
             self._receiver.expire(now=time.monotonic())
             self._select_streams()
+            self._log_silence()
+
+    def _log_silence(self) -> None:
+        """Log once why a stream was silent at two inspections in a row."""
+        for backend, stream, silence in self.streams:
+            is_idle = stream.is_connected and not self.followers[backend].num_responses
+            if silence is None or is_idle or self._is_down.get(backend):
+                self._silent.pop(stream.name, None)
+            elif stream.name not in self._silent:
+                self._silent[stream.name] = None
+            elif self._silent[stream.name] != silence:
+                self._silent[stream.name] = silence
+                logger.warning("KV event stream %s: %s", stream.name, silence)
 
 
 def _backend_of(stream: str) -> str:

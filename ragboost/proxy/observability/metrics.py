@@ -267,7 +267,7 @@ class _StreamMetrics(Collector):
         tokens = GaugeMetricFamily(
             "ragboost_kv_resident_tokens", "Tokens in the mirror of a prefix cache.", labels=labels
         )
-        for backend, stream in self._sync.streams:
+        for backend, stream, _ in self._sync.streams:
             values, status = [backend, stream.name], stream.status()
             for kind in ("stored", "removed", "cleared"):
                 events.add_metric([*values, kind], getattr(status, f"num_{kind}"))

@@ -89,6 +89,9 @@ class EventStreamReadiness(BaseModel):
 
     backend: str
     state: str = Field(description="`exact`, `degraded` or `fallback`.")
+    reason: str | None = Field(
+        None, description="Why nothing arrives, and the way out; absent if something does."
+    )
 
 
 class Readiness(BaseModel):
@@ -151,7 +154,9 @@ class DashboardBackend(BaseModel):
     is_healthy: bool
     running: int
     prefill_tokens: int
-    kv_events: list[str] = Field(description="States of its streams of cache events.")
+    kv_events: list[str] = Field(
+        description="States of its streams of cache events, with the reason of silence."
+    )
 
 
 class HotPrefix(BaseModel):

@@ -56,7 +56,9 @@ class StatusRoutes:
     async def ready(self, response: Response) -> Readiness:
         """Report if any backend responds; 503 if not."""
         streams = {
-            view.stream.name: EventStreamReadiness(backend=view.backend, state=view.stream.state)
+            view.stream.name: EventStreamReadiness(
+                backend=view.backend, state=view.stream.state, reason=view.silence
+            )
             for view in self._state.sync.streams
         }
         is_ready = await self._state.backends.is_ready()
