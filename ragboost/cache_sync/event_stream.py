@@ -81,6 +81,8 @@ class EventStream:
 
     Attributes:
         mirror: of the publisher's cache.
+        is_connected: a publisher was found.
+        is_flooding: the publisher is left alone for a while, after many malformed frames.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class EventStream:
         self.mirror = PrefixMirror()
         self.has_replay = has_replay
         self.is_connected = False
+        self.is_flooding = False
         self._on_change = on_change
         self._on_batch = on_batch
         self._next_seq: int | None = None  # None: unknown

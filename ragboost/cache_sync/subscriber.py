@@ -98,6 +98,8 @@ class Subscriber:
         if stream.state is not StreamState.FALLBACK:
             return None
         (source,) = (each for each in self._sources if each.name == name)
+        if stream.is_flooding:
+            return f"{source.endpoint} sent many malformed frames, see the log; trying again soon"
         return source.silence(is_connected=stream.is_connected)
 
     def start(self) -> None:
@@ -207,6 +209,7 @@ class _Link:
                 self._poll(ready, now)
             elif now >= self._resume_at:
                 self._resume_at, self._active_at = None, now
+                self._stream.is_flooding = False
                 self._open()
         except Exception as error:  # noqa: BLE001 - the streams' thread must outlive every error
             self._stream.faulted(error)
@@ -214,6 +217,7 @@ class _Link:
         if self._is_flooded(now):
             self._log(f"left alone for {self._options.pause_s:g} s after many malformed frames")
             self._allowance.renew()
+            self._stream.is_flooding = True
             self._pause(now, seconds=self._options.pause_s)
 
     def close(self) -> None:

@@ -212,6 +212,7 @@ def test_a_flood_of_bad_frames_is_left_after_a_few_and_hardly_logged(
         eventually(lambda: not rig.publisher.is_subscribed)
         eventually(lambda: rig.publisher.num_published, equals=num_bad)
         assert stream.state is StreamState.FALLBACK
+        assert stream.is_flooding
         assert 0 < stream.status().num_unreadable < 100
     assert 0 < len(caplog.records) < 20
 
