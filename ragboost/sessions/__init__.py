@@ -12,6 +12,10 @@ def make_store(settings: SessionSettings) -> ChatSessionStore:
         from ragboost.sessions.sqlite import SqliteStore
 
         return SqliteStore(settings)
+    if settings.store == "redis":
+        from ragboost.sessions.redis import RedisStore
+
+        return RedisStore(settings)
     from ragboost.sessions.memory import MemoryStore
 
     return MemoryStore(settings)
