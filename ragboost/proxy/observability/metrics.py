@@ -48,6 +48,7 @@ class Metrics:
         registry: the registry.
         index_nodes, sessions, queue_depth, backend_up, backend_running: gauges that are set when
             the metrics are read.
+        session_store_failures: counter of failed operations.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,11 @@ class Metrics:
         gauge = partial(Gauge, registry=self.registry)
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
         self.sessions = gauge("ragboost_sessions", "Conversations in memory.")
+        self.session_store_failures = Counter(
+            "ragboost_session_store_failures_total",
+            "Operations of the session API's store that failed.",
+            registry=self.registry,
+        )
         self.queue_depth = gauge("ragboost_queue_depth", "Requests in the waiting room.")
         self.backend_up = gauge(
             "ragboost_backend_up", "1 for a backend that is sent requests, else 0.", ("backend",)
