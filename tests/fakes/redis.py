@@ -1,6 +1,7 @@
 """A real Redis or Valkey server on a socket of its own, started by a test."""
 
 import shutil
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,13 +20,14 @@ class RedisServer:
 
     Attributes:
         url: of its Unix socket.
+        path: of that socket.
         folder: its working directory.
     """
 
     def __init__(self, *options: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="redis-"))  # short, as socket paths must be
-        self.socket = self.folder / "s"
-        self.url = f"unix://{self.socket}"
+        self.path = self.folder / "s"
+        self.url = f"unix://{self.path}"
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -40,7 +42,7 @@ class RedisServer:
     def start(self) -> None:
         """Start the server, empty, and wait until it listens."""
         assert PROGRAM is not None
-        options = ["--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
+        options = ["--unixsocket", str(self.path), "--save", "", "--appendonly", "no"]
         if "--tls-port" not in self._options:
             options += ["--port", "0"]
         self._process = subprocess.Popen(
@@ -49,7 +51,12 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        eventually(self.socket.exists)
+        eventually(self._is_listening, ignoring=(OSError,))
+
+    def _is_listening(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(self.path))
+        return True
 
     def kill(self) -> None:
         """Kill the server; what it holds is lost."""
@@ -57,4 +64,4 @@ class RedisServer:
         if process is not None:
             process.kill()
             process.wait(DEADLINE_S)
-            self.socket.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)

@@ -2,14 +2,22 @@
 
 import asyncio
 import logging
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
+import httpx
 import pytest
 
 from ragboost.config import SessionSettings
 from ragboost.errors import ConfigError, SessionStoreError
 from ragboost.sessions import ChatSession
 from ragboost.sessions.redis import RedisStore
+from tests.fakes import FakeEngine
+from tests.fakes.proxy import ProxyServer
 from tests.fakes.redis import RedisServer
+from tests.metrics import read_metric
 
 
 def make(name: str, *, system: str | None = None) -> ChatSession:
@@ -109,11 +117,11 @@ async def test_a_dead_server_fails_each_call_and_a_new_one_is_found(
 async def test_the_password_is_used_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("redis", reason="needs the extra redis")
     with RedisServer("--requirepass", "s3cret") as server, caplog.at_level(logging.DEBUG):
-        settings = SessionSettings(url=f"unix://:s3cret@{server.socket}")  # type: ignore[arg-type]
+        settings = SessionSettings(url=f"unix://:s3cret@{server.path}")  # type: ignore[arg-type]
         right = RedisStore(settings)
         await right.create(new(right, "a"))
         await right.close()
-        wrong = RedisStore(SessionSettings(url=f"unix://:wr0ng@{server.socket}"))  # type: ignore[arg-type]
+        wrong = RedisStore(SessionSettings(url=f"unix://:wr0ng@{server.path}"))  # type: ignore[arg-type]
         with pytest.raises(SessionStoreError) as failed:
             await wrong.get("alice", "a")
         await wrong.close()
@@ -128,3 +136,68 @@ def test_a_url_that_cannot_be_used_is_a_config_error(url: str | None) -> None:
     with pytest.raises(ConfigError, match=r"session\.url") as refused:
         RedisStore(SessionSettings(url=url))  # type: ignore[arg-type]
     assert "s3cret" not in str(refused.value)
+
+
+def test_a_conversation_goes_on_at_another_proxy(
+    redis_server: RedisServer, start_proxy: Callable[..., ProxyServer], engine: FakeEngine
+) -> None:
+    section = {"store": "redis", "url": redis_server.url}
+    one, two = (start_proxy(session=section).url for _ in range(2))
+    session = httpx.post(f"{one}/v1/sessions", json={"model": "m"}).json()["id"]
+    for url, query in ((one, "first?"), (two, "second?"), (one, "third?")):
+        path = f"{url}/v1/sessions/{session}/chat/completions"
+        assert httpx.post(path, json={"query": query}).status_code == 200
+    prompts = [request.prompt for request in engine.completions]
+    sent = [[query in prompt for query in ("first?", "second?", "third?")] for prompt in prompts]
+    assert sent == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+def test_without_its_server_sessions_fail_and_everything_else_goes_on(
+    redis_server: RedisServer, start_proxy: Callable[..., ProxyServer]
+) -> None:
+    url = start_proxy(session={"store": "redis", "url": redis_server.url}).url
+    session = httpx.post(f"{url}/v1/sessions", json={"model": "m"}).json()["id"]
+    redis_server.kill()
+
+    refused = httpx.post(f"{url}/v1/sessions/{session}/chat/completions", json={"query": "why?"})
+    chat = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
+    answered = httpx.post(f"{url}/v1/chat/completions", json=chat)
+    ready = httpx.get(f"{url}/ready")
+
+    assert (refused.status_code, answered.status_code, ready.status_code) == (503, 200, 200)
+    assert ready.json()["status"] == "degraded"
+    assert read_metric(url, "ragboost_session_store_failures_total") > 0
+    redis_server.start()
+    assert httpx.post(f"{url}/v1/sessions", json={"model": "m"}).status_code == 201
+    assert httpx.get(f"{url}/ready").json()["status"] == "ready"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of localhost, signed by itself, with its key beside it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not on PATH")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-keyout", key, "-out", certificate]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    subprocess.run([*command, *names, *files], check=True, capture_output=True)
+    return certificate
+
+
+async def test_tls_is_used_and_the_certificate_checked(
+    certificate: Path, unused_port: int, redis_server: RedisServer
+) -> None:
+    key = certificate.with_name("key.pem")
+    options = ["--port", "0", "--tls-port", str(unused_port), "--tls-auth-clients", "no"]
+    options += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    with RedisServer(*options, "--tls-ca-cert-file", str(certificate)):
+        url = f"rediss://localhost:{unused_port}"
+        trusting = RedisStore(SessionSettings(url=f"{url}?ssl_ca_certs={certificate}"))  # type: ignore[arg-type]
+        await trusting.create(new(trusting, "a"))
+        assert await trusting.get("alice", "a") is not None
+        await trusting.close()
+        doubting = RedisStore(SessionSettings(url=url))  # type: ignore[arg-type]
+        with pytest.raises(SessionStoreError, match="certificate"):
+            await doubting.get("alice", "a")
+        await doubting.close()
