@@ -25,6 +25,7 @@ from tests.fakes import FakeEngine, Received
 from tests.fakes.events import EventPublisher
 from tests.fakes.prefix_cache import tokenize
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.metrics import read_metric
 
 Frames = list[tuple[int, bytes]]
 Deliver = Callable[[int, bytes], Frames]
@@ -211,6 +212,25 @@ def test_a_cleared_cache_is_forgotten() -> None:
 
         assert misfits(proxy, engine.completions, engine) == []
         assert ask(proxy, [0, 1]).headers["x-ragboost-cached-tokens-predicted"] == "0"
+
+
+def test_a_malformed_event_empties_the_index_until_the_cache_is_known_again() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        assert engine.events is not None
+        eventually(lambda: follower_of(proxy).is_exact)
+        ask_many(proxy, engine, num=5, seed=3)
+        tenant = proxy.app.state.cache_sync.tenants.get(TenantKey("m", ""))
+        index = tenant.booster(follower_of(proxy).name).index
+        assert index.num_nodes
+
+        engine.events.publish_payload(msgspec.msgpack.encode([1.0, [["BlockStored", 2**64 - 1]]]))
+        eventually(lambda: not follower_of(proxy).is_exact)
+        eventually(lambda: not index.num_nodes)
+        assert read_metric(proxy.url, "ragboost_kv_event_rejected_frames_total") == 1
+
+        engine.cache.clear()
+        ask_many(proxy, engine, num=5, seed=4)
+        assert misfits(proxy, engine.completions, engine) == []
 
 
 def test_a_killed_and_restarted_engine_is_followed() -> None:

@@ -111,6 +111,7 @@ def test_the_chart_passes_the_linter() -> None:
             "apiKeysSecret": "keys",
             "backendKeySecret": "engine-key",
             "reportKeySecret": "hook-key",
+            "sessionUrlSecret": "redis",
             "config": "[ordering]\nkeep_last = 1\n",
             "nodeSelector": {"pool": "cpu"},
             "podAnnotations": {"team": "rag"},
@@ -131,6 +132,7 @@ def test_the_chart_renders_valid_objects(values: dict[str, Any]) -> None:
         "RAGBOOST_PROXY__API_KEYS": values.get("apiKeysSecret"),
         "RAGBOOST_BACKEND__API_KEY": values.get("backendKeySecret"),
         "RAGBOOST_ENGINE_HOOKS__REPORT_KEY": values.get("reportKeySecret"),
+        "RAGBOOST_SESSION__URL": values.get("sessionUrlSecret"),
     }
     assert secrets == {key: {"name": name, "key": key} for key, name in expected.items() if name}
     assert container["image"] == f"ragboost:{__version__}"

@@ -18,7 +18,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $secrets := dict
   "RAGBOOST_PROXY__API_KEYS" .Values.apiKeysSecret
   "RAGBOOST_BACKEND__API_KEY" .Values.backendKeySecret
-  "RAGBOOST_ENGINE_HOOKS__REPORT_KEY" .Values.reportKeySecret -}}
+  "RAGBOOST_ENGINE_HOOKS__REPORT_KEY" .Values.reportKeySecret
+  "RAGBOOST_SESSION__URL" .Values.sessionUrlSecret -}}
 {{- range $name, $secret := $secrets }}
 {{- if $secret }}
 - name: {{ $name }}
