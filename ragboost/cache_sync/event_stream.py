@@ -29,6 +29,9 @@ _COUNTER_OF_EVENT = {
 }
 
 
+_REJECTIONS = ("num_unreadable", "num_faults", "num_disproved", "num_restarts", "num_gaps")
+
+
 class StreamState(enum.StrEnum):
     """How reliable a stream's mirror is."""
 
@@ -83,6 +86,8 @@ class EventStream:
         mirror: of the publisher's cache.
         is_connected: a publisher was found.
         is_flooding: the publisher is left alone for a while, after many malformed frames.
+        num_rejected: frames so far that were of no use or cost what was known: malformed ones, and
+            wrong numbers. Every replay brings duplicates; without one they mean a wrong number.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class EventStream:
         self.has_replay = has_replay
         self.is_connected = False
         self.is_flooding = False
+        self.num_rejected = 0
         self._on_change = on_change
         self._on_batch = on_batch
         self._next_seq: int | None = None  # None: unknown
@@ -148,17 +154,6 @@ class EventStream:
             return None
         return self.mirror.resident_tokens(request_id)
 
-    @property
-    def num_rejected(self) -> int:
-        """Frames so far that were of no use, or cost what was known: a flood of them is no stream.
-
-        Every replay brings duplicates; without replays they mean a wrong number or time before.
-        """
-        counts = self._counts
-        rejected = ("num_unreadable", "num_faults", "num_disproved", "num_restarts")
-        lost = 0 if self.has_replay else counts["num_gaps"] + counts["num_duplicates"]
-        return sum(counts[name] for name in rejected) + lost
-
     def take_request(self) -> int | None:
         """Return the sequence number to replay from, once; None if no replay is needed."""
         request, self._request = self._request, None
@@ -201,13 +196,14 @@ class EventStream:
             self._apply(seq, payload)
         elif seq < self._next_seq and self._is_old(payload):
             self._counts["num_duplicates"] += 1
+            self.num_rejected += not self.has_replay
         elif can_replay:
             self._counts["num_gaps"] += seq > self._next_seq
             self._request_replay(is_full=False, is_needed=True, is_gap=True)
         else:
             name = "num_gaps" if seq > self._next_seq else "num_restarts"
-            self._count(name, f"got batch {seq}, expected {self._next_seq}", level=logging.INFO)
             self._reset(is_partial=seq != 0)
+            self._count(name, f"got batch {seq}, expected {self._next_seq}", level=logging.INFO)
             self._apply(seq, payload)
 
     def replay(self, seq: int, payload: bytes) -> None:
@@ -250,7 +246,7 @@ class EventStream:
             self._replay = replay
             self.replay_failed()
         elif replay.is_gap and not replay.has_progress:
-            self._counts["num_disproved"] += 1
+            self._count("num_disproved", "no batch was missing", level=logging.DEBUG)
 
     def replay_failed(self) -> None:
         """Handle a replay that did not end; continue without replays until `probe` succeeds."""
@@ -317,6 +313,7 @@ class EventStream:
     ) -> None:
         """Count an incident, and log those whose number is a power of two."""
         self._counts[name] += 1
+        self.num_rejected += name in _REJECTIONS
         count = self._counts[name]
         if count & (count - 1) == 0:
             text = "KV event stream %s: %s (%d so far)"

@@ -135,7 +135,11 @@ class Subscriber:
                 poller = zmq.Poller()
                 for link in links:
                     link.register(poller)
-                ready = {socket for socket, _ in poller.poll(_POLL_MS)}
+                if poller.sockets:
+                    ready = {socket for socket, _ in poller.poll(_POLL_MS)}
+                else:  # a poll without sockets would not wait
+                    ready = set()
+                    self._stopping.wait(_POLL_MS / 1000)
                 for link in links:
                     link.supervise(ready, time.monotonic())
         finally:

@@ -202,10 +202,18 @@ def test_a_frame_that_is_too_large_is_never_read(rig: Rig) -> None:
 
 
 def test_a_flood_of_bad_frames_is_left_after_a_few_and_hardly_logged(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The subscriber leaves for `pause_s` after some bad frames, however many there are."""
     num_bad = 20_000
+    polled: list[int] = []
+    poll = zmq.Poller.poll
+
+    def counted(poller: zmq.Poller, timeout: int) -> Any:
+        polled.append(len(poller.sockets))
+        return poll(poller, timeout)
+
+    monkeypatch.setattr(zmq.Poller, "poll", counted)
     with caplog.at_level(logging.DEBUG, "ragboost"), rig.listening(pause_s=3600.0) as stream:
         for _ in range(num_bad):
             rig.publisher.publish_payload(BAD["no msgpack"])
@@ -214,6 +222,7 @@ def test_a_flood_of_bad_frames_is_left_after_a_few_and_hardly_logged(
         assert stream.state is StreamState.FALLBACK
         assert stream.is_flooding
         assert 0 < stream.status().num_unreadable < 100
+    assert 0 not in polled, "a poll without sockets returns at once: a busy loop"
     assert 0 < len(caplog.records) < 20
 
 
