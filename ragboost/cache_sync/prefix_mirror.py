@@ -19,6 +19,9 @@ from ragboost.engine_hooks.events import (
 )
 from ragboost.errors import ContextIndexError
 
+_MAX_MEDIA = 16  # other than the GPU; engines have a few
+_MAX_REQUEST_ID = 256  # characters; ids may be chosen by clients
+
 FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups in which every block of a prefix must be cached for a hit."""
 
@@ -145,7 +148,7 @@ class PrefixMirror:
     Args:
         media: the media that count as resident.
         max_blocks: further blocks are skipped, which makes the mirror partial.
-        max_requests: request ids kept, by last store.
+        max_requests: request ids kept, by last store; very long ids are not.
 
     Attributes:
         block_size: tokens per block as reported; 0 before the first stored block.
@@ -172,6 +175,7 @@ class PrefixMirror:
         self._by_key: dict[bytes, MirrorBlock] = {}  # roots of namespaces, and blocks
         self._requests: OrderedDict[str, MirrorBlock] = OrderedDict()
         self._touched: set[str] = set()
+        self._other_media: set[str] = set()
         self.clear(is_partial=True)
 
     def __len__(self) -> int:
@@ -253,16 +257,18 @@ class PrefixMirror:
         if not self._is_counted_group(event.group_idx, kind=event.kv_cache_spec_kind):
             return
         hashes, size = event.block_hashes, event.block_size
+        if not hashes:
+            return
         extras = (
             event.extra_keys if event.extra_keys and len(event.extra_keys) == len(hashes) else None
         )
-        parent = self._parent(event, extras[0] if extras else None)
-        if parent is None or size <= 0 or len(event.token_ids) not in (0, len(hashes) * size):
+        parent, medium = self._parent(event, extras[0] if extras else None), event.medium or "GPU"
+        is_valid = size > 0 and len(event.token_ids) in (0, len(hashes) * size)
+        if parent is None or not is_valid or not self._is_known_medium(medium):
             self._count_unknown(1)
             self._prune(parent)
             return
         self.is_tree = event.group_idx is None
-        medium = event.medium or "GPU"
         raw, width = _token_bytes(event.token_ids), size * 8
         for i, block_hash in enumerate(hashes):
             block = self._blocks.get(block_hash)
@@ -285,7 +291,7 @@ class PrefixMirror:
             if not block.is_reachable and medium in self.media and parent.is_reachable:
                 self._mark_reachable(block)
             parent = block
-        if event.session_id is not None and hashes:
+        if event.session_id is not None and len(event.session_id) <= _MAX_REQUEST_ID:
             self._place(event.session_id, parent)
             self._touched.add(event.session_id)
 
@@ -297,6 +303,11 @@ class PrefixMirror:
         if self._group is None:
             self._group = group
         return group == self._group
+
+    def _is_known_medium(self, medium: str) -> bool:
+        if medium != "GPU" and len(self._other_media) < _MAX_MEDIA:
+            self._other_media.add(medium)
+        return medium == "GPU" or medium in self._other_media
 
     def _parent(self, event: BlockStored, extra: list[Any] | None) -> MirrorBlock | None:
         """Return the block before the event's first one, or the namespace's root."""
