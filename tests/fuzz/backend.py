@@ -146,7 +146,9 @@ def _whole(path: str, text: str) -> dict[str, Any]:
         return {"id": "resp_1", "object": "response", "status": "completed", "output": [item]}
     choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
     is_chat = path.endswith("/chat/completions")
-    choice.update({"message": {"role": "assistant", "content": text}} if is_chat else {"text": text})
+    choice.update(
+        {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+    )
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
     return {"id": "c", "object": "x", "model": "m", "choices": [choice], "usage": usage}
 
@@ -170,7 +172,7 @@ def _events(path: str, text: str) -> list[dict[str, Any]]:
     for piece in (text[:half], text[half:]):
         choice = {"delta": {"content": piece}} if is_chat else {"text": piece}
         made.append({"id": "c", "choices": [{"index": 0, "finish_reason": None, **choice}]})
-    last = {"delta": {}} if is_chat else {"text": ""}
+    last: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
     return [*made, {"id": "c", "choices": [{"index": 0, "finish_reason": "stop", **last}]}]
 
 

@@ -13,7 +13,7 @@ from tests.fuzz.corpus import Corpus, Doc
 from tests.fuzz.payload import Payload
 from tests.fuzz.requests import Asked, Family, Headers, Reply
 from tests.fuzz.session_chat import SessionChat
-from tests.fuzz.shapes import CHAT, OURS, draw_shape, question_alone
+from tests.fuzz.shapes import CHAT, OURS, RESPONSES, draw_shape, question_alone
 from tests.fuzz.worlds import World
 
 _STOCK_QUESTIONS = ("hi", "Tell me more.", "Who signed the lease?")
@@ -86,7 +86,9 @@ class Clients:
             talk = self._talks.pop(rng.randrange(len(self._talks)))
             move = "on"
         if isinstance(talk, SessionChat):
-            return talk.ask(self._rng, self.num_asked, corpus=self._corpus, answer=self._answer()), talk
+            return talk.ask(
+                self._rng, self.num_asked, corpus=self._corpus, answer=self._answer()
+            ), talk
         if talk.last is not None and self._is_retried(talk):
             return talk.again(self.num_asked, self._answer()), talk
         if talk.turns and move != "new":
@@ -96,9 +98,13 @@ class Clients:
     def _turn(self, talk: Conversation, move: str) -> Asked:
         rng = self._rng
         if rng.random() < 0.1 and talk.shape.path == CHAT and move != "guess":
-            talk.shape = rng.choice((_NO_DOCUMENTS, draw_shape(rng), OURS))
-            if talk.shape.path != CHAT:
-                talk.shape = OURS
+            new = rng.choice((_NO_DOCUMENTS, draw_shape(rng), OURS))
+            new = new if new.path == CHAT else OURS
+            talk.is_strict &= (new.is_inside, new.is_ours) == (
+                talk.shape.is_inside,
+                talk.shape.is_ours,
+            )
+            talk.shape = new
         documents = self._corpus.retrieve(talk.owner)
         if rng.random() < 0.02:
             documents.insert(1, Doc(talk.owner, 0, None, None, ""))
@@ -131,8 +137,8 @@ class Clients:
         return last.status != 400 and self._rng.random() < (0.6 if has_failed else 0.05)
 
     def _move(self, talk: Conversation) -> tuple[str, Conversation]:
-        weights, moves = zip(*self._moves, strict=True)
-        return self._rng.choices(moves, weights)[0](talk)
+        weights = [weight for weight, _ in self._moves]
+        return self._rng.choices(self._moves, weights)[0][1](talk)
 
     def _go_on(self, talk: Conversation) -> tuple[str, Conversation]:
         return "on", talk
@@ -173,9 +179,10 @@ class Clients:
         if talk.shape.is_inside or talk.front or any(turn.documents for turn in talk.turns):
             return "fork", talk.fork()
         other = self._new()
-        other_caller = talk.caller if self._rng.random() < 0.8 else self._caller()
-        if not isinstance(other, Conversation) or talk.session is not None:
+        if not isinstance(other, Conversation):
             return "fork", talk.fork()
+        same_key = tuple(header for header in talk.caller if header[0] == b"authorization")
+        other_caller = same_key if self._rng.random() < 0.8 else self._caller()
         thief = replace(
             other,
             caller=other_caller,
@@ -223,7 +230,9 @@ class Clients:
             fields,
             session,
             shape,
-            is_strict=bool(is_remembered) and world.is_ample and (is_named or shape.is_inside),
+            is_strict=bool(is_remembered)
+            and world.is_ample
+            and ((is_named and shape.is_ours) or (shape.is_inside and shape.path != RESPONSES)),
             spacing=rng.randrange(3),
         )
 

@@ -42,7 +42,8 @@ class Conversation:
         fields: `model`, `cache_salt`, `user`, `session_id` and so on.
         session: the id in the `ragboost` object, or None.
         shape: of its documents; may change from turn to turn.
-        is_strict: what was sent must be sent again, byte for byte, while the client changes nothing.
+        is_strict: what was sent must be sent again, byte for byte, as long as the client changes
+            nothing.
         spacing: of its JSON.
         front: messages before all turns.
         turns: the history.
@@ -115,6 +116,7 @@ class Conversation:
         extras = rng.choice(_EXTRAS)
         given = tuple(documents)
         is_inside = self.shape.is_inside
+        is_restored = boost or not is_inside  # else the client wants its own bytes
         older = tuple(d for turn in self.turns for d in turn.documents) + self.front_documents
         asked = Asked(
             number,
@@ -129,14 +131,14 @@ class Conversation:
             question,
             messages,
             len(history),
-            self.sent[: len(history)] if self.is_strict else (),
+            self.sent[: len(history)] if self.is_strict and is_restored else (),
             extras,
             boost,
             400 if self.shape.is_ours and any(not d.text for d in given) else _status(answer),
             answer,
         )
         self.family.give(given)
-        if not (boost and answer.kind == "ok" and asked.status == 200):
+        if not (boost and asked.status == 200 and (self.shape.is_ours or not given)):
             self.family.is_clean = False
         self.last = asked
         self._pending = Turn(messages[len(history) :], given if is_inside else ())
@@ -166,11 +168,14 @@ class Conversation:
         assert self.last is not None, "nothing was asked"
         asked = self.last
         is_same = payload is not None and len(payload) == len(asked.messages)
-        self.sent = tuple(payload) if payload is not None and is_same else ()
+        is_kept = is_same and (asked.is_boosted or not asked.shape.is_inside)
+        self.sent = tuple(payload) if payload is not None and is_kept else ()
         for mine, theirs in zip(asked.messages, self.sent, strict=False):
             self.family.sent.setdefault(mine, set()).add(theirs)
         if reply.status != 200 or not reply.is_complete or asked.answer.kind != "ok":
             return
+        if not asked.messages:
+            return  # a prompt has no history
         said = self.dump({"role": "assistant", "content": asked.answer.text})
         turn = self._pending
         if len(self.history) == asked.num_history:

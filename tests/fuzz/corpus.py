@@ -8,10 +8,11 @@ import re
 from dataclasses import dataclass
 
 MARKER = re.compile(r"@([a-z0-9]+)\.(\d+)@")
-_WORDS = (
+_TEXT = (
     "lease tenant rent ledger harbour signed clause winter paid copper archive letter river bridge "
     "garden notice deposit witness market stone engine paper under before seven second north held"
-).split()
+)
+_WORDS = _TEXT.split()
 _COMMON = "The register of the harbour office, second volume, as copied by the clerk in winter: "
 
 
@@ -68,7 +69,9 @@ class Corpus:
     def _new(self, owner: str, *, id_of: Doc | None = None) -> Doc:
         rng = self._rng
         number = self._next[owner] = self._next.get(owner, 0) + 1
-        name: str | int | None = rng.choice((number % 7, f"doc-{number % 9}", f"a b {number}", None))
+        name: str | int | None = rng.choice(
+            (number % 7, f"doc-{number % 9}", f"a b {number}", None)
+        )
         title = rng.choice((None, None, f"Title {number % 5}"))
         document = Doc(
             owner, number, id_of.id if id_of else name, title, self._text(f"@{owner}.{number}@")
@@ -81,7 +84,9 @@ class Corpus:
         sentences = rng.choices(self._sentences, k=rng.choice((1, 2, 3, 3, 5, 12)))
         start = f"{_COMMON}{marker} says" if rng.random() < 0.15 else f"Entry {marker} says"
         if rng.random() < 0.2:
-            sentences.append(rng.choice(('He said "no" \\ and left.', "Grüße, 漢字 & <b>bold</b>.")))
+            sentences.append(
+                rng.choice(('He said "no" \\ and left.', "Grüße, 漢字 & <b>bold</b>."))
+            )
         return f"{start}: {' '.join(sentences)} So ends {marker[1:-1].replace('.', ' no ')}."
 
     def _sentence(self) -> str:

@@ -7,7 +7,7 @@ document's beginning, numbers of documents and tool results.
 import re
 from collections.abc import Iterator
 
-from tests.fuzz.payload import Payload
+from tests.fuzz.payload import Payload, strings
 from tests.fuzz.requests import Asked
 
 _LABEL = r"\[Doc_[A-Za-z0-9_.:~\-]+\]"
@@ -24,14 +24,14 @@ _WHOLE_RESULT = re.compile(r"\[Same as tool result (\d+) above\.\]")
 _PASSAGE = re.compile(
     r'\n\[Same text as in tool result (\d+) above, from "(.*?)" to "(.*?)", (\d+) characters\.\]\n'
 )
-_POSITION = re.compile(r"document (\d+)")
+_POSITION = re.compile(r"document (\d{1,3})")
 
 
 def dead_references(asked: Asked, payload: Payload) -> Iterator[str]:
     """Describe each label or hint that names nothing in this payload, or the wrong document."""
     seen = ""
     for text in payload.texts:
-        if "Please re" in text or "Cite documents" in text:
+        if "Please re" in text or "Cite documents" in text or "[Doc_" in text:
             yield from _check_text(text, seen)
         seen += f"\n\x00\n{text}"
     question = "\n".join(payload.question_texts)
@@ -50,12 +50,14 @@ def _check_text(text: str, before: str) -> Iterator[str]:
             yield f"nothing earlier begins with {found[1]!r}"
     for listed in _NUMBERED.findall(text):
         for pair in listed.split(", "):
-            name = pair.partition(" is ")[0]
+            name = pair.partition(" is ")[0].split()[-1].strip("[]:")
             if text.count(name) < 2:
                 yield f"{name} is numbered, but not there"
-    labels = [label for label, *_ in _HEAD.findall(text)]
-    if repeated := {label for label in labels if labels.count(label) > 1}:
-        yield f"two documents are labelled {sorted(repeated)}"
+    labelled: dict[str, str] = {}
+    for head in _HEAD.finditer(text):
+        start = text[head.start() : head.end() + 200]
+        if labelled.setdefault(head[1], start) != start:
+            yield f"two documents are labelled {head[1]}"
 
 
 def _heads(text: str) -> set[str]:
@@ -73,15 +75,15 @@ def _check_order(asked: Asked, payload: Payload, question: str) -> Iterator[str]
             continue
         for name in names:
             position = _POSITION.fullmatch(name)
-            if position and int(position[1]) > len(asked.held):
-                yield f"{name} of {len(asked.held)} documents"
+            if position and len(asked.given) < int(position[1]):
+                yield f"{name} of {len(asked.given)} documents"
             if not position and payload.whole.replace(listed, "").count(name.strip('"')) < 1:
                 yield f"the order names {name}, which is nowhere"
 
 
 def _check_labels(asked: Asked, payload: Payload, names: list[str]) -> Iterator[str]:
     """Check that labels follow the order in which the client gave the documents."""
-    places = []
+    place = -1
     for name in names:
         text = _labelled(payload.whole, name)
         if text is None:
@@ -91,9 +93,10 @@ def _check_labels(asked: Asked, payload: Payload, names: list[str]) -> Iterator[
         if not given:
             yield f"the order names {name}, which was not given"
             return
-        places.append(given[0])
-    if places != sorted(places):
-        yield f"{names} are not in the order of relevance"
+        place = min((i for i in given if i > place), default=-1)
+        if place < 0:
+            yield f"{names} are not in the order of relevance"
+            return
 
 
 def _labelled(whole: str, label: str) -> str | None:
@@ -121,7 +124,7 @@ def with_tool_results(payload: Payload) -> str:
     for message in payload.decoded.get("messages") or ():
         if message.get("role") == "tool" and isinstance(message["content"], str):
             results.append(_expand(message["content"], results))
-            whole += "\n\x00\n" + results[-1].replace('\\"', '"').replace("\\\\", "\\")
+            whole += "".join(f"\n\x00\n{text}" for text in strings(results[-1]))
     return whole
 
 

@@ -23,7 +23,8 @@ class Family:
         times: how often each text was given.
         variants: the ids and titles under which each text was given.
         sent: by message of the client, the forms in which the backend received it.
-        is_clean: all its turns were boosted and answered, so that no document is sent twice.
+        is_clean: all documents came in `ragboost` objects of answered, boosted requests, so that
+            none may be sent twice.
     """
 
     given: set[str] = field(default_factory=set)

@@ -86,6 +86,8 @@ class SessionChat:
         if not self.id:
             self.id = str(json.loads(reply.body)["id"])
             return
+        if reply.status == 404:
+            self.id, self.sent = "", ()
         is_stored = reply.status == 200 and reply.is_complete and self.last.answer.kind == "ok"
         if payload is not None and is_stored:
             said = json.dumps({"role": "assistant", "content": self.last.answer.text})

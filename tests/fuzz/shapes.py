@@ -249,7 +249,7 @@ OTHER_SHAPES = (
     Shape("blocks", _blocks, MESSAGES),
     Shape("search_results", _results_blocks, MESSAGES),
     Shape("anthropic_xml", _anthropic_xml, MESSAGES),
-    Shape("prompt_xml", _prompt_xml, COMPLETIONS),
+    Shape("prompt_xml", _prompt_xml, COMPLETIONS, is_inside=False),
     Shape("prompt_object", _prompt_object, COMPLETIONS, is_inside=False, is_ours=True),
     Shape("instructions", _instructions, RESPONSES, is_inside=False),
     Shape("input_xml", _input_xml, RESPONSES),
