@@ -5,10 +5,12 @@ Speaks just enough HTTP/1.1 for the proxy's client. Its cost is small beside the
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 NUMBER_HEADER = "x-fuzz-number"
+STATUSES = {"error": 500, "left": 0}  # that the client sees; others: 200
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,8 @@ class Answer:
 
     Attributes:
         text: of the assistant's message.
-        kind: `ok`, `error` (status 500) or `cut` (the connection closes inside the response).
+        kind: `ok`, `error` (status 500), `cut` (the connection closes inside the response) or
+            `left` (the client disconnects while it waits).
         is_stream: the request asks for a stream.
     """
 
@@ -31,11 +34,13 @@ class Backend:
 
     Attributes:
         bodies: received, by number of the request.
+        leave: called, by number of the request, to let its client disconnect.
     """
 
     def __init__(self) -> None:
         self.bodies: dict[int, list[bytes]] = {}
         self.answers: dict[int, Answer] = {}
+        self.leave: dict[int, Callable[[], None]] = {}
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Transport] = set()
 
@@ -54,6 +59,7 @@ class Backend:
     def forget(self, number: int) -> list[bytes]:
         """Return the bodies received for a request, and drop them."""
         del self.answers[number]
+        self.leave.pop(number, None)
         return self.bodies.pop(number)
 
     async def close(self) -> None:
@@ -104,6 +110,9 @@ class _Connection(asyncio.Protocol):
             self._send(404, b'{"error": {"message": "unknown"}}')
             return
         self._backend.bodies[int(number)].append(body)
+        if answer.kind == "left":
+            self._backend.leave[int(number)]()
+            return
         if answer.kind == "error":
             self._send(500, b'{"error": {"message": "no", "type": "server_error", "code": 500}}')
             return

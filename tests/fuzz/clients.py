@@ -127,7 +127,7 @@ class Clients:
     def _answer(self) -> Answer:
         rng = self._rng
         text = rng.choice(_STOCK_ANSWERS) if rng.random() < 0.5 else f"Answer {self.num_asked}."
-        kind = rng.choices(("ok", "error", "cut"), (0.92, 0.05, 0.03))[0]
+        kind = rng.choices(("ok", "error", "cut", "left"), (0.9, 0.05, 0.03, 0.02))[0]
         return Answer(text, kind, rng.random() < 0.25)
 
     def _is_retried(self, talk: Conversation) -> bool:

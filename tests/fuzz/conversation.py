@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.fuzz.backend import NUMBER_HEADER, Answer
+from tests.fuzz.backend import NUMBER_HEADER, STATUSES, Answer
 from tests.fuzz.corpus import Doc
 from tests.fuzz.requests import Asked, Family, Headers, Reply
 from tests.fuzz.shapes import RESPONSES, Shape, Written
@@ -216,4 +216,4 @@ class Conversation:
 
 
 def _status(answer: Answer) -> int:
-    return 500 if answer.kind == "error" else 200
+    return STATUSES.get(answer.kind, 200)

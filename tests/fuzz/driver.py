@@ -105,7 +105,7 @@ class Episode:
         asked = clients.ask(size)
         for request in asked:
             backend.expect(request.number, request.answer)
-        sent = asyncio.gather(*(call(app, request) for request in asked))
+        sent = asyncio.gather(*(call(app, request, backend) for request in asked))
         replies = await asyncio.wait_for(sent, _HANG_S)
         for request, reply in zip(asked, replies, strict=True):
             bodies = backend.forget(request.number)
@@ -121,11 +121,16 @@ class Episode:
             clients.received(request, bodies[-1] if bodies else None, reply)
 
 
-async def call(app: ProxyApp, asked: Asked) -> Reply:
+async def call(app: ProxyApp, asked: Asked, backend: Backend) -> Reply:
     """Send a request to the app as a server would, and return what it answers."""
     body = asked.body.encode()
     events: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[Any] = []
+
+    def watch(leave: Callable[[], None] | None) -> None:
+        if leave is not None:
+            backend.leave[asked.number] = leave
+
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -139,8 +144,8 @@ async def call(app: ProxyApp, asked: Asked) -> Reply:
         "headers": [*asked.headers, (b"content-type", b"application/json")],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
-        # The proxy's own server offers this, too; without it every request needs one more task.
-        "extensions": {"ragboost.connection": {"watch": lambda _callback: None}},
+        # As the proxy's own server tells it that the client has disconnected.
+        "extensions": {"ragboost.connection": {"watch": watch}},
     }
 
     async def receive() -> Any:

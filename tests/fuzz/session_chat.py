@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fuzz.backend import NUMBER_HEADER, Answer
+from tests.fuzz.backend import NUMBER_HEADER, STATUSES, Answer
 from tests.fuzz.corpus import Corpus
 from tests.fuzz.requests import Asked, Family, Headers, Reply
 from tests.fuzz.shapes import OURS, Shape, question_alone
@@ -74,7 +74,7 @@ class SessionChat:
             self.sent if self.is_strict else (),
             {},
             is_boosted,
-            500 if answer.kind == "error" else 200,
+            STATUSES.get(answer.kind, 200),
             answer,
             has_history=True,
         )
