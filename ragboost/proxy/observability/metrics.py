@@ -59,6 +59,9 @@ class Metrics:
         gauge = partial(Gauge, registry=self.registry)
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
         self.sessions = gauge("ragboost_sessions", "Conversations in memory.")
+        self.tasks = gauge(
+            "ragboost_tasks", "Tasks on the event loop: a few, and those of running requests."
+        )
         self.queue_depth = gauge("ragboost_queue_depth", "Requests in the waiting room.")
         self.backend_up = gauge(
             "ragboost_backend_up", "1 for a backend that is sent requests, else 0.", ("backend",)
