@@ -7,6 +7,7 @@ document's beginning, numbers of documents and tool results.
 import re
 from collections.abc import Iterator
 
+from tests.fuzz.corpus import MARKER
 from tests.fuzz.payload import Payload, strings
 from tests.fuzz.requests import Asked
 
@@ -55,8 +56,8 @@ def _check_text(text: str, before: str) -> Iterator[str]:
                 yield f"{name} is numbered, but not there"
     labelled: dict[str, str] = {}
     for head in _HEAD.finditer(text):
-        start = text[head.start() : head.end() + 200]
-        if labelled.setdefault(head[1], start) != start:
+        named = head[0] if MARKER.search(head[0]) else head[0] + text[head.end() :].split("\n")[0]
+        if labelled.setdefault(head[1], named) != named:
             yield f"two documents are labelled {head[1]}"
 
 
