@@ -210,8 +210,8 @@ class SessionSettings(Section):
     )
     stateless: bool = Field(
         True,
-        description="Recognise conversations without a session id by a hash chain over their "
-        "messages, kept in the proxy's memory.",
+        description="Recognise conversations without a session id by their messages, if a request "
+        "gives all documents of its earlier turns itself. Kept in the proxy's memory.",
     )
     store: Literal["memory", "sqlite"] = Field(
         "memory", description="Store of the chat-session API; sqlite survives restarts."

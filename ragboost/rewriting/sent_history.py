@@ -26,11 +26,13 @@ class SentMessage(NamedTuple):
         message: its bytes as the engine received them.
         retrieved: keys of the documents that the client gave with it, in relevance order.
         documents: keys of the documents that it carries in full, in prompt order.
+        is_boosted: they were boosted; else they are in the order given, without hints.
     """
 
     message: bytes
     retrieved: tuple[str, ...]
     documents: tuple[str, ...]
+    is_boosted: bool = True
 
     @property
     def referred(self) -> set[str]:

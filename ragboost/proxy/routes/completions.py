@@ -25,9 +25,7 @@ class Completions(Passthrough):
         upstream = await self._boosting.prepare(
             body, exchange.headers, admission, has_stream_options=has_stream_options
         )
-        reader = ResponseReader(
-            strips_usage=upstream.is_usage_added, on_messages=upstream.on_answers
-        )
+        reader = ResponseReader(strips_usage=upstream.is_usage_added)
         await self._relay(exchange, watch, admission, upstream, reader=reader)
 
     async def _relay(

@@ -1,5 +1,6 @@
 """Conversations through the proxy: nothing lost, doubled or mixed, and prefixes that only grow."""
 
+import re
 import threading
 from typing import Any
 
@@ -181,6 +182,67 @@ def _with_field(chat: Chat, fields: dict[str, Any]) -> Received:
     response = chat.client.post(URL, json={**body, **fields}, headers=headers)
     chat.answer = response.json()["choices"][0]["message"]["content"]
     return chat.engine.requests[-1]
+
+
+def _labels(received: Received) -> list[str]:
+    return re.findall(r"^\[Doc_[^\]]+\]$", "\n".join(contents(received)), re.MULTILINE)
+
+
+def test_a_later_turn_refers_to_documents_that_were_sent_unboosted(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "unboosted first")
+    first = chat.ask("one?", [document(1), document(2)], boost=False)
+    second = chat.ask("two?", [document(2), document(3)])
+    check_extends(second, first)
+    check_hints_point_into_the_payload(second)
+    assert HINT.findall(contents(second)[-1]) == ["[Doc_2]"]
+    assert _labels(second) == ["[Doc_1]", "[Doc_2]", "[Doc_3]"]
+
+
+def test_no_two_documents_have_one_label_after_an_unboosted_turn(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "unboosted labels")
+    chat.ask("one?", [document(1)])
+    other, third = {"id": 1, "text": "another text"}, {"id": 1, "text": "a third text"}
+    chat.ask("two?", [other], boost=False)
+    last = chat.ask("three?", [third, other])
+    check_hints_point_into_the_payload(last)
+    labels = _labels(last)
+    assert (len(labels), len(set(labels))) == (3, 3)
+    label = HINT.findall(contents(last)[-1])
+    assert f"{label[0]}\nanother text" in contents(last)[2]
+
+
+def test_the_same_question_asked_again_unboosted_is_not_boosted(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    documents = [document(i) for i in (80, 81, 82)]
+    Chat(client, engine, user="again").ask("x", documents[::-1])
+    for session in ("again", None):
+        chat = Chat(client, engine, session, user="again")
+        chat.messages = [{"role": "user", "content": "one?"}]
+        boosted = chat.send(documents)
+        assert _labels(boosted) == ["[Doc_82]", "[Doc_81]", "[Doc_80]"]
+        given = chat.send(documents, boost=False)
+        assert chat.response is not None
+        assert chat.response.headers["x-ragboost-bypass"] == "option"
+        assert _labels(given) == ["[Doc_80]", "[Doc_81]", "[Doc_82]"]
+        assert chat.send(documents).body == boosted.body
+
+
+def test_an_unboosted_documents_field_keeps_its_order(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    documents = [{"title": f"T{i}", "text": text_of(i)} for i in (70, 71, 72)]
+    for session, order in (("a", documents[::-1]), ("b", documents)):
+        chat = Chat(client, engine, session, messages=[{"role": "user", "content": "x?"}])
+        _with_field(chat, {"documents": order})
+    ours = {"options": {"boost": False}, "session_id": "b"}
+    received = _with_field(chat, {"documents": documents, "ragboost": ours})
+    assert received.json["documents"] == documents
+    assert received.json["messages"] == chat.messages
 
 
 ACTION = st.one_of(
