@@ -12,7 +12,7 @@ import time
 
 from tests.fakes import FakeEngine
 
-CAPACITY_TOKENS = 200_000
+CAPACITY_TOKENS = 60_000
 _FLOOD_EVERY_S = 20.0
 _FLOOD_BATCHES = 400
 _BLOCKS = 16
