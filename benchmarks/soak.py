@@ -20,11 +20,11 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from subprocess import Popen
+from subprocess import STDOUT, Popen
 from typing import Any
 
 import psutil
@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks.proxy_targets import first_cpu, free_port, last_cpu, listens, spawn, stop
+from benchmarks.proxy_targets import ROOT, free_port, listens, stop
 from benchmarks.soak_traffic import Outcome, Traffic
 from ragboost.plots import check_plot, line_plot
 
@@ -102,6 +102,7 @@ class Soak:
     engines: list[Popen[bytes]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     kills: list[float] = field(default_factory=list)
+    num_missed: int = 0  # samples without a response of the proxy
 
     async def run(self) -> Traffic:
         """Start everything, wait for the end of the traffic, stop everything."""
@@ -110,7 +111,7 @@ class Soak:
         environment = {**_BOUNDS, "RAGBOOST_SESSION__PATH": str(self.folder / "sessions.db")}
         backends = [f"--backend=http://127.0.0.1:{engine}" for engine in self.ports]
         serve = [sys.executable, "-m", "ragboost", "serve", "--port", str(port), *backends]
-        proxy = spawn(serve, log=self.folder / "proxy.log", cpu=first_cpu(), env=environment)
+        proxy = _spawn(serve, log=self.folder / "proxy.log", env=environment)
         try:
             if not listens(proxy, port):
                 raise SystemExit((self.folder / "proxy.log").read_text())
@@ -127,7 +128,7 @@ class Soak:
 
     def _start_engine(self, port: int) -> Popen[bytes]:
         command = [sys.executable, "-m", "benchmarks.soak_engine", str(port)]
-        engine = spawn(command, log=Path(os.devnull), cpu=last_cpu())
+        engine = _spawn(command, log=Path(os.devnull))
         if not listens(engine, port):
             raise SystemExit("an engine did not start")
         return engine
@@ -149,10 +150,21 @@ class Soak:
         with _progress() as progress:
             task = progress.add_task("minutes", total=self.minutes * 60)
             while (now := time.monotonic()) < until:
-                values = await asyncio.to_thread(_read_values, proxy.pid, url)
-                self.samples.append(Sample((now - started) / 60, values))
+                try:
+                    values = await asyncio.to_thread(_read_values, proxy.pid, url)
+                    self.samples.append(Sample((now - started) / 60, values))
+                except OSError:
+                    self.num_missed += 1
                 progress.update(task, completed=now - started)
                 await asyncio.sleep(every_s)
+
+
+def _spawn(
+    command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
+) -> Popen[bytes]:
+    environment = {**os.environ, **(env or {})}
+    with log.open("ab") as output:
+        return Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=STDOUT)
 
 
 def _read_values(pid: int, url: str) -> dict[str, float]:
@@ -202,7 +214,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the run")
-    parser.add_argument("--rate", type=float, default=20.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=0, help="seed of the clients")
     parser.add_argument("--plot", type=Path, help="write the samples to an .svg or .png file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -230,6 +242,8 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
         "requests": traffic.counts.total(),
         "kinds": dict(traffic.counts),
         "engine_kills": len(soak.kills),
+        "missed_samples": soak.num_missed,
+        "not_sent": traffic.num_not_sent,
         "caused_errors": len(failed) - len(errors),
         "errors": len(errors),
         "first_errors": [outcome.problem for outcome in errors[:5]],

@@ -17,6 +17,7 @@ _CHAT = "/v1/chat/completions"
 _DOCUMENTS = 2_000
 _TURNS = 6
 _TALKS = 24  # conversations at a time
+_MAX_RUNNING = 200  # beyond it the machine, not the proxy, is the limit
 
 Json = dict[str, Any]
 
@@ -56,7 +57,7 @@ class Talk:
 
 
 class Traffic:
-    """Send requests at a fixed rate until stopped; a slow proxy does not slow the clients down.
+    """Send requests at a fixed rate, whether earlier ones are answered or not.
 
     Args:
         url: of the proxy.
@@ -66,11 +67,13 @@ class Traffic:
     Attributes:
         outcomes: of requests that failed, or were answered lately.
         counts: of requests, by kind.
+        num_not_sent: requests that were left out, because too many had no answer yet.
     """
 
     def __init__(self, url: str, *, rate: float, seed: int) -> None:
         self.outcomes: deque[Outcome] = deque(maxlen=200_000)
         self.counts: Counter[str] = Counter()
+        self.num_not_sent = 0
         self._url = url
         self._rate = rate
         self._rng = random.Random(seed)
@@ -99,6 +102,9 @@ class Traffic:
             while due < until:
                 due += self._rng.expovariate(self._rate)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
+                if len(self._running) >= _MAX_RUNNING:
+                    self.num_not_sent += 1
+                    continue
                 task = asyncio.create_task(self._one(client))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
