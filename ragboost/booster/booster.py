@@ -114,8 +114,9 @@ class Booster:
             session: the conversation; documents of its earlier turns are not sent again. Callers
                 who keep the turns themselves pass a state, to which this turn is added.
             history: keys of the documents that this payload contains already, if the caller has
-                parsed it; only these may be referred to. Empty: it contains no earlier turn. None:
-                it contains all turns of the session.
+                parsed it, or a mapping of these keys to the labels that it shows; only these may be
+                referred to. Empty: it contains no earlier turn. None: it contains all turns of the
+                session.
             preamble: names the text before the first document; only requests with the same one
                 share prefixes. Must be the same in all turns of a session.
             planned: the order that `plan_window` found for these documents; ignored in later turns.

@@ -85,7 +85,9 @@ class DocumentsField:
         return holder if isinstance(holder, Mapping) else {}
 
     def _order_hint(self, moved: Sequence[Any], context: Context) -> str | None:
-        places = {document.key: at for at, document in enumerate(context.documents)}
+        places: dict[str, int] = {}  # of equal documents, the first
+        for at, document in enumerate(context.documents):
+            places.setdefault(document.key, at)
         by_relevance = list(dict.fromkeys(places[document.key] for document in context.retrieved))
         if not self._hints.order or by_relevance == sorted(by_relevance):
             return None

@@ -65,6 +65,9 @@ class Metrics:
             "Operations of the session API's store that failed.",
             registry=self.registry,
         )
+        self.tasks = gauge(
+            "ragboost_tasks", "Tasks on the event loop: a few, and those of running requests."
+        )
         self.queue_depth = gauge("ragboost_queue_depth", "Requests in the waiting room.")
         self.backend_up = gauge(
             "ragboost_backend_up", "1 for a backend that is sent requests, else 0.", ("backend",)
