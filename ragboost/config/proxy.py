@@ -9,13 +9,24 @@ from ragboost.config.section import Section
 
 
 def _check_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(value)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # it quotes the URL's parts, of which one may be a password
+        is_valid = False
+    if not is_valid:
         raise ValueError("must be a URL such as http://127.0.0.1:8000")
     return value
 
 
 BaseUrl = Annotated[str, AfterValidator(_check_url)]
+
+
+def public_url(url: BaseUrl) -> str:
+    """Return the part of a backend's URL that may be shown: scheme, host, port, path before /v1."""
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
 
 
 class BackendSettings(Section):

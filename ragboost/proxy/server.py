@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ragboost.config import ProxySettings, Settings
+from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.uvicorn_protocol import limited_protocol
@@ -45,8 +46,8 @@ def serve(settings: Settings) -> None:
     listener = listen(proxy)
     host, port = listener.getsockname()[:2]
     netloc = f"[{host}]" if ":" in host else host
-    urls = ", ".join(replica.url for replica in settings.backends) or settings.backend.url
-    logger.info("listening on http://%s:%d, backend %s", netloc, port, urls)
+    urls = [public_url(replica.url) for replica in settings.backends or (settings.backend,)]
+    logger.info("listening on http://%s:%d, backend %s", netloc, port, ", ".join(urls))
     server = make_server(create_app(settings), settings.proxy)
     _tune_garbage_collection()
     _keep_freed_memory()
