@@ -35,6 +35,7 @@ from ragboost.rewriting.cache_breakpoints import add_breakpoint
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.json_body import MalformedBodyError
+from ragboost.rewriting.names import printable
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
 from ragboost.rewriting.recognition import UNCHANGED, Digest, Histories
 from ragboost.rewriting.rewriter import BoostResult, Rewriter
@@ -346,7 +347,8 @@ class BoostPipeline:
             self._metrics.count_bypass(reason)
             if error is not None and reason not in self._logged:
                 self._logged.add(reason)
-                logger.warning("forwarding without boosting (%s, logged once): %s", reason, error)
+                shown = printable(str(error))
+                logger.warning("forwarding without boosting (%s, logged once): %s", reason, shown)
         elif upstream.context is not None:
             self._metrics.count_context(upstream.context)
         return upstream
