@@ -185,6 +185,7 @@ class FormatSettings(Section):
     max_documents: int = Field(
         10_000,
         ge=1,
+        le=100_000,
         description="Documents of one request. More in a ragboost object or a session's turn are a "
         "400; a request with more in other fields is forwarded unchanged.",
     )

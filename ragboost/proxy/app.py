@@ -101,6 +101,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
     app.state.cache_sync, app.state.chunk_reuse = state.sync, state.chunk_reuse
     app.state.metrics = state.metrics
     completions = {path: Completions(state, endpoint=name) for path, name in _BOOSTED.items()}
+    passthrough = Passthrough(state)
     app.direct = {
         path: ServerErrorMiddleware(endpoint, handler=on_internal_error)
         for path, endpoint in completions.items()
@@ -111,8 +112,9 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
         report_route(state),
         *StatusRoutes(state).routes(),
         *dashboard.routes(),
-        Route("/{path:path}", Passthrough(state)),
+        Route("/{path:path}", passthrough),
     ]
+    app.router.default = passthrough  # no route's path matches line breaks
     return app
 
 

@@ -46,6 +46,8 @@ from ragboost.types import Request
 
 logger = logging.getLogger(__name__)
 
+_THREAD_DOCUMENTS = 1000  # boosting so many takes about 10 ms
+
 
 class BoostedRequest(NamedTuple):
     """A body to send, rewritten or not; `is_usage_added` and `tracked` as in `UpstreamRequest`."""
@@ -134,7 +136,7 @@ class BoostPipeline:
             )
             # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if
             # the client leaves meanwhile.
-            boosted = await (asyncio.shield(work) if is_large(raw) else work)
+            boosted = await (asyncio.shield(work) if needs_thread(request) else work)
             if match is not None and boosted.result is not None:
                 is_final = boosted.result.bypass is None
                 digest = self._histories.add(match, boosted.result.delta, is_final=is_final)
@@ -232,26 +234,34 @@ class BoostPipeline:
         *,
         has_options: bool,
     ) -> BoostedRequest:
-        """Rewrite and encode a request, and keep what it adds to a named conversation."""
+        """Rewrite and encode a request, and keep what it adds to a named conversation.
+
+        The tenant is locked only while its index is used: other requests of its model wait for it.
+        """
         follower = self._sync.followers[assignment.backend.name]
         is_named = conversation is None and request.session is not None
+        in_thread = needs_thread(request)
+        if in_thread and request.found is not None:  # so that the lengths are known under the lock
+            await call(
+                partial(tenant.tokens.count_documents, request.found.documents), in_thread=True
+            )
         async with tenant.lock:
             if is_named and request.session is not None:
                 conversation = self.conversations.get(request.session)
-
-            def work() -> tuple[BoostResult, bytes, bool]:
-                result = self._rewrite(request, conversation, tenant, assignment)
-                fields, is_usage_added = self._complete(request, result, has_options=has_options)
-                is_followed = has_options and bool(follower.streams)
-                if is_followed and engine_id.is_generated and result.context is not None:
-                    fields = {**fields, SESSION_FIELD: engine_id.name}
-                return result, request.body.encode(fields), is_usage_added
-
-            in_thread = is_large(request.body.raw)
-            result, body, is_usage_added = await call(work, in_thread=in_thread)
+            rewrite = partial(self._rewrite, request, conversation, tenant, assignment)
+            result = await call(rewrite, in_thread=in_thread)
             if is_named and conversation is not None:
                 self.conversations.add(conversation, result.delta)
             tracked = _track(follower, tenant, result, engine_id=engine_id)
+
+        def encode() -> tuple[bytes, bool]:
+            fields, is_usage_added = self._complete(request, result, has_options=has_options)
+            is_followed = has_options and bool(follower.streams)
+            if is_followed and engine_id.is_generated and result.context is not None:
+                fields = {**fields, SESSION_FIELD: engine_id.name}
+            return request.body.encode(fields), is_usage_added
+
+        body, is_usage_added = await call(encode, in_thread=in_thread)
         return BoostedRequest(body, result, is_usage_added, tracked)
 
     def _rewrite(
@@ -352,6 +362,12 @@ class BoostPipeline:
         elif upstream.context is not None:
             self._metrics.count_context(upstream.context)
         return upstream
+
+
+def needs_thread(request: ParsedRequest) -> bool:
+    """Return True if boosting a request takes too long for the event loop."""
+    num = len(request.found.documents) if request.found is not None else 0
+    return num > _THREAD_DOCUMENTS or is_large(request.body.raw)
 
 
 def _track(

@@ -26,14 +26,14 @@ _MAX_MESSAGES = 10_000
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-class Number(float):
+class NumberLiteral(float):
     """A number with a fraction or an exponent, written as the client wrote it."""
 
     __slots__ = ("literal",)
 
     literal: str
 
-    def __new__(cls, literal: str) -> "Number":
+    def __new__(cls, literal: str) -> "NumberLiteral":
         """Parse the number."""
         number = super().__new__(cls, literal)
         number.literal = literal
@@ -41,16 +41,16 @@ class Number(float):
 
 
 def _encode_number(value: Any) -> msgspec.Raw:
-    if not isinstance(value, Number):
+    if not isinstance(value, NumberLiteral):
         raise NotImplementedError(f"{type(value).__name__} in a JSON body")
     return msgspec.Raw(value.literal.encode())
 
 
-_DECODER = msgspec.json.Decoder(float_hook=Number)
+_DECODER = msgspec.json.Decoder(float_hook=NumberLiteral)
 _FAST_DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_number)
 # Python's own parser accepts what engines accept, too: lone surrogates and NaN.
-_LENIENT = json.JSONDecoder(parse_float=Number, parse_constant=Number)
+_LENIENT = json.JSONDecoder(parse_float=NumberLiteral, parse_constant=NumberLiteral)
 
 
 class MalformedBodyError(Exception):
@@ -225,4 +225,4 @@ def _dump(value: Any) -> str:
         return "[" + ",".join(map(_dump, value)) + "]"
     if isinstance(value, msgspec.Raw):
         return bytes(value).decode()
-    return value.literal if isinstance(value, Number) else json.dumps(value)
+    return value.literal if isinstance(value, NumberLiteral) else json.dumps(value)
