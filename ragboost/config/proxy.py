@@ -138,6 +138,9 @@ class WaitingRoomSettings(Section):
     )
 
 
+_Team = Annotated[tuple[SecretStr, ...], Field(min_length=1)]
+
+
 class ProxySettings(Section):
     """The OpenAI-compatible server."""
 
@@ -172,8 +175,20 @@ class ProxySettings(Section):
         description="Tenants kept, one per model and cache salt; the least recently used are "
         "dropped.",
     )
-    api_keys: tuple[SecretStr, ...] = Field(
-        (), description="API keys of which clients must send one; empty: no key is required."
+    api_keys: tuple[SecretStr | _Team, ...] = Field(
+        (),
+        description="API keys of which clients must send one; empty: no key is required. Each has "
+        'context indexes of its own; keys in an inner list, as in ["a", ["b", "c"]], share theirs.',
+    )
+    forwarded_paths: tuple[str, ...] = Field(
+        (),
+        description="Paths of the backend that clients may use, beside those for inference; each "
+        "with all paths below it. /: all paths.",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="Names under which a proxy on a loopback address without API keys may be "
+        "addressed, beside those of this machine; for web pages, also their hosts.",
     )
     insecure: bool = Field(
         False, description="Allow listening on non-loopback addresses without API keys."

@@ -97,6 +97,7 @@ class BoostPipeline:
         has_stream_options: bool = True,
         session: str | None = None,
         history: Conversation | None = None,
+        team: str = "",
     ) -> UpstreamRequest:
         """Boost a request for the backend that it is assigned to, or forward its body unchanged.
 
@@ -108,12 +109,13 @@ class BoostPipeline:
             session: unique name of the conversation, for a caller that keeps `history`; None: the
                 request names its conversation, or it is recognised.
             history: what the engine was sent for the earlier messages; not kept here.
+            team: of the client's API key.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
         """
         clock = Stopwatch()
-        parse = partial(self._parser.parse, raw, headers, session=session)
+        parse = partial(self._parser.parse, raw, headers, session=session, team=team)
         try:
             request = await call(parse, in_thread=is_large(raw))
         except MalformedBodyError:

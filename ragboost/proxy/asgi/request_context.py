@@ -22,6 +22,7 @@ class RequestContext:
         endpoint: name of the route in metrics.
         headers: the request's, names in lower case.
         request_id: the client's `x-request-id`, or a new one.
+        team: of the client's API key; empty if there is one team.
         model: the requested model; empty if unknown.
         outcome: label for metrics; `ok` unless the request failed or was refused.
         status: HTTP status of the response; 0 if none was sent.
@@ -39,6 +40,7 @@ class RequestContext:
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._path = str(scope["path"])
         self.request_id = get_header(self.headers, REQUEST_ID) or new_request_id()
+        self.team = ""
         self.model = ""
         self.outcome = "ok"
         self.status = 0
