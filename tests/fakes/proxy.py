@@ -34,8 +34,11 @@ class ProxyServer:
 
 
 def proxy_settings(backend_url: str, **sections: dict[str, Any]) -> Settings:
-    """Return settings for a test: a free port, a short drain time, and the given sections."""
-    proxy = {"port": 0, "drain_s": 1, **sections.pop("proxy", {})}
+    """Return settings for a test: a free port, a short drain time, and the given sections.
+
+    All paths are forwarded, so that a test may use any.
+    """
+    proxy = {"port": 0, "drain_s": 1, "forwarded_paths": ["/"], **sections.pop("proxy", {})}
     backend = {"url": backend_url, "connect_timeout_s": DEADLINE_S, **sections.pop("backend", {})}
     # Token lengths are estimates, so that the engine receives the test's requests only.
     sections.setdefault("tokens", {"ask_backend": False})
