@@ -5,17 +5,23 @@ from typing import Any, Self
 
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
-from ragboost.proxy.server import listen, make_server
+from ragboost.proxy.server import guarded, listen, make_server
 from tests.eventually import DEADLINE_S, eventually
 
 
 class ProxyServer:
-    """Proxy in a thread, on a free port."""
+    """Proxy in a thread, on a free port.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: of the proxy.
+        is_guarded: it refuses what `ragboost serve` refuses; otherwise tests may use any `host`.
+    """
+
+    def __init__(self, settings: Settings, *, is_guarded: bool = False) -> None:
         self.settings = settings
         self.app = create_app(settings)
-        self.server = make_server(self.app, settings.proxy)
+        app = guarded(self.app, settings.proxy) if is_guarded else self.app
+        self.server = make_server(app, settings.proxy)
         listener = listen(settings.proxy)
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from ragboost.proxy import server as module
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
+REQUESTS = (("POST", "/v1/chat/completions"), ("OPTIONS", "/v1/models"), ("GET", "/dashboard/data"))
 
 Serve = Callable[..., ProxyServer]
 
@@ -22,12 +22,8 @@ def serve(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve
 
     def run(**proxy: Any) -> ProxyServer:
         settings = proxy_settings(engine.url, proxy=proxy)
-        server = ProxyServer(settings)
-        server.server = module.make_server(
-            module.guarded(server.app, settings.proxy), settings.proxy
-        )
-        started.append(server.__enter__())
-        return server
+        started.append(ProxyServer(settings, is_guarded=True).__enter__())
+        return started[-1]
 
     yield run
     for server in started:
