@@ -232,10 +232,10 @@ def test_two_long_names_that_begin_alike_have_two_indexes(
     ],
 )
 def test_a_path_cannot_write_into_the_log(
-    engine: FakeEngine, start_proxy: Start, caplog: pytest.LogCaptureFixture, path: str
+    unused_port: int, start_proxy: Start, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    proxy = start_proxy(proxy={"access_log": True})
-    engine.misbehave(drop=True)
+    backend = {"url": f"http://127.0.0.1:{unused_port}"}
+    proxy = start_proxy(proxy={"access_log": True}, backend=backend)
     with caplog.at_level(logging.INFO):
         answer = httpx.get(proxy.url + path, headers={"x-request-id": b"id\xa0" * 300})
         assert answer.status_code == 502
