@@ -187,6 +187,13 @@ class FormatSettings(Section):
         description="Documents numbered by position, such as Document 1. label: replace the "
         "numbers by names and tell the model which number each has; keep: do not reorder them.",
     )
+    max_documents: int = Field(
+        10_000,
+        ge=1,
+        le=100_000,
+        description="Documents of one request. More in a ragboost object or a session's turn are a "
+        "400; a request with more in other fields is forwarded unchanged.",
+    )
     delimiters: tuple[Delimiters, ...] = Field(
         (), description="Further formats to detect: name, start, end, separator of each."
     )
