@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from ragboost.config.section import Section
 
@@ -187,6 +187,13 @@ class FormatSettings(Section):
         description="Documents numbered by position, such as Document 1. label: replace the "
         "numbers by names and tell the model which number each has; keep: do not reorder them.",
     )
+    max_documents: int = Field(
+        10_000,
+        ge=1,
+        le=100_000,
+        description="Documents of one request. More in a ragboost object or a session's turn are a "
+        "400; a request with more in other fields is forwarded unchanged.",
+    )
     delimiters: tuple[Delimiters, ...] = Field(
         (), description="Further formats to detect: name, start, end, separator of each."
     )
@@ -205,7 +212,8 @@ class SessionSettings(Section):
         256 * 1024 * 1024,
         ge=1024,
         description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
-        "to sessions with an id, to recognised conversations, and to chat sessions in memory.",
+        "to sessions with an id, to recognised conversations, and to chat sessions in memory or in "
+        "Redis.",
     )
     max_documents: int = Field(
         10_000,
@@ -215,12 +223,19 @@ class SessionSettings(Section):
     )
     stateless: bool = Field(
         True,
-        description="Recognise conversations without a session id by a hash chain over their "
-        "messages, kept in the proxy's memory.",
+        description="Recognise conversations without a session id by their messages, if a request "
+        "gives all documents of its earlier turns itself. Kept in the proxy's memory.",
     )
-    store: Literal["memory", "sqlite"] = Field(
-        "memory", description="Store of the chat-session API; sqlite survives restarts."
+    store: Literal["memory", "sqlite", "redis"] = Field(
+        "memory",
+        description="Store of the chat-session API; sqlite survives restarts, redis is shared by "
+        "proxies on several machines and needs the extra redis.",
     )
     path: Path = Field(
         Path("ragboost-sessions.db"), description="SQLite file, if `session.store` is sqlite."
+    )
+    url: SecretStr | None = Field(
+        None,
+        description="Redis or Valkey server, if `session.store` is redis: "
+        "redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], rediss:// for TLS.",
     )

@@ -1,4 +1,4 @@
-"""Keep tenants apart: one per model and cache salt.
+"""Keep tenants apart: one per model, cache salt and team.
 
 Each backend has a prefix cache of its own, so that a tenant has a Booster per backend.
 """
@@ -14,22 +14,37 @@ from ragboost.config import DedupSettings, OrderingSettings, Settings
 from ragboost.index import EvictionForecast
 from ragboost.ordering import CorpusPrior, read_prior
 from ragboost.rewriting.headers import RawHeaders
+from ragboost.rewriting.names import bounded_name
 from ragboost.tokens import TokenCounter, make_counter
 
 _MAX_MODELS = 64
 
 
 class TenantKey(NamedTuple):
-    """The fields of a request that select a prefix cache in the engine."""
+    """What two requests must have in common to share a context index.
+
+    Model and salt select a prefix cache in the engine. They are short and printable: this is where
+    the client's text becomes a key in memory, a label of metrics and a field of the log.
+
+    Attributes:
+        model: named by the request, or a hash of a name that cannot be shown; empty without one.
+        cache_salt: likewise.
+        team: of the request's API key; empty where all keys are of one team.
+    """
 
     model: str
     cache_salt: str
+    team: str = ""
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> "TenantKey":
+    def of(cls, fields: Mapping[str, Any], *, team: str = "") -> "TenantKey":
         """Return the key of a request; fields that are not strings count as absent."""
         model, salt = fields.get("model"), fields.get("cache_salt")
-        return cls(model if isinstance(model, str) else "", salt if isinstance(salt, str) else "")
+        return cls(
+            bounded_name(model) if isinstance(model, str) else "",
+            bounded_name(salt) if isinstance(salt, str) else "",
+            team,
+        )
 
 
 class CacheMode(NamedTuple):
