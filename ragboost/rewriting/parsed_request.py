@@ -4,6 +4,7 @@ Knows JSON bodies, raw headers and the documents' shapes. Does not know backends
 remembered of conversations.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -105,9 +106,9 @@ class RequestParser:
         body = JsonBody(raw)
         key = TenantKey.of(body.fields)
         user = user_of(headers) if user is None else user
+        scope = _scope(body.fields, key, user)
         if session is None and (name := session_name(body.fields, headers)) is not None:
-            model, salt = key
-            session = f"{user}/{len(model)}:{model}/{len(salt)}:{salt}/{name}"
+            session = f"{scope.hex()}/{name}"
         shape = found = bypass = None
         try:
             if (hit := find_format(self._formats, body.fields)) is not None:
@@ -118,7 +119,7 @@ class RequestParser:
             bypass = Bypass.of(error)
         claim = None
         if session is None and self._has_claims and shape is not None and found is not None:
-            claim = _claim(body, shape, found, scope=_scope(body.fields, key, user))
+            claim = _claim(body, shape, found, scope=scope)
         return ParsedRequest(body, key, session, shape, found, bypass, claim)
 
 
@@ -154,10 +155,10 @@ def _is_name(value: Any) -> bool:
 
 
 def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
-    """Join, without ambiguity, everything that keeps equal messages of two callers separate."""
+    """Hash, without ambiguity, everything that keeps equal names and messages separate."""
     parts = [user, *key, *[str(fields.get(name, "")) for name in _END_USER]]
     scope = "".join([f"{len(part)}:{part}" for part in parts])
-    return scope.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
 
 
 def _claim(body: JsonBody, shape: Format, found: Found, *, scope: bytes) -> Claim | None:

@@ -111,13 +111,14 @@ class Histories:
         """
         self._nodes.expire()
         depths, best = {UNCHANGED: 0}, UNCHANGED
+        given = frozenset(claim.documents)
         for at, link in enumerate(claim.links):
             is_last = at == len(claim.links) - 1
             for digest in self._rewritings.peek(link) or ():
                 node = self._nodes.peek(digest)
                 if node is None or node.parent not in depths:
                     continue
-                if _contains(claim, node, is_last=is_last):
+                if _contains(claim, given, node, is_last=is_last):
                     depths[digest] = depths[node.parent] + 1
                     best = digest if depths[digest] >= depths[best] else best
         deltas = [node.delta for node in self._chain(best)]
@@ -154,7 +155,7 @@ class Histories:
             digest = node.parent
 
 
-def _contains(claim: Claim, node: HistoryNode, *, is_last: bool) -> bool:
+def _contains(claim: Claim, given: frozenset[str], node: HistoryNode, *, is_last: bool) -> bool:
     """Return True if a request contains all documents of a rewritten message.
 
     Documents inside messages do: the link is a hash of their bytes. The last message must have been
@@ -167,7 +168,7 @@ def _contains(claim: Claim, node: HistoryNode, *, is_last: bool) -> bool:
     for _, sent in node.delta.sent:
         if is_last and (sent.retrieved != claim.documents or sent.is_boosted != claim.is_boosted):
             return False
-        if not set(sent.retrieved) <= set(claim.documents):
+        if not given.issuperset(sent.retrieved):
             return False
     return True
 

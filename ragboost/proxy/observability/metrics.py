@@ -48,6 +48,7 @@ class Metrics:
         registry: the registry.
         index_nodes, sessions, queue_depth, backend_up, backend_running: gauges that are set when
             the metrics are read.
+        session_store_failures: counter of failed operations.
     """
 
     def __init__(self) -> None:
@@ -61,6 +62,11 @@ class Metrics:
         self.sessions = gauge("ragboost_sessions", "Conversations in memory.")
         self.tasks = gauge(
             "ragboost_tasks", "Tasks on the event loop: a few, and those of running requests."
+        )
+        self.session_store_failures = Counter(
+            "ragboost_session_store_failures_total",
+            "Operations of the session API's store that failed.",
+            registry=self.registry,
         )
         self.queue_depth = gauge("ragboost_queue_depth", "Requests in the waiting room.")
         self.backend_up = gauge(

@@ -92,9 +92,12 @@ class EventStreamReadiness(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Readiness of the backends, and of the streams of their cache events."""
+    """Readiness of the backends, of the session store, and of the streams of cache events."""
 
-    status: Literal["ready", "backend unreachable"]
+    status: Literal["ready", "degraded", "backend unreachable"]
+    sessions: str | None = Field(
+        None, description="Last failure of the session API's store; absent if it works."
+    )
     kv_events: dict[str, EventStreamReadiness] | None = Field(
         None, description="By name of the stream; absent without streams."
     )

@@ -148,6 +148,16 @@ def test_models_and_cache_salts_do_not_meet(client: httpx.Client, engine: FakeEn
         assert contents(Chat(client, engine, "salted").ask("hello", **fields)) == ["hello"]
 
 
+@pytest.mark.parametrize("field", ["user", "safety_identifier"])
+def test_end_users_with_the_same_session_id_do_not_meet(
+    client: httpx.Client, engine: FakeEngine, field: str
+) -> None:
+    """An application numbers the chats of each of its users."""
+    Chat(client, engine, f"1 {field}").ask("hello", [document(1)], **{field: "alice"})
+    received = Chat(client, engine, f"1 {field}").ask("hello", **{field: "bob"})
+    assert contents(received) == ["hello"]
+
+
 def test_the_same_documents_field_keeps_its_order_and_hints_in_a_conversation(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
