@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from ragboost.config import Settings
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
-from ragboost.formats import Format, Found, UnknownShapeError, find_format, make_formats
+from ragboost.formats import (
+    Format,
+    Found,
+    TooManyDocumentsError,
+    UnknownShapeError,
+    find_format,
+    make_formats,
+)
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, get_header
 from ragboost.rewriting.json_body import JsonBody
@@ -27,6 +34,7 @@ _OTHER_FIELDS = ("session_id", "conversation", "previous_response_id")
 _END_USER = ("user", "safety_identifier")
 
 _REASONS: Mapping[type[RagBoostError], str] = {
+    TooManyDocumentsError: "too_many_documents",
     UnknownShapeError: "unknown_shape",
     RequestError: "bad_documents",
     ContextIndexError: "context_index",
@@ -53,7 +61,7 @@ class ParsedRequest(NamedTuple):
 
     Attributes:
         body: its JSON body.
-        tenant_key: its model and cache salt.
+        tenant_key: its model, cache salt and team.
         session: name of its conversation over all users and tenants; None if it is unnamed.
         shape: the shape of its documents; None without documents.
         found: its documents; None without documents.
@@ -90,6 +98,7 @@ class RequestParser:
         *,
         user: str | None = None,
         session: str | None = None,
+        team: str = "",
     ) -> ParsedRequest:
         """Parse a request.
 
@@ -98,13 +107,14 @@ class RequestParser:
             headers: of the request.
             user: under which its conversation is kept; None: the user of its credentials.
             session: unique name of its conversation; None: the one that the request names, if any.
+            team: of its API key.
 
         Raises:
             MalformedBodyError: the body is not a JSON object.
             RequestError: the `ragboost` object or the session header is malformed.
         """
         body = JsonBody(raw)
-        key = TenantKey.of(body.fields)
+        key = TenantKey.of(body.fields, team=team)
         user = user_of(headers) if user is None else user
         scope = _scope(body.fields, key, user)
         if session is None and (name := session_name(body.fields, headers)) is not None:

@@ -21,6 +21,10 @@ def make_store(
         from ragboost.sessions.sqlite import SqliteStore
 
         return SqliteStore(settings, on_failure=on_failure)
+    if settings.store == "redis":
+        from ragboost.sessions.redis import RedisStore
+
+        return RedisStore(settings, on_failure=on_failure)
     from ragboost.sessions.memory import MemoryStore
 
     return MemoryStore(settings)

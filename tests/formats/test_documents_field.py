@@ -11,7 +11,7 @@ from ragboost.context import Context
 from ragboost.formats import Found, UnknownShapeError
 from ragboost.formats.documents_field import DocumentsField
 
-FIELD = DocumentsField(HintSettings())
+FIELD = DocumentsField(HintSettings(), max_documents=100)
 
 
 def body_of(documents: Any, question: Any = "why?") -> dict[str, Any]:
@@ -84,9 +84,9 @@ def test_equal_titles_are_no_names() -> None:
 
 
 def test_the_hint_stands_where_the_settings_say() -> None:
-    shape = DocumentsField(HintSettings(position="after_question"))
+    shape = DocumentsField(HintSettings(position="after_question"), max_documents=100)
     assert question(moved(body_of(["one", "two"]), [1, 0], shape)).startswith("why?\n\n")
-    shape = DocumentsField(HintSettings(order=False))
+    shape = DocumentsField(HintSettings(order=False), max_documents=100)
     assert question(moved(body_of(["one", "two"]), [1, 0], shape)) == "why?"
 
 

@@ -15,6 +15,7 @@ from ragboost.config import SessionSettings
 from ragboost.errors import ConfigError, SessionStoreError
 from ragboost.sessions import ChatSession, ChatSessionStore, sqlite
 from ragboost.sessions.memory import MemoryStore
+from ragboost.sessions.redis import RedisStore
 from ragboost.sessions.sqlite import SqliteStore
 
 
@@ -32,13 +33,18 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "redis"])
 async def store(
     request: pytest.FixtureRequest, clock: Clock, tmp_path: Path
 ) -> AsyncIterator[ChatSessionStore]:
-    settings = SessionSettings(max_sessions=3, ttl_s=50.0, path=tmp_path / "s.db", max_bytes=4096)
-    kind = MemoryStore if request.param == "memory" else SqliteStore
-    store: ChatSessionStore = kind(settings, clock=clock)
+    bounds = {"max_sessions": 3, "ttl_s": 50.0, "max_bytes": 4096}
+    store: ChatSessionStore
+    if request.param == "redis":
+        server = request.getfixturevalue("redis_server")
+        store = RedisStore(SessionSettings(url=server.url, **bounds), clock=clock)
+    else:
+        kind = MemoryStore if request.param == "memory" else SqliteStore
+        store = kind(SessionSettings(path=tmp_path / "s.db", **bounds), clock=clock)
     await store.open()
     yield store
     await store.close()

@@ -61,7 +61,9 @@ class StatusRoutes:
         The status is `degraded` if the session API cannot store turns: all else works.
         """
         streams = {
-            view.stream.name: EventStreamReadiness(backend=view.backend, state=view.stream.state)
+            view.stream.name: EventStreamReadiness(
+                backend=view.backend, state=view.stream.state, reason=view.silence
+            )
             for view in self._state.sync.streams
         }
         is_ready = await self._state.backends.is_ready()
