@@ -36,8 +36,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=20_000, help="requests to send")
+    # FastAPI keeps the routes of every app until the process ends: long runs need few apps.
     parser.add_argument("--seed", type=int, default=2026, help="seed of the run")
-    parser.add_argument("--episode", type=int, default=500, help="requests to one app")
+    parser.add_argument("--episode", type=int, default=5_000, help="requests to one app")
     parser.add_argument("--replay", metavar="CASE", help="repeat a failing case instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

@@ -222,6 +222,7 @@ class Clients:
         if is_named:  # everybody with this key who gives this name shares the conversation
             scope = (caller, fields["model"], fields.get("cache_salt"), session)
             family = self._families.setdefault((*scope, fields.get("session_id")), family)
+            family.is_named = True
         is_remembered = is_named or world.sections.get("session", {}).get("stateless", True)
         return Conversation(
             owner,

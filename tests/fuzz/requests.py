@@ -25,6 +25,7 @@ class Family:
         sent: by message of the client, the forms in which the backend received it.
         is_clean: all documents came in `ragboost` objects of answered, boosted requests, so that
             none may be sent twice.
+        is_named: its clients name it, so that branches with equal messages are one to the proxy.
     """
 
     given: set[str] = field(default_factory=set)
@@ -32,6 +33,7 @@ class Family:
     variants: dict[str, set[tuple[object, object]]] = field(default_factory=dict)
     sent: dict[str, set[str]] = field(default_factory=dict)
     is_clean: bool = True
+    is_named: bool = False
 
     def give(self, documents: tuple[Doc, ...]) -> None:
         """Count the documents of one more request."""
