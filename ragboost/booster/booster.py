@@ -24,7 +24,14 @@ from ragboost.context import Context, Plan
 from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, IndexEntry
-from ragboost.ordering import Order, RecentContexts, group_turns, order_documents
+from ragboost.ordering import (
+    CorpusPrior,
+    Order,
+    RecentContexts,
+    group_turns,
+    order_documents,
+    read_prior,
+)
 from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import Document, DocumentLike, Request
 
@@ -49,6 +56,7 @@ class Booster:
             waits. None: estimates, made exact in the background as `settings.tokens` says.
         tokens: document lengths shared with other Boosters of the same model; None: its own.
         sessions: the store of conversations; None: in memory, bounded by the settings.
+        prior: shared with other Boosters; None: read from `ordering.prior`, if that is set.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Booster:
         count_tokens: Callable[[str], int] | None = None,
         tokens: TokenCounter | None = None,
         sessions: SessionStore | None = None,
+        prior: CorpusPrior | None = None,
     ) -> None:
         self.settings = settings or Settings()
         if tokens is None:
@@ -73,8 +82,9 @@ class Booster:
             max_nodes=self.settings.index.max_nodes,
             max_visits=self.settings.index.max_visits,
         )
-        self._recent = RecentContexts() if self.settings.ordering.tail == "popularity" else None
-        self._recent_windows = self._recent if self._recent is not None else RecentContexts()
+        self._recent: RecentContexts | None = None
+        if self.settings.ordering.tail == "popularity":
+            self._recent = RecentContexts(prior or read_prior(self.settings.ordering))
         self.usage = UsageTotals()
         self._lock = RLock()  # guards index, sessions and usage
         self.residency = Residency(self.index, self._lock, ttl_s=self.settings.index.ttl_s)
@@ -104,8 +114,9 @@ class Booster:
             session: the conversation; documents of its earlier turns are not sent again. Callers
                 who keep the turns themselves pass a state, to which this turn is added.
             history: keys of the documents that this payload contains already, if the caller has
-                parsed it; only these may be referred to. Empty: it contains no earlier turn. None:
-                it contains all turns of the session.
+                parsed it, or a mapping of these keys to the labels that it shows; only these may be
+                referred to. Empty: it contains no earlier turn. None: it contains all turns of the
+                session.
             preamble: names the text before the first document; only requests with the same one
                 share prefixes. Must be the same in all turns of a session.
             planned: the order that `plan_window` found for these documents; ignored in later turns.
@@ -162,9 +173,7 @@ class Booster:
         ordering = self.settings.ordering
         with self._lock:
             if len(retrieved) > 1 and ordering.enabled:
-                return plan_together(
-                    self.index, retrieved, settings=ordering, recent=self._recent_windows
-                )
+                return plan_together(self.index, retrieved, settings=ordering, recent=self._recent)
             planned = []
             for each in retrieved:
                 order = self._order_alone(each)

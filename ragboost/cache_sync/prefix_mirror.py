@@ -10,7 +10,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
-from ragboost.engine_hooks.events import BlockHash, BlockRemoved, BlockStored, EventBatch
+from ragboost.engine_hooks.events import (
+    APPROXIMATE,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+)
 from ragboost.errors import ContextIndexError
 
 _MAX_MEDIA = 16  # other than the GPU; engines have a few
@@ -41,6 +47,7 @@ class MirrorBlock:
         end: tokens of the prompt up to and including this block.
         copies: physical copies on the GPU.
         other_copies: physical copies on other media.
+        is_approximate: its KV is no prefix hit for exact requests.
         is_reachable: it and all blocks before it are resident.
         requests: ids of the requests whose deepest known block this is.
     """
@@ -50,6 +57,7 @@ class MirrorBlock:
         "copies",
         "end",
         "first_child",
+        "is_approximate",
         "is_reachable",
         "key",
         "next_sibling",
@@ -73,6 +81,7 @@ class MirrorBlock:
         self.end = num_tokens
         self.copies = 0
         self.other_copies: dict[str, int] | None = None
+        self.is_approximate = False
         self.is_reachable = parent is None
         self.requests: set[str] | None = None
         self.first_child: MirrorBlock | None = None
@@ -272,7 +281,9 @@ class PrefixMirror:
                 key = _block_key(parent.key, raw[i * width : (i + 1) * width], extra)
                 block = MirrorBlock(block_hash, parent, key=key, num_tokens=size)
                 self._blocks[block_hash] = block
-                self._by_key.setdefault(key, block)
+                known = self._by_key.get(key)
+                if known is None or not known.is_reachable:
+                    self._by_key[key] = block
                 self.block_size = self.block_size or size
             elif block.parent is not parent:
                 self._count_unknown(1)
@@ -317,6 +328,9 @@ class PrefixMirror:
         if event.group_idx != self._group and event.group_idx is not None:
             return
         medium = event.medium or "GPU"
+        if medium == APPROXIMATE:
+            self._withdraw(event.block_hashes)
+            return
         for block_hash in event.block_hashes:
             block = self._blocks.get(block_hash)
             if block is None or not block.copies_on(medium):
@@ -327,7 +341,18 @@ class PrefixMirror:
                 self._mark_unreachable(block)
             self._prune(block)
 
+    def _withdraw(self, hashes: Iterable[BlockHash]) -> None:
+        """Take blocks and those after them for approximate; the engine still holds them."""
+        for block_hash in hashes:
+            block = self._blocks.get(block_hash)
+            if block is not None:
+                block.is_approximate = True
+                if block.is_reachable:
+                    self._mark_unreachable(block)
+
     def _is_resident(self, block: MirrorBlock) -> bool:
+        if block.is_approximate:
+            return False
         if block.copies and "GPU" in self.media:
             return True
         return block.other_copies is not None and not self.media.isdisjoint(block.other_copies)

@@ -37,8 +37,8 @@ class IndexSettings(Section):
     max_visits: int = Field(
         32,
         ge=1,
-        description="Nodes that one search expands. Raise it to find longer prefixes, lower it for "
-        "speed.",
+        description="Nodes that one search compares before it only descends. Raise it to find "
+        "longer prefixes, lower it for speed.",
     )
 
 
@@ -70,6 +70,11 @@ class OrderingSettings(Section):
         "relevance",
         description="Order of the documents behind the cached prefix: by relevance, or by how "
         "often recent requests had them together.",
+    )
+    prior: Path | None = Field(
+        None,
+        description="A file from `ragboost warm`: which documents of the corpus are retrieved "
+        "together. The popularity tail uses it while requests are few.",
     )
     min_saved_tokens: int = Field(
         0,
@@ -181,6 +186,13 @@ class FormatSettings(Section):
         "label",
         description="Documents numbered by position, such as Document 1. label: replace the "
         "numbers by names and tell the model which number each has; keep: do not reorder them.",
+    )
+    max_documents: int = Field(
+        10_000,
+        ge=1,
+        le=100_000,
+        description="Documents of one request. More in a ragboost object or a session's turn are a "
+        "400; a request with more in other fields is forwarded unchanged.",
     )
     delimiters: tuple[Delimiters, ...] = Field(
         (), description="Further formats to detect: name, start, end, separator of each."

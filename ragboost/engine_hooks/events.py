@@ -21,6 +21,10 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryEr
 BlockHash = int | Annotated[bytes, msgspec.Meta(max_length=64)]
 """An engine's name for a block: opaque, a signed or unsigned 64-bit integer, or bytes."""
 
+APPROXIMATE = "RAGBOOST_APPROXIMATE"
+"""Medium of a `BlockRemoved` that takes nothing out of the cache: the blocks hold KV that was
+assembled from stored chunks, so that no exact request hits them or what follows them."""
+
 _MAX_EVENTS = 2**18
 _MAX_LENGTH = 2**22  # of the lists in an event
 _MAX_NAME = 64

@@ -6,8 +6,8 @@ from typing import Any
 from ragboost.cache_sync.tracked_request import EngineRequestId
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.offload import call, is_large
-from ragboost.proxy.pipeline import BoostedRequest, BoostPipeline
+from ragboost.proxy.offload import call
+from ragboost.proxy.pipeline import BoostedRequest, BoostPipeline, needs_thread
 from ragboost.proxy.routing.assignment import Assignment
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
 from ragboost.rewriting.recognition import Histories
@@ -63,7 +63,7 @@ class ShadowPipeline(BoostPipeline):
                     self._metrics.count_shadow(result.context, original, preamble=result.preamble)
                 return result
 
-            result = await call(work, in_thread=is_large(request.body.raw))
+            result = await call(work, in_thread=needs_thread(request))
             if match is not None:
                 self._boosted_histories.add(match, result.delta)
             elif conversation is not None:

@@ -4,12 +4,20 @@ Knows JSON bodies, raw headers and the documents' shapes. Does not know backends
 remembered of conversations.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ragboost.config import Settings
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
-from ragboost.formats import Format, Found, UnknownShapeError, find_format, make_formats
+from ragboost.formats import (
+    Format,
+    Found,
+    TooManyDocumentsError,
+    UnknownShapeError,
+    find_format,
+    make_formats,
+)
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, get_header
 from ragboost.rewriting.json_body import JsonBody
@@ -26,6 +34,7 @@ _OTHER_FIELDS = ("session_id", "conversation", "previous_response_id")
 _END_USER = ("user", "safety_identifier")
 
 _REASONS: Mapping[type[RagBoostError], str] = {
+    TooManyDocumentsError: "too_many_documents",
     UnknownShapeError: "unknown_shape",
     RequestError: "bad_documents",
     ContextIndexError: "context_index",
@@ -52,7 +61,7 @@ class ParsedRequest(NamedTuple):
 
     Attributes:
         body: its JSON body.
-        tenant_key: its model and cache salt.
+        tenant_key: its model, cache salt and team.
         session: name of its conversation over all users and tenants; None if it is unnamed.
         shape: the shape of its documents; None without documents.
         found: its documents; None without documents.
@@ -89,6 +98,7 @@ class RequestParser:
         *,
         user: str | None = None,
         session: str | None = None,
+        team: str = "",
     ) -> ParsedRequest:
         """Parse a request.
 
@@ -97,17 +107,18 @@ class RequestParser:
             headers: of the request.
             user: under which its conversation is kept; None: the user of its credentials.
             session: unique name of its conversation; None: the one that the request names, if any.
+            team: of its API key.
 
         Raises:
             MalformedBodyError: the body is not a JSON object.
             RequestError: the `ragboost` object or the session header is malformed.
         """
         body = JsonBody(raw)
-        key = TenantKey.of(body.fields)
+        key = TenantKey.of(body.fields, team=team)
         user = user_of(headers) if user is None else user
+        scope = _scope(body.fields, key, user)
         if session is None and (name := session_name(body.fields, headers)) is not None:
-            model, salt = key
-            session = f"{user}/{len(model)}:{model}/{len(salt)}:{salt}/{name}"
+            session = f"{scope.hex()}/{name}"
         shape = found = bypass = None
         try:
             if (hit := find_format(self._formats, body.fields)) is not None:
@@ -118,7 +129,7 @@ class RequestParser:
             bypass = Bypass.of(error)
         claim = None
         if session is None and self._has_claims and shape is not None and found is not None:
-            claim = _claim(body, shape, found, scope=_scope(body.fields, key, user))
+            claim = _claim(body, shape, found, scope=scope)
         return ParsedRequest(body, key, session, shape, found, bypass, claim)
 
 
@@ -154,10 +165,10 @@ def _is_name(value: Any) -> bool:
 
 
 def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
-    """Join, without ambiguity, everything that keeps equal messages of two callers separate."""
+    """Hash, without ambiguity, everything that keeps equal names and messages separate."""
     parts = [user, *key, *[str(fields.get(name, "")) for name in _END_USER]]
     scope = "".join([f"{len(part)}:{part}" for part in parts])
-    return scope.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
 
 
 def _claim(body: JsonBody, shape: Format, found: Found, *, scope: bytes) -> Claim | None:

@@ -111,13 +111,14 @@ class Histories:
         """
         self._nodes.expire()
         depths, best = {UNCHANGED: 0}, UNCHANGED
+        given = frozenset(claim.documents)
         for at, link in enumerate(claim.links):
             is_last = at == len(claim.links) - 1
             for digest in self._rewritings.peek(link) or ():
                 node = self._nodes.peek(digest)
                 if node is None or node.parent not in depths:
                     continue
-                if _contains(claim, node, is_last=is_last):
+                if _contains(claim, given, node, is_last=is_last):
                     depths[digest] = depths[node.parent] + 1
                     best = digest if depths[digest] >= depths[best] else best
         deltas = [node.delta for node in self._chain(best)]
@@ -128,11 +129,14 @@ class Histories:
         """Keep what a request's message became, and return the digest of its history with it."""
         if not delta.sent:
             return match.digest
-        claim, link = match.claim, match.claim.links[-1]
-        digest = _digest(match.digest, link, delta)
+        claim, parent, link = match.claim, match.digest, match.claim.links[-1]
+        again = self._nodes.peek(parent)
+        if again is not None and again.link == link:
+            parent = again.parent  # the same message once more
+        node = HistoryNode(link, parent, delta, claim.shape)
+        digest = _digest(node)
         if digest not in self._nodes:
             size = _NODE_BYTES + sum(len(sent.message) for _, sent in delta.sent)
-            node = HistoryNode(link, match.digest, delta, claim.shape)
             self._nodes.put(digest, node, size=size)
         known = self._rewritings.peek(link) or ()
         others = [one for one in known if one in self._nodes and one != digest]
@@ -154,7 +158,7 @@ class Histories:
             digest = node.parent
 
 
-def _contains(claim: Claim, node: HistoryNode, *, is_last: bool) -> bool:
+def _contains(claim: Claim, given: frozenset[str], node: HistoryNode, *, is_last: bool) -> bool:
     """Return True if a request contains all documents of a rewritten message.
 
     Documents inside messages do: the link is a hash of their bytes. The last message must have been
@@ -167,19 +171,20 @@ def _contains(claim: Claim, node: HistoryNode, *, is_last: bool) -> bool:
     for _, sent in node.delta.sent:
         if is_last and (sent.retrieved != claim.documents or sent.is_boosted != claim.is_boosted):
             return False
-        if not set(sent.retrieved) <= set(claim.documents):
+        if not given.issuperset(sent.retrieved):
             return False
     return True
 
 
-def _digest(parent: Digest, link: Link, delta: HistoryDelta) -> Digest:
+def _digest(node: HistoryNode) -> Digest:
     """Hash a rewritten history.
 
     The bytes of its last message follow from the original history, the earlier turns as rewritten,
     and the documents given and sent: hashing these costs much less.
     """
-    hashed = hashlib.sha256(b"%d " % len(parent) + parent + link)
-    for _, sent in delta.sent:
+    hashed = hashlib.sha256(b"%d " % len(node.parent) + node.parent + node.link)
+    hashed.update(b"%b " % node.shape.encode())
+    for _, sent in node.delta.sent:
         keys = ",".join((*sent.retrieved, "", *sent.documents))
         hashed.update(b"%d,%d,%b" % (len(sent.message), sent.is_boosted, keys.encode()))
     return hashed.digest()

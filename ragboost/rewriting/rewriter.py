@@ -3,7 +3,7 @@
 Synchronous, so that a large body can be rewritten in a worker thread. Does not know HTTP.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -252,10 +252,10 @@ class _Rewriting:
     def _keep_or_boost(self, order: Sequence[str] | None, text_before: str) -> Context | Bypass:
         if order is not None:
             return self._keep_order(order, text_before)
-        return self._boost(None, (), text_before)
+        return self._boost(None, {}, text_before)
 
     def _boost(
-        self, conversation: Conversation | None, carried: Collection[str], text_before: str
+        self, conversation: Conversation | None, carried: Mapping[str, str], text_before: str
     ) -> Context | Bypass:
         """Boost the documents. Errors that the caller can correct are raised, all others bypass."""
         assert self._booster is not None, "a request that is rendered is not boosted"
@@ -334,7 +334,8 @@ class _Rewriting:
             messages[message] = Raw(sent)
             written = {**written, "messages": messages}
         retrieved, documents = _keys(context.retrieved), _keys(context.documents)
-        kept = SentMessage(sent, retrieved, documents, is_boosted)
+        labels = context.labels if self._shape.in_message else ()
+        kept = SentMessage(sent, retrieved, documents, is_boosted, labels)
         return written, HistoryDelta(((history.links[message], kept),), turn)
 
     def _boosted(

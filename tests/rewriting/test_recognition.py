@@ -68,6 +68,15 @@ def test_the_same_question_again_needs_the_same_documents_in_the_same_order() ->
     assert histories.match(again._replace(is_boosted=False)).digest == UNCHANGED
 
 
+def test_a_request_that_is_repeated_a_thousand_times_is_one_message() -> None:
+    histories = make(max_sessions=2000)
+    for shape in ("", "documents_field"):
+        for _ in range(1000):
+            turn(histories, "q1", shape=shape)
+    assert len(histories) == 2
+    assert len(histories.match(claim("q1", "a1", "q2")).conversation.sent) == 1
+
+
 def test_an_unboosted_message_is_resent_but_does_not_answer_the_question_again() -> None:
     histories = make()
     turn(histories, "q1", is_boosted=False)

@@ -65,6 +65,9 @@ class Metrics:
             "Operations of the session API's store that failed.",
             registry=self.registry,
         )
+        self.tasks = gauge(
+            "ragboost_tasks", "Tasks on the event loop: a few, and those of running requests."
+        )
         self.queue_depth = gauge("ragboost_queue_depth", "Requests in the waiting room.")
         self.backend_up = gauge(
             "ragboost_backend_up", "1 for a backend that is sent requests, else 0.", ("backend",)
@@ -135,6 +138,10 @@ class Metrics:
         self._cached_tokens = counter(
             "ragboost_cached_prompt_tokens_total",
             "Prompt tokens that backends reported as read from the prefix cache.",
+        )
+        self._reused_tokens = counter(
+            "ragboost_reused_prompt_tokens_total",
+            "Prompt tokens that backends reported as reused from stored chunks.",
         )
         self._predicted_tokens = counter(
             "ragboost_predicted_cached_prompt_tokens_total",
@@ -238,6 +245,8 @@ class Metrics:
         """Count the tokens that a backend reported."""
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
+        if usage.reused_tokens:
+            self._reused_tokens.inc(usage.reused_tokens)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
         """Record the error of a prediction of cached tokens, and the rolling figures."""

@@ -121,6 +121,7 @@ class DashboardTotals(BaseModel):
     documents_dropped: float
     prompt_tokens: float
     cached_tokens: float
+    reused_tokens: float = Field(description="Reused from stored chunks.")
     index_nodes: int
     sessions: int
     waiting: int
@@ -195,6 +196,7 @@ class RecentCompletion(BaseModel):
     ttft_ms: float | None
     prompt_tokens: int | None
     cached_tokens: int | None
+    reused_tokens: int | None = Field(description="Reused from stored chunks.")
     before: list[str]
     after: list[str]
 

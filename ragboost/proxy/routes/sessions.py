@@ -238,6 +238,7 @@ class SessionTurns(Completions):
                 admission,
                 session=exchange.scope["path_params"]["session_id"],
                 history=history.sent,
+                team=exchange.team,
             )
         except RequestError as error:
             if request.is_flat and error.param:  # the client gave the field without our object

@@ -1,5 +1,6 @@
 """The endpoints for operators: health, readiness, version and metrics."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Literal
 
@@ -88,6 +89,7 @@ class StatusRoutes:
         state, metrics = self._state, self._state.metrics
         metrics.index_nodes.set(state.boosting.tenants.num_nodes)
         metrics.sessions.set(len(state.boosting.conversations))
+        metrics.tasks.set(len(asyncio.all_tasks()))
         metrics.queue_depth.set(state.dispatcher.num_waiting)
         for backend in state.backends.all:
             metrics.backend_up.labels(backend.name).set(backend.is_healthy)

@@ -2,6 +2,7 @@
 
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ragboost.rewriting.rewriter import Rewriter
 from tests.fakes import FakeEngine, Received
+from tests.fakes.proxy import ProxyServer
 from tests.proxy.conversations.chats import (
     HINT,
     URL,
@@ -144,6 +146,16 @@ def test_models_and_cache_salts_do_not_meet(client: httpx.Client, engine: FakeEn
     Chat(client, engine, "salted").ask("hello", [document(1)], cache_salt="a")
     for fields in ({}, {"cache_salt": "b"}, {"cache_salt": "a", "model": "other"}):
         assert contents(Chat(client, engine, "salted").ask("hello", **fields)) == ["hello"]
+
+
+@pytest.mark.parametrize("field", ["user", "safety_identifier"])
+def test_end_users_with_the_same_session_id_do_not_meet(
+    client: httpx.Client, engine: FakeEngine, field: str
+) -> None:
+    """An application numbers the chats of each of its users."""
+    Chat(client, engine, f"1 {field}").ask("hello", [document(1)], **{field: "alice"})
+    received = Chat(client, engine, f"1 {field}").ask("hello", **{field: "bob"})
+    assert contents(received) == ["hello"]
 
 
 def test_the_same_documents_field_keeps_its_order_and_hints_in_a_conversation(
@@ -298,3 +310,27 @@ class TestRandomConversations:
             return  # a question asked again without documents keeps those that it had
         hinted = HINT.findall(contents(received)[-1])
         assert len(hinted) == sum(text not in contents(received)[-1] for text in texts.values())
+
+
+def test_a_hint_names_a_document_as_this_branch_labelled_it(
+    start_proxy: Callable[..., ProxyServer], engine: FakeEngine
+) -> None:
+    proxy = start_proxy(session={"max_documents": 2})  # labels of earlier turns are forgotten
+    same_id = {"id": 5, "text": "Another text."}
+    with httpx.Client(base_url=proxy.url) as client:
+        chat = Chat(client, engine, "branches")
+        chat.ask("one?", [document(1), document(2)])
+        chat.ask("two?", [document(3), document(4)])
+        chat.ask("three?", [document(5), document(6)])
+        for question, documents in (
+            ("other?", [document(7), document(8)]),
+            ("another?", [document(5), document(9)]),
+            ("a third?", [same_id, document(9)]),
+        ):
+            Chat(client, engine, "branches").ask(question, documents)
+        received = chat.ask("four?", [document(5), same_id])
+    check_hints_point_into_the_payload(received)
+    shown = "".join(contents(received))
+    assert HINT.findall(contents(received)[-1]) == ["[Doc_5]"]
+    assert shown.count("[Doc_5]\n") == 1
+    assert "Another text." in contents(received)[-1]

@@ -275,7 +275,7 @@ class TestRandomConversations:
         keys = {"alice": f"shared {run}", "bob": f"shared {run}", "carol": f"own {run}"}
         chats = {u: [Chat(client, engine, user=key, resends=True)] for u, key in keys.items()}
         last: dict[int, Received] = {}
-        prompts: dict[Any, set[str]] = defaultdict(set)  # by history with its answer
+        prompts: dict[Any, set[str]] = defaultdict(set)  # by key and messages; answers do not count
         choose = random.Random(repr(actions))
         for user, (action, ids) in actions:
             chat = self.after(action, choose.choice(chats[user]), chats, last, choose)
@@ -288,12 +288,13 @@ class TestRandomConversations:
             documents = [{"id": i, "text": texts[i]} for i in texts]
             received = chat.ask(f"question {len(chat.messages)}", documents)
             self.check(received, [one["text"] for one in chat.given], set(keys) - {user})
-            before = [(keys[user], str(chat.messages[:end])) for end in range(len(chat.messages))]
+            asked = chat.messages[:-1]
+            before = [(keys[user], str(asked[:end])) for end in range(len(asked))]
             is_ambiguous = any(len(prompts.get(history, ())) > 1 for history in before)
             if id(chat) in last and not is_ambiguous:
                 check_extends(received, last[id(chat)])
             last[id(chat)] = received
-            prompts[keys[user], str(chat.messages)].add(received.prompt)
+            prompts[keys[user], str(asked)].add(received.prompt)
         engine.behave()
 
     @staticmethod
