@@ -24,6 +24,12 @@ class Use(NamedTuple):
 
 
 EXTRAS = [
+    Use(
+        "from ragboost.config import SessionSettings; from ragboost.sessions import make_store\n"
+        "make_store(SessionSettings(store='redis', url='redis://127.0.0.1:1'))",
+        "redis",
+        "redis",
+    ),
     Use("import ragboost.engine", "torch", "engine"),
     Use(
         "from ragboost import Document; from ragboost.retrieval import BM25Retriever\n"

@@ -133,10 +133,10 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 def test_a_good_event_is_applied_after_every_kind_of_bad_one(rig: Rig) -> None:
     with rig.listening() as stream:
-        for name, payload in BAD.items():
+        for payload in BAD.values():
             rig.publisher.publish_payload(payload)
             eventually(lambda: rig.is_followed(stream))
-            assert stream.state is StreamState.EXACT, name  # the good event clears the cache
+            eventually(lambda: stream.state is StreamState.EXACT)  # the good event clears the cache
     status = stream.status()
     assert status.num_unreadable + status.num_unknown >= len(BAD) - 1
 
@@ -275,7 +275,7 @@ def fuzzed(tmp_path: Path) -> Iterator[Callable[[list[bytes]], None]]:
             for frame in frames:
                 rig.publisher.publish_payload(frame)
             eventually(lambda: rig.is_followed(stream))
-            assert stream.state is StreamState.EXACT
+            eventually(lambda: stream.state is StreamState.EXACT)
 
         yield publish
     assert stream.status().num_faults == 0

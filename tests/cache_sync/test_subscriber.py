@@ -182,6 +182,7 @@ def test_a_gap_without_replay_empties_the_mirror_until_the_cache_is_cleared(
         toy.check(stream)
         toy.serve(15)
         eventually(lambda: stream.status().num_gaps == 1)
+        eventually(lambda: stream.next_seq == toy.publisher.num_published)
         assert stream.state is StreamState.DEGRADED
         assert any(changes.is_cleared for changes in toy.changes)
         held = set(toy.cache.blocks.values())
