@@ -65,7 +65,7 @@ def check_batch(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     batch = [{"prompt_token_ids": prompt} for prompt in (tokens, tokens, other, tokens)]
     outputs = engine.llm.generate(batch, sampling, use_tqdm=False)
     choices = engine.sampling(positions, ratio=0.15, max_tokens=8)
-    choices.n = 3
+    choices.n, choices.temperature, choices.top_k = 3, 1.0, 1  # the most likely token
     many = engine.llm.generate([batch[0]], choices, use_tqdm=False)[0]
     return {
         "is_batch_right": [text(output) for output in outputs]
