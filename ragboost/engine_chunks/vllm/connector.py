@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from ragboost.engine_chunks.request import PARAMS_KEY
 from ragboost.engine_chunks.settings import EngineChunkSettings
-from ragboost.engine_chunks.vllm.compat import refusal
+from ragboost.engine_chunks.vllm.compat import hide_from_events, refusal
 from ragboost.engine_chunks.vllm.filler import ChunkFiller
 from ragboost.engine_chunks.vllm.planner import ChunkPlanner
 from ragboost.engine_chunks.vllm.self_test import self_test
@@ -88,6 +88,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().bind_kv_cache_manager(kv_cache_manager)
         if self.planner is not None:
             self.planner.blocks = kv_cache_manager
+            hide_from_events(kv_cache_manager, self.planner.approximate)
 
     def on_new_request(self, request: Any) -> None:
         if self.planner is not None:
@@ -132,6 +133,12 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self.filler is not None:
             for fill in self._get_connector_metadata().work.fills:
                 self.filler.fill(fill)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed: set[int] = set()
+        if self.filler is not None:
+            failed, self.filler.failed_blocks = self.filler.failed_blocks, failed
+        return failed
 
     def wait_for_save(self) -> None:
         if self.filler is not None:

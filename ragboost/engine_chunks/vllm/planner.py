@@ -12,7 +12,7 @@ from ragboost.engine_chunks.pacing import StepBudget
 from ragboost.engine_chunks.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
 from ragboost.engine_chunks.request import PARAMS_KEY, EngineChunkRequest, read_request
 from ragboost.engine_chunks.settings import EngineChunkSettings
-from ragboost.engine_chunks.vllm.requests import request_refusal, salt_blocks
+from ragboost.engine_chunks.vllm.requests import ApproximateBlocks, request_refusal, salt_blocks
 from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill, StepWork
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class ChunkPlanner:
 
     Attributes:
         blocks: vLLM's cache manager, once it is bound.
+        approximate: the blocks with approximate KV.
         reasons: number of requests computed exactly, by reason.
     """
 
@@ -69,6 +70,7 @@ class ChunkPlanner:
     ) -> None:
         self.blocks: Any = None
         self.reasons: Counter[str] = Counter()
+        self.approximate = ApproximateBlocks(4 * int(config.cache_config.num_gpu_blocks))
         self._filler, self._library = filler, filler.library
         self._block_size = filler.block_size
         self._defaults = settings.defaults
@@ -216,7 +218,8 @@ class ChunkPlanner:
             )
 
     def _salt(self, tracked: _Tracked, first: int) -> None:
-        salt_blocks(tracked.request, first, salt=tracked.digest)
+        note = self.approximate.add
+        salt_blocks(tracked.request, first, salt=tracked.digest, note=note)
         tracked.salted_from = first
 
     def _salted_tokens(self, tracked: _Tracked) -> int:
