@@ -72,6 +72,15 @@ class Assembly:
     hidden: Hidden | None = None
 
     @property
+    def unstored(self) -> list[tuple[int, int]]:
+        """Positions of the chunks without stored KV, once for equal chunks."""
+        missing: dict[tuple[int, ...], tuple[int, int]] = {}
+        for (start, stop), kv in zip(self.chunks, self.stored, strict=True):
+            if kv is None and start < stop:
+                missing.setdefault(tuple(self.tokens[start:stop]), (start, stop))
+        return list(missing.values())
+
+    @property
     def candidates(self) -> torch.Tensor:
         """Positions of the approximate tokens, ascending."""
         return torch.nonzero(self.source == TokenSource.APPROXIMATE).flatten()

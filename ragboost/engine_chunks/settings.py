@@ -23,6 +23,7 @@ class EngineChunkSettings:
     """Settings of chunk reuse inside an engine.
 
     Attributes:
+        reuse: `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not.
         host_bytes: capacity of the store in host memory.
         directory: folder of the store's disk tier; empty for none.
         disk_bytes: capacity of the disk tier.
@@ -33,6 +34,7 @@ class EngineChunkSettings:
         backend: attention backend of the recomputation, see `BACKENDS`.
     """
 
+    reuse: str = "exact"
     host_bytes: int = 4 * _GIB
     directory: str = ""
     disk_bytes: int = 64 * _GIB
@@ -58,6 +60,8 @@ class EngineChunkSettings:
             if isinstance(value, bool) or not isinstance(value, wanted):
                 raise ConfigError(f"`{name}` must be of type {types[name].__name__}, got {value!r}")
         settings = cls(**told)
+        if settings.reuse not in ("exact", "approx"):
+            raise ConfigError(f"`reuse` must be exact or approx, got {settings.reuse!r}")
         make_policy(settings.policy)
         make_eviction_policy(settings.eviction)
         if not 0.0 <= settings.ratio <= 1.0:

@@ -12,9 +12,10 @@ from ragboost.chunk_cache.kv.keys import Identity
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.prefill import Prefill
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.selection import POLICIES
+from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.selection.baseline import Oracle
 from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
@@ -52,6 +53,9 @@ def counts(result: Prefill) -> tuple[int, int, int, int]:
 def test_the_counts_add_up_to_the_prompt_for_every_policy(reuse: ChunkReuse, policy: str) -> None:
     system, chunks, question = make_prompt()
     reuse.precompute(system, chunks[:3])
+    if policy in MEASURED:
+        for chunk in chunks[:3]:
+            measure(reuse, system, chunk, neighbours=chunks[1:3])
 
     result = reuse.prefill(system, chunks, question, policy=policy, ratio=0.25)
 

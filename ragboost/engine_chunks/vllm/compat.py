@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import vllm
+from vllm.distributed.kv_events import BlockRemoved
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
@@ -17,7 +18,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from ragboost.engine_chunks.vllm.requests import ApproximateBlocks
+from ragboost.engine_hooks.events import APPROXIMATE
 
 TESTED_VERSIONS = ("0.32",)
 
@@ -46,16 +47,10 @@ def refusal(config: Any, kv_cache_config: Any) -> str | None:
     return next((reason for reason, is_refused in refused.items() if is_refused), None)
 
 
-def hide_from_events(manager: Any, blocks: ApproximateBlocks) -> None:
-    """Keep approximate blocks out of the cache events of a cache manager: they carry token ids, by
-    which a router would take them for exact ones."""
-    take = manager.take_events
-
-    def take_exact() -> Any:
-        events = take()
-        return blocks.hide(events, maybe_convert_block_hash) if events else events
-
-    manager.take_events = take_exact
+def withdrawal(block_hash: Any) -> Any:
+    """Return the cache event that withdraws a block, see `APPROXIMATE`."""
+    hashes = [maybe_convert_block_hash(block_hash)]
+    return BlockRemoved(block_hashes=hashes, medium=APPROXIMATE, group_idx=0)
 
 
 def attention_layers(config: Any) -> list[Any]:

@@ -7,6 +7,7 @@ one warning with the reason.
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +19,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from ragboost.engine_chunks.http.replies import ReplySender
 from ragboost.engine_chunks.request import PARAMS_KEY
 from ragboost.engine_chunks.settings import EngineChunkSettings
-from ragboost.engine_chunks.vllm.compat import hide_from_events, refusal
+from ragboost.engine_chunks.status import remove_status, write_status
+from ragboost.engine_chunks.vllm.compat import refusal, withdrawal
 from ragboost.engine_chunks.vllm.filler import ChunkFiller
 from ragboost.engine_chunks.vllm.planner import ChunkPlanner
 from ragboost.engine_chunks.vllm.self_test import self_test
@@ -53,6 +56,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.filler: ChunkFiller | None = None
         self.planner: ChunkPlanner | None = None
         self.off_reason = refusal(vllm_config, kv_cache_config)
+        self._replies = ReplySender()
         self._held: dict[str, int] = {}  # tokens that vLLM holds of each request, if reuse is off
         if role == KVConnectorRole.SCHEDULER:
             self._join_worker()
@@ -81,6 +85,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self.off_reason = getattr(worker, "off_reason", self.off_reason) or "worker_processes"
         else:
             self.planner = ChunkPlanner(filler, self._vllm_config, settings=self._settings)
+        write_status(self._vllm_config.instance_id, self.off_reason)
 
     # The scheduler's side.
 
@@ -88,7 +93,6 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().bind_kv_cache_manager(kv_cache_manager)
         if self.planner is not None:
             self.planner.blocks = kv_cache_manager
-            hide_from_events(kv_cache_manager, self.planner.approximate)
 
     def on_new_request(self, request: Any) -> None:
         if self.planner is not None:
@@ -113,14 +117,29 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return ChunkMetadata(self.planner.next_step(scheduler_output.num_scheduled_tokens))
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        report = self._report(request)
+        if report is not None:
+            asked = (request.kv_transfer_params or {}).get(PARAMS_KEY)
+            reply_to = asked.get("reply_to") if isinstance(asked, dict) else None
+            self._replies.send(reply_to, report[PARAMS_KEY])
+        return False, report
+
+    def _report(self, request: Any) -> dict[str, Any] | None:
         if self.planner is not None:
-            return False, self.planner.finish(request)
+            return self.planner.finish(request)
         held = self._held.pop(request.request_id, None)
         if held is None:
-            return False, None
+            return None
         told = {"exact": held, "reused": 0, "recomputed": 0}
         computed = int(request.num_prompt_tokens) - held
-        return False, {PARAMS_KEY: {**told, "computed": computed, "reason": self.off_reason}}
+        return {PARAMS_KEY: {**told, "computed": computed, "reason": self.off_reason}}
+
+    def take_events(self) -> Iterable[Any]:
+        """Withdraw approximate blocks, which vLLM has just announced like exact ones."""
+        if self.planner is None or not self.planner.withdrawn:
+            return ()
+        hashes, self.planner.withdrawn = self.planner.withdrawn, []
+        return [withdrawal(one) for one in hashes]
 
     def request_finished_all_groups(
         self, request: Any, block_ids: Any
@@ -154,5 +173,8 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Do nothing: chunks are taken out after the step."""
 
     def shutdown(self) -> None:
+        self._replies.close()
+        if self._role == KVConnectorRole.SCHEDULER:
+            remove_status(self._vllm_config.instance_id)
         if self.filler is not None:
             self.filler.close()

@@ -12,7 +12,7 @@ from ragboost.engine_chunks.pacing import StepBudget
 from ragboost.engine_chunks.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
 from ragboost.engine_chunks.request import PARAMS_KEY, EngineChunkRequest, read_request
 from ragboost.engine_chunks.settings import EngineChunkSettings
-from ragboost.engine_chunks.vllm.requests import ApproximateBlocks, request_refusal, salt_blocks
+from ragboost.engine_chunks.vllm.requests import request_refusal, salt_blocks
 from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill, StepWork
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ class ChunkPlanner:
 
     Attributes:
         blocks: vLLM's cache manager, once it is bound.
-        approximate: the blocks with approximate KV.
         reasons: number of requests computed exactly, by reason.
+        withdrawn: hashes of approximate blocks that followers of vLLM's cache events must not take
+            for exact ones; whoever publishes them empties the list.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ChunkPlanner:
     ) -> None:
         self.blocks: Any = None
         self.reasons: Counter[str] = Counter()
-        self.approximate = ApproximateBlocks(4 * int(config.cache_config.num_gpu_blocks))
+        self.withdrawn: list[Any] = []
         self._filler, self._library = filler, filler.library
         self._block_size = filler.block_size
         self._defaults = settings.defaults
@@ -139,6 +140,8 @@ class ChunkPlanner:
     def allocated(self, request: Any, num_filled: int) -> None:
         """Order the filling of a request that has got its blocks."""
         tracked = self._tracked.get(request.request_id)
+        if tracked is not None:
+            self._withdraw(tracked)
         if tracked is None or tracked.plan is None:
             return
         if num_filled:
@@ -169,6 +172,7 @@ class ChunkPlanner:
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return None
+        self._withdraw(tracked)
         total, held = int(request.num_prompt_tokens), tracked.held or 0
         salted = held if tracked.salted_from is None else self._salted_tokens(tracked)
         stale = max(0, held - salted)  # approximate blocks of an equal request
@@ -218,9 +222,14 @@ class ChunkPlanner:
             )
 
     def _salt(self, tracked: _Tracked, first: int) -> None:
-        note = self.approximate.add
-        salt_blocks(tracked.request, first, salt=tracked.digest, note=note)
+        salt_blocks(tracked.request, first, salt=tracked.digest)
         tracked.salted_from = first
+
+    def _withdraw(self, tracked: _Tracked) -> None:
+        """Note the first approximate block: those after it are found through it."""
+        hashes = tracked.request.block_hashes
+        if tracked.salted_from is not None and tracked.salted_from < len(hashes):
+            self.withdrawn.append(hashes[tracked.salted_from])
 
     def _salted_tokens(self, tracked: _Tracked) -> int:
         """Return the number of tokens before the first block with approximate KV."""

@@ -4,12 +4,7 @@ Does not import vLLM. Does not know chunks.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
 from typing import Any
-
-import msgspec
-
-from ragboost.bounded_map import BoundedMap
 
 
 def request_refusal(request: Any) -> str | None:
@@ -34,14 +29,10 @@ class SaltedHasher:
         plain: vLLM's own hasher of the request.
         first: number of the first block that holds approximate KV.
         salt: identity of the approximate KV.
-        note: called with the hashes that it makes of approximate blocks.
     """
 
-    def __init__(
-        self, plain: Any, *, first: int, salt: bytes, note: Callable[[Sequence[Any]], None]
-    ) -> None:
-        self.plain, self.first = plain, first
-        self._salt, self._note = salt, note
+    def __init__(self, plain: Any, *, first: int, salt: bytes) -> None:
+        self.plain, self.first, self._salt = plain, first, salt
 
     def __call__(self, request: Any) -> list[Any]:
         """Return the hashes of the blocks that have none yet."""
@@ -49,16 +40,12 @@ class SaltedHasher:
         known = len(hashes)
         fresh = list(self.plain(request))
         place = self.first - known
-        if place >= len(fresh):
-            return fresh
-        if place < 0:
-            self._note(fresh)
+        if not 0 <= place < len(fresh):
             return fresh
         kept = [*fresh[:place], self._salted(fresh[place])]
         hashes.extend(kept)
         kept.extend(self.plain(request))  # these chain on the salted block
         del hashes[known:]
-        self._note(kept[place:])
         return kept
 
     def _salted(self, plain: Any) -> Any:
@@ -66,71 +53,13 @@ class SaltedHasher:
         return type(plain)(digest[: len(plain)])
 
 
-def salt_blocks(
-    request: Any, first: int, *, salt: bytes, note: Callable[[Sequence[Any]], None]
-) -> None:
+def salt_blocks(request: Any, first: int, *, salt: bytes) -> None:
     """Give the blocks of a request from number `first` on hashes of their own. The blocks before it
-    must not be salted; those after it may be.
-
-    Args:
-        request: vLLM's request.
-        first: number of the first block that holds approximate KV.
-        salt: identity of the approximate KV.
-        note: called with the hashes of approximate blocks, now and later.
-    """
+    must not be salted; those after it may be."""
     hasher = request._block_hasher
     if hasher is None:  # without a prefix cache
         return
     plain = hasher.plain if isinstance(hasher, SaltedHasher) else hasher
-    request._block_hasher = SaltedHasher(plain, first=first, salt=salt, note=note)
+    request._block_hasher = SaltedHasher(plain, first=first, salt=salt)
     del request.block_hashes[first:]
     request.update_block_hashes()
-
-
-class ApproximateBlocks:
-    """The hashes of blocks with approximate KV, which nobody outside may take for exact ones.
-
-    Args:
-        max_blocks: hashes kept; more than the cache has blocks.
-    """
-
-    def __init__(self, max_blocks: int) -> None:
-        self._hashes: BoundedMap[Any, bool] = BoundedMap(max_entries=max_blocks)
-
-    def add(self, hashes: Sequence[Any]) -> None:
-        """Note the hashes of approximate blocks."""
-        for block_hash in hashes:
-            self._hashes.put(block_hash, True)
-
-    def hide(self, events: Sequence[Any], convert: Callable[[Any], Any]) -> list[Any]:
-        """Return cache events without these blocks.
-
-        Args:
-            events: vLLM's events of one step.
-            convert: turns a hash into its form in events.
-        """
-        if not len(self._hashes):
-            return list(events)
-        hidden = {convert(block_hash) for block_hash in self._hashes}
-        visible = []
-        for event in events:
-            hashes = getattr(event, "block_hashes", None)
-            if hashes is None:  # all blocks were cleared
-                visible.append(event)
-                continue
-            # Approximate blocks are the end of a chain.
-            exact = [block_hash for block_hash in hashes if block_hash not in hidden]
-            if len(exact) == len(hashes):
-                visible.append(event)
-            elif exact:
-                visible.append(_shortened(event, exact))
-        return visible
-
-
-def _shortened(event: Any, hashes: list[Any]) -> Any:
-    changes: dict[str, Any] = {"block_hashes": hashes}
-    if hasattr(event, "token_ids"):
-        changes["token_ids"] = event.token_ids[: len(hashes) * event.block_size]
-        if event.extra_keys is not None:
-            changes["extra_keys"] = event.extra_keys[: len(hashes)]
-    return msgspec.structs.replace(event, **changes)

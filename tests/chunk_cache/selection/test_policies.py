@@ -15,7 +15,7 @@ from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES, make_policy
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES, make_policy
 from ragboost.chunk_cache.selection.base import budget, choose
 from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.view import SelectionView
@@ -153,19 +153,33 @@ def test_two_stages_keep_the_first_half(reuse: ChunkReuse) -> None:
 
 def test_sensitivity_is_the_change_by_other_chunks_and_serves_the_offline_hybrid() -> None:
     reuse = ChunkReuse(build_adapter(), ChunkStore())
-    measure(reuse, SYSTEM, CHUNKS[2], neighbours=[CHUNKS[0], CHUNKS[1]])
-    reuse.precompute(SYSTEM, CHUNKS)
+    for number in range(4):
+        near = [CHUNKS[0], CHUNKS[1]] if number == 2 else [CHUNKS[number]]
+        measure(reuse, SYSTEM, CHUNKS[number], neighbours=near)
     assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
-    assert assembly.sensitivity[46:66].gt(0).all()
-    assert assembly.sensitivity[66:86].eq(0).all()
+    assert assembly.sensitivity[26:86].gt(0).all()
     result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="hybrid-offline", ratio=0.3)
-    inside = [position for position in result.selected if 46 <= position < 66]
-    assert len(inside) > len(result.selected) / 2
+    view = view_of(reuse)
+    want = rank(view.mean_question_attention()[26:86]) + rank(assembly.sensitivity[26:86])
+    assert set(result.selected) == set((want.topk(18).indices + 26).tolist())
 
 
-def test_rank_goes_from_0_to_1() -> None:
+@pytest.mark.parametrize("policy", sorted(MEASURED))
+def test_a_policy_without_the_measurements_that_it_needs_is_refused(policy: str) -> None:
+    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    measure(reuse, SYSTEM, CHUNKS[1], neighbours=[CHUNKS[0]])
+    reuse.precompute(SYSTEM, CHUNKS[:3])
+    named = f"the policy {policy.removesuffix('-peak')} needs .* chunk 2 was stored without it"
+    with pytest.raises(ChunkCacheError, match=named):
+        reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.3)
+    exact = reuse.prefill(SYSTEM, [CHUNKS[0]], QUESTION, policy=policy, ratio=0.3)
+    assert exact.num_approximate == 0, "an exact chunk needs none"
+
+
+def test_rank_goes_from_0_to_1_and_is_shared_by_equal_values() -> None:
     assert rank(torch.tensor([5.0, -1.0, 7.0])).tolist() == [0.5, 0.0, 1.0]
     assert rank(torch.tensor([3.0])).tolist() == [0.0]
+    assert rank(torch.tensor([0.0, 2.0, 0.0, 0.0, 1.0])).tolist() == [0.25, 1.0, 0.25, 0.25, 0.75]
 
 
 @given(

@@ -2,11 +2,8 @@
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
 
-import msgspec
-
-from ragboost.engine_chunks.vllm.requests import ApproximateBlocks, salt_blocks
+from ragboost.engine_chunks.vllm.requests import salt_blocks
 
 SIZE = 4
 
@@ -29,28 +26,6 @@ class Request:
         self.update_block_hashes()
 
 
-def salt(request: Request, first: int, salt: bytes) -> list[Any]:
-    """Salt a request's blocks and return the list that their hashes are noted in."""
-    noted: list[Any] = []
-    salt_blocks(request, first, salt=salt, note=noted.extend)
-    return noted
-
-
-class Stored(msgspec.Struct):
-    block_hashes: list[bytes]
-    token_ids: list[int]
-    block_size: int = SIZE
-    extra_keys: list[Any] | None = None
-
-
-class Gone(msgspec.Struct):
-    block_hashes: list[bytes]
-
-
-class Cleared(msgspec.Struct):
-    pass
-
-
 def chain(request: Request) -> list[bytes]:
     found: list[bytes] = []
     known = len(request.block_hashes)
@@ -69,7 +44,7 @@ def plain(num_tokens: int) -> list[bytes]:
 def test_blocks_before_the_first_approximate_one_are_shared() -> None:
     request = Request(list(range(20)))
 
-    salt(request, 2, b"a")
+    salt_blocks(request, 2, salt=b"a")
 
     assert request.block_hashes[:2] == plain(20)[:2]
     assert not set(request.block_hashes[2:]) & set(plain(20))
@@ -79,7 +54,7 @@ def test_blocks_before_the_first_approximate_one_are_shared() -> None:
 def test_an_approximate_block_that_generated_tokens_complete_is_salted() -> None:
     request = Request(list(range(10)))
 
-    salt(request, 2, b"a")
+    salt_blocks(request, 2, salt=b"a")
     assert request.block_hashes == plain(10)
     for token in range(10, 20):
         request.append([token])
@@ -92,9 +67,9 @@ def test_an_approximate_block_that_generated_tokens_complete_is_salted() -> None
 def test_equal_salts_share_and_different_ones_do_not() -> None:
     first, again, other = (Request(list(range(20))) for _ in range(3))
 
-    salt(first, 1, b"a")
-    salt(again, 1, b"a")
-    salt(other, 1, b"b")
+    salt_blocks(first, 1, salt=b"a")
+    salt_blocks(again, 1, salt=b"a")
+    salt_blocks(other, 1, salt=b"b")
 
     assert first.block_hashes == again.block_hashes
     assert not set(first.block_hashes[1:]) & set(other.block_hashes[1:])
@@ -103,9 +78,9 @@ def test_equal_salts_share_and_different_ones_do_not() -> None:
 def test_salting_from_an_earlier_block_on_takes_the_place_of_the_first() -> None:
     request, wanted = Request(list(range(20))), Request(list(range(20)))
 
-    salt(request, 3, b"a")
-    salt(request, 1, b"a")
-    salt(wanted, 1, b"a")
+    salt_blocks(request, 3, salt=b"a")
+    salt_blocks(request, 1, salt=b"a")
+    salt_blocks(wanted, 1, salt=b"a")
 
     assert request.block_hashes == wanted.block_hashes
 
@@ -115,36 +90,6 @@ def test_nothing_is_salted_without_a_prefix_cache() -> None:
     request._block_hasher = None
     request.block_hashes.clear()
 
-    salt(request, 0, b"a")
+    salt_blocks(request, 0, salt=b"a")
 
     assert request.block_hashes == []
-
-
-def test_events_show_only_the_exact_part_of_a_chain() -> None:
-    request = Request(list(range(20)))
-    blocks = ApproximateBlocks(100)
-    salt_blocks(request, 2, salt=b"a", note=blocks.add)
-    hashes = request.block_hashes
-    events = [
-        Stored(hashes, request.tokens, extra_keys=[None] * 5),
-        Stored(hashes[3:], request.tokens[12:]),
-        Gone([hashes[0], hashes[4]]),
-        Gone([hashes[4]]),
-        Cleared(),
-    ]
-
-    assert blocks.hide(events, lambda block_hash: block_hash) == [
-        Stored(hashes[:2], request.tokens[:8], extra_keys=[None] * 2),
-        Gone([hashes[0]]),
-        Cleared(),
-    ]
-
-
-def test_every_approximate_hash_is_noted_when_it_is_made() -> None:
-    request = Request(list(range(10)))
-
-    noted = salt(request, 2, b"a")
-    request.append(list(range(10, 14)))
-    request.append(list(range(14, 20)))
-
-    assert noted == request.block_hashes[2:]
