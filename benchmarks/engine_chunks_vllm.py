@@ -142,17 +142,16 @@ def itl(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sustained(args: argparse.Namespace) -> dict[str, Any]:
-    """Ask new questions over one corpus, a third of which fits into the store."""
-    num_chunks, used, size = 120, 6, 128
-    layers = min(args.layers, 8)
-    shape = {**DEEP, "num_hidden_layers": layers}
-    chunk_bytes = layers * 2 * 2 * 64 * 2 * size
+    """Ask new questions over one corpus, half of which fits into the store."""
+    num_chunks, used, size = 120, 12, 160
+    shape = {**DEEP, "num_hidden_layers": args.layers}
+    chunk_bytes = args.layers * 2 * 2 * 64 * 2 * size
     engine = ReuseLLM(
         shape,
         torch.bfloat16,
-        blocks=200,
+        blocks=300,
         settings={"host_bytes": chunk_bytes * num_chunks // 2},
-        max_model_len=2048,
+        max_model_len=4096,
     )
     prompts = Prompts(system=64, chunks=num_chunks, size=size, question=24)
     # A few chunks are asked for often, most of them rarely (Zipf).

@@ -117,6 +117,7 @@ class ReuseLLM:
                 folder,
                 dtype=str(dtype).removeprefix("torch."),
                 skip_tokenizer_init=True,
+                gpu_memory_utilization=0.2,  # of the host: vLLM refuses to start with less free
                 enforce_eager=True,
                 block_size=32,
                 num_gpu_blocks_override=blocks,
@@ -127,6 +128,7 @@ class ReuseLLM:
                     "kv_connector": "ChunkConnector",
                     "kv_connector_module_path": CONNECTOR,
                     "kv_role": "kv_both",
+                    "kv_load_failure_policy": "recompute",
                     "kv_connector_extra_config": settings or {},
                 },
                 **options,

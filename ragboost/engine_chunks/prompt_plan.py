@@ -93,7 +93,10 @@ def plan_prompt(
         library: the stored chunks.
     """
     stored: list[ChunkKV | None] = [None] * len(request.chunks)
-    last = stop = 0
+    last = max((end for _, end in request.chunks), default=0)
+    if last <= held:
+        return "prefix_hit"
+    stop = 0
     approximate = None
     for number, key in keys.items():
         start, end = request.chunks[number]
@@ -105,7 +108,6 @@ def plan_prompt(
         stored[number], stop = kv, end
         if approximate is None and not is_exact(kv, tokens[:start]):
             approximate = max(start, held)
-    last = max((end for _, end in request.chunks), default=0)
     if not stop:
         return "nothing_stored"
     question = min(last, len(tokens) - 1)

@@ -6,6 +6,8 @@ Prints one JSON object, which the test that starts this file checks.
 import json
 from typing import Any
 
+import torch
+
 from benchmarks.reuse_vllm import SMALL, Prompts, ReuseLLM
 
 FIELDS = ("exact", "reused", "recomputed", "computed")
@@ -65,7 +67,7 @@ def check_batch(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     batch = [{"prompt_token_ids": prompt} for prompt in (tokens, tokens, other, tokens)]
     outputs = engine.llm.generate(batch, sampling, use_tqdm=False)
     choices = engine.sampling(positions, ratio=0.15, max_tokens=8)
-    choices.n = 3
+    choices.n, choices.temperature, choices.top_k = 3, 1.0, 1  # the most likely token
     many = engine.llm.generate([batch[0]], choices, use_tqdm=False)[0]
     return {
         "is_batch_right": [text(output) for output in outputs]
@@ -88,6 +90,7 @@ def check_bad_input(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     }
     told = {}
     for name, (spans, options) in cases.items():
+        engine.llm.reset_prefix_cache()
         reason = report(engine.run(tokens, spans, **options)).get("reason")
         error = float((engine.logprobs(tokens, spans, **options) - exact).abs().max())
         told[name] = [reason, error < 1e-3]
@@ -108,10 +111,33 @@ def check_ends(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     core.abort_request(["x"])
     while core.has_unfinished_requests():
         core.step()
-    planner = core.engine_core.engine_core.scheduler.connector.planner
+    planner = planner_of(engine)
     return {
         "ending_error": float((ending - engine.exact(tokens)).abs().max()),
         "num_left": len(planner._tracked) + len(planner._filler.outcomes),
+    }
+
+
+def planner_of(engine: ReuseLLM) -> Any:
+    return engine.llm.llm_engine.engine_core.engine_core.scheduler.connector.planner
+
+
+def check_failure(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """A prompt that cannot be filled for want of memory is computed by vLLM."""
+    tokens, positions = prompts.prompt([1, 4, 2])
+    model = planner_of(engine)._filler.model
+    ran: list[int] = []
+
+    def fail(*args: Any, **options: Any) -> None:
+        ran.append(1)
+        raise torch.OutOfMemoryError
+
+    model.forward = fail
+    got = engine.logprobs(tokens, positions, ratio=0.15)
+    del model.forward
+    return {
+        "num_failed": len(ran),
+        "failed_error": float((got - engine.exact(tokens)).abs().max()),
     }
 
 
@@ -136,13 +162,23 @@ def check_preemption(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     }
 
 
+CHECKS = (
+    check_reuse,
+    check_batch,
+    check_bad_input,
+    check_ends,
+    check_failure,
+    check_preemption,
+)
+
+
 def main() -> None:
     # 75 blocks of 32 tokens: fewer than four prompts of 663 tokens and their completions need.
     engine = ReuseLLM(SMALL, blocks=75, max_model_len=1024, max_num_batched_tokens=1024)
     prompts = Prompts(system=40, chunks=5, size=120, question=23)
     first = report(engine.run(*prompts.prompt([0, 1, 2, 3, 4])))
     told: dict[str, Any] = {"first": first}
-    for check in (check_reuse, check_batch, check_bad_input, check_ends, check_preemption):
+    for check in CHECKS:
         told[check.__name__] = check(engine, prompts)
     print(json.dumps(told))
 

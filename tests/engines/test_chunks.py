@@ -78,6 +78,11 @@ def test_nothing_is_left_of_aborted_requests(told: Any) -> None:
     assert told["check_ends"]["num_left"] == 0
 
 
+def test_a_prompt_that_cannot_be_filled_is_computed(told: Any) -> None:
+    assert told["check_failure"]["num_failed"] == 1
+    assert told["check_failure"]["failed_error"] < ROUNDING
+
+
 def test_preempted_requests_get_the_same_text_and_poison_nothing(told: Any) -> None:
     assert told["check_preemption"]["is_preempted_right"]
     assert told["check_preemption"]["preempted_poison"] < ROUNDING

@@ -26,7 +26,10 @@ TESTED_VERSIONS = ("0.32",)
 def refusal(config: Any, kv_cache_config: Any) -> str | None:
     """Return why reuse is impossible with this configuration; None if it is possible."""
     parallel, model = config.parallel_config, config.model_config
-    groups = kv_cache_config.kv_cache_groups
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    block_size = config.cache_config.block_size
+    hash_block_size = getattr(kv_cache_config, "hash_block_size", None)
+    block_sizes = {hash_block_size or block_size, *(spec.block_size for spec in specs)}
     refused = {
         "untested_version": ".".join(vllm.__version__.split(".")[:2]) not in TESTED_VERSIONS,
         "worker_processes": parallel.world_size > 1,
@@ -38,7 +41,8 @@ def refusal(config: Any, kv_cache_config: Any) -> str | None:
         "multimodal_positions": model.uses_mrope,
         "pooling_model": model.runner_type != "generate",
         "quantised_kv": config.cache_config.cache_dtype != "auto",
-        "hybrid_model": len(groups) != 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec,
+        "hybrid_model": [type(spec) for spec in specs] != [FullAttentionSpec],
+        "several_block_sizes": block_sizes != {block_size},
     }
     return next((reason for reason, is_refused in refused.items() if is_refused), None)
 

@@ -153,6 +153,12 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             for fill in self._get_connector_metadata().work.fills:
                 self.filler.fill(fill)
 
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed: set[int] = set()
+        if self.filler is not None:
+            failed, self.filler.failed_blocks = self.filler.failed_blocks, failed
+        return failed
+
     def wait_for_save(self) -> None:
         if self.filler is not None:
             for capture in self._get_connector_metadata().work.captures:

@@ -3,6 +3,7 @@
 Knows the model, the paged cache and the store. Does not know how requests are scheduled.
 """
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +20,8 @@ from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.vllm.model import EngineModel
 from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill
 
+logger = logging.getLogger(__name__)
+
 
 class ChunkFiller:
     """Chunk reuse in one worker.
@@ -31,6 +34,7 @@ class ChunkFiller:
     Attributes:
         library: the stored chunks.
         outcomes: the result of each fill by request id, until the scheduler's side takes it.
+        failed_blocks: blocks whose filling failed, until vLLM takes them.
 
     Raises:
         UnsupportedModelError: reuse is impossible with this model or cache.
@@ -60,12 +64,25 @@ class ChunkFiller:
             settings.make_store(), identity=identity, regime=self.model.regime(1)
         )
         self.outcomes: dict[str, FilledPrompt] = {}
+        self.failed_blocks: set[int] = set()
         self._backend = make_backend(settings.backend)
         self._pace = RowPace(int(config.scheduler_config.max_num_batched_tokens))
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def fill(self, work: PromptFill) -> None:
-        """Write the KV of the tokens [held, stop) of a prompt into its blocks."""
+        """Write the KV of the tokens [held, stop) of a prompt into its blocks.
+
+        Without the memory for it the blocks are reported as failed, and vLLM does with the request
+        what its `kv_load_failure_policy` says.
+        """
+        try:
+            self._fill(work)
+        except torch.OutOfMemoryError as error:
+            logger.warning("the KV of a prompt could not be filled: %s", error)
+            first, last = work.plan.held // self.block_size, (work.plan.stop - 1) // self.block_size
+            self.failed_blocks.update(work.blocks[first : last + 1])
+
+    def _fill(self, work: PromptFill) -> None:
         plan = work.plan
         prefix = None
         if plan.held:

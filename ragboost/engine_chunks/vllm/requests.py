@@ -9,11 +9,13 @@ from typing import Any
 
 def request_refusal(request: Any) -> str | None:
     """Return why reuse is impossible for a request; None if it is possible."""
+    sampling = request.sampling_params
     refused = {
-        "prompt_logprobs": request.skip_reading_prefix_cache,
+        "pooling_model": sampling is None,
+        "prompt_logprobs": sampling is not None and sampling.prompt_logprobs is not None,
+        "no_prefix_cache": request.skip_reading_prefix_cache,
         "multimodal": bool(request.mm_features),
         "prompt_embeddings": request.prompt_token_ids is None or request.prompt_embeds is not None,
-        "pooling_model": request.sampling_params is None,
     }
     return next((reason for reason, is_refused in refused.items() if is_refused), None)
 
