@@ -23,6 +23,7 @@ def vllm_flags(settings: Mapping[str, Any]) -> list[str]:
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,
         "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
     }
     if settings:
         transfer["kv_connector_extra_config"] = dict(settings)  # type: ignore[assignment]
