@@ -92,13 +92,13 @@ class DocumentsField:
         return holder if isinstance(holder, Mapping) else {}
 
     def _order_hint(self, moved: Sequence[Any], context: Context) -> str | None:
-        places = {document.key: at for at, document in enumerate(context.documents)}
+        places: dict[str, int] = {}  # of equal documents, the first
+        for at, document in enumerate(context.documents):
+            places.setdefault(document.key, at)
         by_relevance = list(dict.fromkeys(places[document.key] for document in context.retrieved))
         if not self._hints.order or by_relevance == sorted(by_relevance):
             return None
-        labels = _labels(moved)
-        relevant_first = [labels[at] for at in by_relevance]
-        return order_hint(relevant_first, template=self._hints.order_template).text
+        return order_hint(_labels(moved), by_relevance, template=self._hints.order_template).text
 
 
 def _as_document(value: Any) -> Document:

@@ -182,9 +182,8 @@ class Messages:
             lines.append(_numbering(group, names))
         if self._settings.hints.order and sorted(order) != order:
             by_relevance = sorted(range(len(order)), key=order.__getitem__)
-            relevant_first = [labels[place] for place in by_relevance]
             template = self._settings.hints.order_template
-            lines.append(order_hint(relevant_first, template=template).text)
+            lines.append(order_hint(labels, by_relevance, template=template).text)
         return "\n".join(lines)
 
 

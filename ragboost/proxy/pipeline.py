@@ -6,7 +6,7 @@ original body when boosting fails. Does not know how requests are sent.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -120,7 +120,7 @@ class BoostPipeline:
             request = await call(parse, in_thread=is_large(raw))
         except MalformedBodyError:
             return await self._forward_malformed(raw, headers, admission, clock)
-        match = self._histories.match(request.links, request.beside) if request.links else None
+        match = self._histories.match(request.claim) if request.claim is not None else None
         digest = match.digest if match is not None else UNCHANGED
         conversation = match.conversation if match is not None else history
         tenant, boosted = None, BoostedRequest(raw)
@@ -140,9 +140,8 @@ class BoostPipeline:
             # the client leaves meanwhile.
             boosted = await (asyncio.shield(work) if needs_thread(request) else work)
             if match is not None and boosted.result is not None:
-                is_final = boosted.result.bypass is None
-                digest = self._histories.add(match, boosted.result.delta, is_final=is_final)
-        is_read = match is not None or history is not None
+                digest = self._histories.add(match, boosted.result.delta)
+        is_read = history is not None
         upstream = self._upstream(
             request, headers, boosted, tenant, digest, is_read=is_read, seconds=clock.seconds
         )
@@ -341,16 +340,9 @@ class BoostPipeline:
             tenant=tenant,
             tracked=tracked,
             history=digest,
-            on_answers=partial(self._add_answers, request, digest) if request.links else None,
             is_usage_added=boosted.is_usage_added,
             seconds=seconds,
         )
-
-    def _add_answers(
-        self, request: ParsedRequest, digest: Digest, answers: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Take the answers by which a recognised history may be continued."""
-        self._histories.add_answers(request.links[-1], digest, answers)
 
     def _count(self, upstream: UpstreamRequest) -> UpstreamRequest:
         self._metrics.observe_overhead("boost", seconds=upstream.seconds or 0.0)

@@ -1,6 +1,6 @@
 """Forward requests as they came, and count what boosting would have saved."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ragboost.cache_sync.tracked_request import EngineRequestId
@@ -10,7 +10,7 @@ from ragboost.proxy.offload import call
 from ragboost.proxy.pipeline import BoostedRequest, BoostPipeline, needs_thread
 from ragboost.proxy.routing.assignment import Assignment
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
-from ragboost.rewriting.recognition import Digest, Histories
+from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import BoostResult
 from ragboost.rewriting.sent_history import Conversation, Conversations
 from ragboost.rewriting.tenants import Tenant
@@ -50,8 +50,8 @@ class ShadowPipeline(BoostPipeline):
             conversation: Conversation | None = None
             if request.session is not None:
                 conversation = self._boosted_conversations.get(request.session)
-            elif request.links:
-                match = self._boosted_histories.match(request.links, request.beside)
+            elif request.claim is not None:
+                match = self._boosted_histories.match(request.claim)
                 conversation = match.conversation
 
             def work() -> BoostResult:
@@ -80,10 +80,3 @@ class ShadowPipeline(BoostPipeline):
 
     def _share_passages(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         return fields
-
-    def _add_answers(
-        self, request: ParsedRequest, digest: Digest, answers: Sequence[Mapping[str, Any]]
-    ) -> None:
-        super()._add_answers(request, digest, answers)
-        match = self._boosted_histories.match(request.links, request.beside)
-        self._boosted_histories.add_answers(request.links[-1], match.digest, answers)

@@ -12,6 +12,7 @@ from ragboost.booster import Booster
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import DedupSettings, OrderingSettings, Settings
 from ragboost.index import EvictionForecast
+from ragboost.ordering import CorpusPrior, read_prior
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.names import bounded_name
 from ragboost.tokens import TokenCounter, make_counter
@@ -70,6 +71,7 @@ class Tenant:
         settings: of its Boosters.
         modes: by name of the backend.
         tokens: lengths of documents, for all its Boosters; None: its own.
+        prior: of the popularity tail, for all its Boosters; None: each reads it.
     """
 
     def __init__(
@@ -79,12 +81,14 @@ class Tenant:
         modes: Mapping[str, CacheMode] | None = None,
         *,
         tokens: TokenCounter | None = None,
+        prior: CorpusPrior | None = None,
     ) -> None:
         self.key = key
         self.tokens = make_counter(settings.tokens) if tokens is None else tokens
         self.lock = asyncio.Lock()
         self._modes = {} if modes is None else modes
         self._settings = settings
+        self._prior = prior
         self._boosters: dict[str, Booster] = {}
         self._originals: dict[str, Booster] = {}
 
@@ -92,7 +96,7 @@ class Tenant:
         """Return the Booster that mirrors the prefix cache of a backend."""
         booster = self._boosters.get(backend)
         if booster is None:
-            booster = Booster(self._settings, tokens=self.tokens)
+            booster = Booster(self._settings, tokens=self.tokens, prior=self._prior)
             mode = self._modes.get(backend, CacheMode())
             booster.residency.follow(
                 is_exact=mode.is_exact,
@@ -144,6 +148,7 @@ class Tenants:
         self.is_counting = False
         self.counters: BoundedMap[str, TokenCounter] = BoundedMap(max_entries=_MAX_MODELS)
         self._settings = settings
+        self._prior = read_prior(settings.ordering)
         self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(
             max_entries=settings.proxy.max_tenants
         )
@@ -155,7 +160,13 @@ class Tenants:
         """Return the tenant of a key; an unknown one is new."""
         tenant = self._tenants.get(key)
         if tenant is None:
-            tenant = Tenant(key, self._settings, self.modes, tokens=self._counter(key.model))
+            tenant = Tenant(
+                key,
+                self._settings,
+                self.modes,
+                tokens=self._counter(key.model),
+                prior=self._prior,
+            )
             self._tenants.put(key, tenant)
         return tenant
 

@@ -52,6 +52,13 @@ def test_objects_are_moved_and_kept_as_they_are(documents: list[Any]) -> None:
     assert body == body_of(documents)
 
 
+def test_equal_documents_that_keep_their_places_get_no_order_hint() -> None:
+    body = body_of([{"text": text} for text in ("one", "two", "three", "two")])
+    new = moved(body, [0, 1, 2, 3])
+    assert question(new) == "why?"
+    assert new["documents"] == body["documents"]
+
+
 def test_a_body_that_keeps_its_order_is_the_same() -> None:
     body = body_of(["one", "two"])
     assert all(

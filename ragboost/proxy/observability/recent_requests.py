@@ -66,6 +66,7 @@ class RecentRequests:
             "ttft_ms": None if first_byte is None else (first_byte - request.started) * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,
+            "reused_tokens": usage.reused_tokens if usage else None,
             "before": [],
             "after": [],
         }

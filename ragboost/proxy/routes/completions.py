@@ -29,9 +29,7 @@ class Completions(Passthrough):
             has_stream_options=has_stream_options,
             team=exchange.team,
         )
-        reader = ResponseReader(
-            strips_usage=upstream.is_usage_added, on_messages=upstream.on_answers
-        )
+        reader = ResponseReader(strips_usage=upstream.is_usage_added)
         await self._relay(exchange, watch, admission, upstream, reader=reader)
 
     async def _relay(

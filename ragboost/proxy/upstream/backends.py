@@ -153,13 +153,19 @@ class Backend:
         return data if status == 200 else b""
 
     async def ask(
-        self, path: str, *, body: bytes | None = None, timeout_s: float = _READY_TIMEOUT_S
+        self,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: RawHeaders = (),
+        timeout_s: float = _READY_TIMEOUT_S,
     ) -> tuple[int, bytes]:
         """Send a request of the proxy's own on a new connection; return its status and body.
 
         Args:
             path: to GET.
             body: JSON to POST instead.
+            headers: further headers.
             timeout_s: for the whole exchange.
 
         Raises:
@@ -167,7 +173,7 @@ class Backend:
             BackendTimeoutError: no complete response within `timeout_s`.
         """
         method = "GET" if body is None else "POST"
-        own = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        own = [(b"content-type", b"application/json"), (b"connection", b"close"), *headers]
         head = self._head(method, path, self.with_key(own), len(body or b""))
         try:
             async with asyncio.timeout(timeout_s):

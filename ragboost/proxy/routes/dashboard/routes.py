@@ -84,7 +84,8 @@ class Dashboard:
     def _backends(self) -> list[dict[str, Any]]:
         states: dict[str, list[str]] = {}
         for view in self._state.sync.streams:
-            states.setdefault(view.backend, []).append(str(view.stream.state))
+            reason = f" ({view.silence})" if view.silence else ""
+            states.setdefault(view.backend, []).append(f"{view.stream.state}{reason}")
         return [
             {
                 "name": backend.name,
