@@ -15,6 +15,7 @@ from ragboost.tokens import TokenCounter
 
 SESSION_FIELD = "session_id"
 SESSION_HEADER = b"x-session-id"
+_MAX_NAME = 256
 
 
 class EngineRequestId(NamedTuple):
@@ -30,7 +31,10 @@ class EngineRequestId(NamedTuple):
 
     @classmethod
     def of(cls, body: Mapping[str, Any], headers: RawHeaders) -> "EngineRequestId":
-        """Return the client's own id, if it is where engines look for it, or else a new one."""
+        """Return the client's own id, if it is where engines look for it, or else a new one.
+
+        An id that is too long to be kept stays in the body, and its events are not recognised.
+        """
         extra = body.get("vllm_xargs")
         given = (
             body.get(SESSION_FIELD),
@@ -38,6 +42,8 @@ class EngineRequestId(NamedTuple):
             get_header(headers, SESSION_HEADER),
         )
         name = next((value for value in given if isinstance(value, str) and value), None)
+        if name is not None and len(name) > _MAX_NAME:
+            return cls(new_request_id(), False)
         return cls(new_request_id(), True) if name is None else cls(name, False)
 
 
