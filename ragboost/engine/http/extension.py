@@ -100,11 +100,13 @@ class ReuseDefaults:
         is_approx: whether they reuse chunks.
         options: policy and ratio, unless a request gives them.
         refusal: why this engine cannot reuse chunks; None: it can.
+        policies: names that requests may give.
     """
 
     is_approx: bool
     options: ReuseOptions
     refusal: str | None = None
+    policies: Sequence[str] = tuple(POLICIES)
 
 
 def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extension:
@@ -183,6 +185,13 @@ def _reuse(given: Any, defaults: ReuseDefaults) -> ReuseOptions | None:
     if policy not in POLICIES:
         raise RequestError(
             f"{where}.policy must be one of {', '.join(POLICIES)}, got {policy!r}",
+            param=f"{where}.policy",
+        )
+    if policy not in defaults.policies:
+        raise RequestError(
+            f"{where}.policy {policy!r} needs measurements that chunks have only if they were "
+            "prepared: run `ragboost precompute` and set engine.reuse_directory, or use one of "
+            f"{', '.join(defaults.policies)}",
             param=f"{where}.policy",
         )
     return ReuseOptions(policy, defaults.options.ratio if fields.ratio is None else fields.ratio)
