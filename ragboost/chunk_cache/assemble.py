@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.keys import tokens_digest
 from ragboost.chunk_cache.kv.request_cache import RequestCache, RequestLayer
-from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.base import ReusableModel
 from ragboost.chunk_cache.model.plan import Hidden
 from ragboost.chunk_cache.model.rope import KeyRotation
 
@@ -88,7 +88,7 @@ class Assembly:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def assemble(
-    adapter: ModelAdapter,
+    adapter: ReusableModel,
     spans: Sequence[ChunkSpan],
     *,
     length: int,
@@ -156,7 +156,7 @@ def _fill(
 
 
 def extract(
-    adapter: ModelAdapter,
+    adapter: ReusableModel,
     cache: DynamicCache,
     tokens: Sequence[int],
     *,

@@ -154,7 +154,10 @@ class EngineHookSettings(Section):
         "process.",
     )
     report_key: SecretStr | None = Field(
-        None, description="API key of that proxy. Set it in the engine's process."
+        None,
+        description="Key of the plug-in's reports, which is no client's key. Set it in the proxy's "
+        "process and in the engine's. None: reports are accepted from the proxy's own machine, "
+        "unless clients need keys.",
     )
     report_stream: str | None = Field(
         None,

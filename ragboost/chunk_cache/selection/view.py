@@ -11,9 +11,9 @@ import torch
 
 from ragboost.chunk_cache.assemble import Assembly, TokenSource
 from ragboost.chunk_cache.kv.request_cache import RequestCache
-from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.base import AttentionBackend, AttentionInputs, exact_mask
 from ragboost.chunk_cache.model.attention.dense import attention_weights, weighted_values
+from ragboost.chunk_cache.model.base import ReusableModel
 from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden, StopForwardError
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.recompute import recompute, rows_to_compute
@@ -52,7 +52,7 @@ class SelectionView:
 
     def __init__(
         self,
-        adapter: ModelAdapter,
+        adapter: ReusableModel,
         assembly: Assembly,
         *,
         budget: int,

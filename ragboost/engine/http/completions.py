@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from ragboost.engine.http import protocol, sse
 from ragboost.engine.http import responses as replies
-from ragboost.engine.http.extension import ReuseDefaults
 from ragboost.engine.http.metrics import EngineMetrics
 from ragboost.engine.http.prompts import Prompts
 from ragboost.engine.http.protocol import ApiError, GenerationRequest
@@ -26,6 +25,7 @@ from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.text.tokenizer import TextStream
+from ragboost.engine_chunks.options import ReuseDefaults
 from ragboost.errors import RequestError
 
 T = TypeVar("T")

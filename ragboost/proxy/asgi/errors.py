@@ -13,6 +13,7 @@ from ragboost.rewriting.headers import new_request_id
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "invalid_request_error",
     408: "request_timeout_error",
     409: "conflict_error",

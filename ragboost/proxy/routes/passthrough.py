@@ -9,6 +9,7 @@ from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.headers import request_headers
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.limits import ClientDisconnectedError, read_body
+from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.tracing import Tracing
@@ -20,11 +21,17 @@ from ragboost.rewriting.headers import get_header
 
 
 class Passthrough:
-    """Relay any request unchanged."""
+    """Relay any request unchanged.
+
+    Args:
+        state: of the app.
+        paths: those that are forwarded; None: the path is one of the proxy's own.
+    """
 
     endpoint = "other"
 
-    def __init__(self, state: ProxyState) -> None:
+    def __init__(self, state: ProxyState, *, paths: ForwardedPaths | None = None) -> None:
+        self._paths = paths
         self._settings = settings = state.settings
         self._keys = ApiKeys(settings.proxy.api_keys)
         self._tracing = Tracing() if settings.proxy.tracing else None
@@ -54,7 +61,9 @@ class Passthrough:
 
     async def _answer_or_refuse(self, exchange: RequestContext) -> None:
         try:
-            self._keys.check(exchange.headers)
+            exchange.team = self._keys.check(exchange.headers)
+            if self._paths is not None:
+                self._paths.check(exchange.target.partition("?")[0])
             await self._answer(exchange)
         except RequestError as error:
             exchange.outcome = "refused"

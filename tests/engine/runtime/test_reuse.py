@@ -15,10 +15,11 @@ from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.prompt import CutPrompt, PromptPart, PromptTokens, ReuseOptions
+from ragboost.engine.runtime.prompt import CutPrompt, PromptPart, PromptTokens
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.sampling import SamplingParams
 from ragboost.engine.text.cutting import TextSpan, cut_tokens
+from ragboost.engine_chunks.options import ReuseOptions
 from tests.engine.submitting import Request, running
 from tests.eventually import eventually
 
