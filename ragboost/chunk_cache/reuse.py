@@ -28,7 +28,13 @@ from ragboost.chunk_cache.model.plan import Observer, observe_both
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.prefill import Counts, Prefill, Timing
 from ragboost.chunk_cache.recompute import recompute
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
+from ragboost.chunk_cache.selection import (
+    DEFAULT_POLICY,
+    DEFAULT_RATIO,
+    MEASURED,
+    POLICIES,
+    make_policy,
+)
 from ragboost.chunk_cache.selection.base import SelectionPolicy, choose
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.snapkv import QuestionWindow, evict
@@ -82,6 +88,12 @@ class ChunkReuse:
             backend=self.backend,
             recipes=self._recipes,
         )
+
+    @property
+    def policies(self) -> list[str]:
+        """Names of the policies that can be used: those that need measurements only with prepared
+        chunks, which have them."""
+        return [name for name in POLICIES if self._recipes or name not in MEASURED]
 
     def for_tenant(self, salt: str | None) -> "ChunkReuse":
         """Return reuse of chunks that are shared only between requests with this salt; None:

@@ -203,7 +203,13 @@ def _chunk_scheduler(
         recipes = None if directory is None else ChunkCatalog.read(directory)
     except (ChunkCacheError, OSError) as error:
         raise ConfigError(f"engine.reuse_directory: {error}") from error
-    return ChunkScheduler(ChunkReuse(adapter, store, recipes=recipes))
+    reuse = ChunkReuse(adapter, store, recipes=recipes)
+    if settings.reuse_policy not in reuse.policies:
+        raise ConfigError(
+            f"engine.reuse_policy {settings.reuse_policy!r} needs chunks that "
+            "`ragboost precompute` has prepared in engine.reuse_directory"
+        )
+    return ChunkScheduler(reuse)
 
 
 def _chunk_store(device: torch.device, settings: EngineSettings) -> KVStore:

@@ -7,7 +7,7 @@
 The same for every engine. Knows JSON shapes. Does not know texts or tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,11 +39,13 @@ class ReuseDefaults(NamedTuple):
         is_approx: they reuse chunks.
         options: policy and ratio, unless a request gives them.
         refusal: why this engine cannot reuse chunks; None: it can.
+        policies: names that requests may give.
     """
 
     is_approx: bool = False
     options: ReuseOptions = ReuseOptions()
     refusal: str | None = None
+    policies: Sequence[str] = tuple(POLICIES)
 
 
 class ChunkPosition(NamedTuple):
@@ -83,7 +85,15 @@ def read_options(given: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOpti
         raise RequestError(
             f"{where}: chunks cannot be reused here: {defaults.refusal}", param=where
         )
-    return defaults.options if value == _APPROX else _read_object(value, defaults.options)
+    options = defaults.options if value == _APPROX else _read_object(value, defaults.options)
+    if options.policy not in defaults.policies:
+        raise RequestError(
+            f"{where}.policy {options.policy!r} needs measurements that only prepared chunks have: "
+            "run `ragboost precompute` and set engine.reuse_directory, or use one of "
+            f"{', '.join(defaults.policies)}",
+            param=f"{where}.policy",
+        )
+    return options
 
 
 def read_positions(given: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosition]:

@@ -77,6 +77,7 @@ def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
             is_approx=settings.reuse == "approx",
             options=ReuseOptions(settings.reuse_policy, settings.reuse_ratio),
             refusal=loaded.reuse_refusal,
+            policies=engine.chunk_scheduler.reuse.policies if engine.chunk_scheduler else (),
         ),
         default_max_tokens=settings.default_max_tokens,
         max_body_bytes=settings.max_body_bytes,

@@ -8,7 +8,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from ragboost.chunk_cache.selection import POLICIES
 from ragboost.engine.http import schemas
 from ragboost.engine.http.completions import CompletionService
 from ragboost.engine.http.metrics import CONTENT_TYPE
@@ -148,7 +147,7 @@ async def chunk_reuse(request: Request) -> schemas.ChunkReuseInfo:
         default="approx" if defaults.is_approx else "exact",
         policy=defaults.options.policy,
         ratio=defaults.options.ratio,
-        policies=list(POLICIES),
+        policies=list(defaults.policies),
     )
 
 

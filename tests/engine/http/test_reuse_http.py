@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.engine.builtin import build_tokenizer
@@ -146,6 +147,8 @@ def test_a_later_turn_finds_chunks_that_the_first_turns_system_prompt_precedes(
         ({"reuse": {"part": 1}}, "ragboost.reuse.part"),
         ({"reuse": {"policy": "best"}}, "ragboost.reuse.policy"),
         ({"reuse": {"policy": ["a3"]}}, "ragboost.reuse.policy"),
+        ({"reuse": {"policy": "cachecraft"}}, "ragboost.reuse.policy"),
+        ({"reuse": {"policy": "hybrid-offline"}}, "ragboost.reuse.policy"),
         ({"reuse": {"ratio": 2}}, "ragboost.reuse.ratio"),
         ({"reuse": {"ratio": True}}, "ragboost.reuse.ratio"),
         ({"chunks": 3}, "ragboost.chunks"),
@@ -185,6 +188,7 @@ def test_a_route_and_metrics_tell_of_reuse(empty: Served) -> None:
     told = httpx.get(f"{empty.url}/chunk_reuse").json()
     assert told["is_possible"] is True
     assert (told["default"], told["policy"], told["ratio"]) == ("exact", "gradual", 0.15)
+    assert set(told["policies"]) == set(POLICIES) - MEASURED
     ask(empty, [0, 1], ragboost=APPROX)
     text = httpx.get(f"{empty.url}/metrics").text
     assert 'ragboost_engine_reuse_prompt_tokens_total{source="computed"}' in text
@@ -245,3 +249,7 @@ def test_settings_of_reuse() -> None:
     assert make_engine(off, SETTINGS).chunk_scheduler is None
     with pytest.raises(ConfigError, match=r"engine\.reuse_policy must be one of full, reuse"):
         make_engine(off, SETTINGS.model_copy(update={"reuse_policy": "best"}))
+    with pytest.raises(ConfigError, match=r"'cachecraft' needs chunks that `ragboost precompute`"):
+        make_engine(
+            load_model(SETTINGS), SETTINGS.model_copy(update={"reuse_policy": "cachecraft"})
+        )
