@@ -24,7 +24,7 @@ from ragboost.proxy.asgi.limits import ClientDisconnectedError
 from ragboost.proxy.routes import openapi
 from ragboost.proxy.routes.completions import Completions
 from ragboost.proxy.routes.dashboard import Dashboard
-from ragboost.proxy.routes.passthrough import Passthrough
+from ragboost.proxy.routes.passthrough import AnyPath, Passthrough
 from ragboost.proxy.routes.reports import report_route
 from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
@@ -111,7 +111,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
         report_route(state),
         *StatusRoutes(state).routes(),
         *dashboard.routes(),
-        Route("/{path:path}", Passthrough(state)),
+        AnyPath(Passthrough(state)),
     ]
     return app
 

@@ -2,7 +2,8 @@
 
 import time
 
-from starlette.types import Receive, Scope, Send
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragboost.errors import RequestError
 from ragboost.proxy.asgi.disconnect import ClientWatch
@@ -17,6 +18,19 @@ from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.rewriting.headers import get_header
+
+
+class AnyPath(BaseRoute):
+    """Take every request, whatever its path: line breaks, `*`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return (Match.FULL if scope["type"] == "http" else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
 
 class Passthrough:

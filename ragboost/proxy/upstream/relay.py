@@ -95,7 +95,7 @@ async def _request(
                 exchange.method, exchange.target, headers=headers, body=upstream.body
             )
         except BackendError as error:
-            logger.warning("%s %s: %s", exchange.method, exchange.scope["path"], error)
+            logger.warning("%s %s: %s", exchange.method, exchange.logged_path, error)
             if slot.fail_over(error):
                 continue
             is_timeout = isinstance(error, BackendTimeoutError)
@@ -151,7 +151,8 @@ async def _send_body(
             last = b""  # everything was sent
     except BackendError as error:
         exchange.outcome = "truncated"
-        logger.warning("%s: the backend's response ended early: %s", exchange.scope["path"], error)
+        path = exchange.logged_path
+        logger.warning("%s: the backend's response ended early: %s", path, error)
         if held := reader.take_held() if reader else b"":
             last = held
             await send({"type": "http.response.body", "body": held, "more_body": True})
