@@ -172,10 +172,13 @@ class HttpConnection(asyncio.Protocol):
             return
         self._running = None
         if not exchange.keep_alive:
-            self._close(lingers=not exchange.is_received or bool(self._held))
+            self._close(lingers=True)
             return
         if self._queue:
             self._start(self._queue.popleft())
+        elif self._refusal is not None:
+            self.refuse(*self._refusal)
+            return
         if self._held:
             data, self._held = bytes(self._held), bytearray()
             self._feed(data)
@@ -189,7 +192,7 @@ class HttpConnection(asyncio.Protocol):
             return
         running = self._running
         if running is not None and running.is_received:
-            running.keep_alive = False  # the refused request is behind a response that is due
+            self._refusal = status, message  # the refused request is behind responses that are due
             return
         if running is not None:
             running.disconnect()

@@ -118,9 +118,9 @@ async def test_a_connection_that_is_told_to_stop_answers_first() -> None:
     async with connection() as c:
         c.protocol.data_received(GET)
         c.protocol.shutdown()
-        assert not c.transport.is_closing()
+        assert c.transport.calls == []
         c.app.respond.set()
-        await eventually_async(c.transport.is_closing)
+        await eventually_async(lambda: c.transport.calls, equals=["write_eof"])
         assert b"connection: close" in c.transport.written
 
 
@@ -325,10 +325,10 @@ async def test_a_response_that_is_never_taken_does_not_keep_the_connection() -> 
         c.app.respond.set()
         c.transport.num_unsent = 1000
         c.protocol.data_received(GET.replace(b"host", b"connection: close\r\nhost"))
-        await run_event_loop()
-        assert c.transport.is_closing()
+        await clock.advance(2)
+        assert c.transport.calls == ["write_eof", "close"]
         await clock.advance(61)
-        assert c.transport.calls == ["close", "abort"]
+        assert c.transport.calls == ["write_eof", "close", "abort"]
 
 
 async def test_the_rest_of_a_request_that_is_answered_early_is_dropped_for_a_while() -> None:
