@@ -78,6 +78,7 @@ class HttpConnection(asyncio.Protocol):
         self._held = bytearray()
         self._is_read_paused = False
         self._is_closing = False  # whatever comes is discarded
+        self._is_stopping = False  # the server is
         self._num_discarded = 0
         self._is_writable: asyncio.Event | None = None
         self._refusal: tuple[int, str] | None = None
@@ -150,6 +151,7 @@ class HttpConnection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close the connection, after the response if one is pending."""
+        self._is_stopping = True
         if self._running is None:
             self._close()
         else:
@@ -426,7 +428,7 @@ class HttpConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        if lingers and transport.can_write_eof():
+        if lingers and not self._is_stopping and transport.can_write_eof():
             if self._is_read_paused:
                 self._resume_reading()
             transport.write_eof()

@@ -23,44 +23,54 @@ class OracleReading:
     problem: str = ""
 
 
-def read_stream(data: bytes) -> OracleReading:
-    """Parse all requests of a connection, as a server that answers each of them."""
-    connection = _connect(data)
-    reading, head, body = OracleReading(), None, b""
-    while True:
+def read_stream(data: bytes, *, is_lenient: bool = False) -> OracleReading:
+    """Parse all requests of a connection, as a server that answers each of them.
+
+    Args:
+        data: all that a client sends.
+        is_lenient: overlook what servers may overlook: empty lines and spaces around a request
+            line, and a missing host.
+    """
+    reading = OracleReading()
+    while data:
         try:
-            event = connection.next_event()
+            data = _read_request(reading, data)
         except h11.RemoteProtocolError as error:
-            if str(error) == "no request line received":  # an empty line, which servers may skip
-                connection = _connect(connection.trailing_data[0])
-                continue
-            reading.problem = str(error)
-            return reading
-        if isinstance(event, h11.Request) and event.method == b"CONNECT":
-            reading.problem = "a proxy may refuse to be a tunnel"
-            return reading
-        if isinstance(event, h11.Request):
-            head, body = event, b""
-        elif isinstance(event, h11.Data):
-            body += bytes(event.data)
-        elif isinstance(event, h11.EndOfMessage):
-            assert head is not None
-            reading.requests.append(
-                SentRequest(head.method.decode(), path_of(head.target.decode()), body)
-            )
-            connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
-            connection.send(h11.EndOfMessage())
-            if connection.our_state is h11.MUST_CLOSE:
+            repaired = _repair(data) if is_lenient else data
+            if repaired == data:
+                reading.problem = str(error)
                 return reading
-            connection.start_next_cycle()
-        else:
-            return reading  # more data is needed
+            data = repaired
+    return reading
 
 
-def _connect(data: bytes) -> h11.Connection:
+def _read_request(reading: OracleReading, data: bytes) -> bytes:
+    """Add a request to a reading; return the bytes behind it, none if it was the last."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
     connection.receive_data(data)
-    return connection
+    head = connection.next_event()
+    if not isinstance(head, h11.Request):
+        return b""
+    if head.method == b"CONNECT":
+        raise h11.RemoteProtocolError("a proxy may refuse to be a tunnel")
+    body = b""
+    while isinstance(event := connection.next_event(), h11.Data):
+        body += bytes(event.data)
+    if not isinstance(event, h11.EndOfMessage):
+        return b""
+    reading.requests.append(SentRequest(head.method.decode(), path_of(head.target.decode()), body))
+    connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+    connection.send(h11.EndOfMessage())
+    return b"" if connection.our_state is h11.MUST_CLOSE else connection.trailing_data[0]
+
+
+def _repair(data: bytes) -> bytes:
+    head, end, rest = data.lstrip(b"\r\n").partition(b"\r\n\r\n")
+    line, _, headers = head.partition(b"\r\n")
+    line = b" ".join(line.split(b" ")).replace(b"  ", b" ").strip(b" ")
+    if not headers.lower().startswith(b"host:") and b"\r\nhost:" not in headers.lower():
+        headers = b"host: x\r\n" + headers
+    return line + b"\r\n" + headers + end + rest if end else data
 
 
 def path_of(target: str) -> str:

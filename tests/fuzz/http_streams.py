@@ -33,12 +33,10 @@ class HttpStream:
     Attributes:
         data: all bytes, in order.
         segments: the same, as they are sent.
-        plain: the same without the oddities that change no framing, which a server may overlook.
     """
 
     data: bytes = b""
     segments: list[bytes] = field(default_factory=list)
-    plain: bytes = b""
 
 
 def make_stream(seed: int) -> HttpStream:
@@ -58,7 +56,6 @@ class _StreamMaker:
         for number in range(self._random.randint(1, 5)):
             self._add_request(number, is_odd)
         self._stream.data += end.encode()
-        self._stream.plain += end.encode()
         if self._chance(0.1):
             self._damage()
         self._cut()
@@ -88,7 +85,6 @@ class _StreamMaker:
         rest = b"".join(lines) + b"\r\n" + content
         host = b"" if is_odd and self._chance(0.1) else b"host: x\r\n"
         self._stream.data += self._request_line(method, target, is_odd) + host + rest
-        self._stream.plain += f"{method} {target} HTTP/1.1\r\nhost: x\r\n".encode() + rest
 
     def _request_line(self, method: str, target: str, is_odd: bool) -> bytes:
         if not (is_odd and self._chance(0.2)):
@@ -161,10 +157,10 @@ class _StreamMaker:
 
     def _damage(self) -> None:
         """Change one byte, anywhere but in what tells which stream a target is of."""
-        data = self._stream.plain
+        data = self._stream.data
         position = self._random.choice([i for i, byte in enumerate(data) if byte not in _TARGET])
         new = self._random.choice((b"", b"\n", b"\r", b" ", b"\x00", b"\xc3", b"x", b":"))
-        self._stream.data = self._stream.plain = data[:position] + new + data[position + 1 :]
+        self._stream.data = data[:position] + new + data[position + 1 :]
 
     def _cut(self) -> None:
         data, kind = self._stream.data, self._random.randrange(4)
