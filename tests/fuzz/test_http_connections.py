@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.proxy import ProxyServer
 from tests.fuzz.http_driver import HttpDriver, HttpRecorder
 
-NUM_STREAMS = 300
+NUM_STREAMS = 200
 
 
 @pytest.fixture
