@@ -15,6 +15,7 @@ attention. All are means over seeds; `error` is the standard error between seeds
 import argparse
 import json
 import math
+import random
 import sys
 import time
 from dataclasses import asdict
@@ -28,13 +29,14 @@ from transformers import AutoModelForCausalLM
 from benchmarks import craft_quality, prepared_quality
 from benchmarks.articles import SOURCES
 from benchmarks.parts import part
+from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate, normalised
 from ragboost.chunk_cache.eval.runner import EvalRow, evaluate
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure as measure_offline
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES
 from research.tasks import TASKS, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"
@@ -53,6 +55,7 @@ def measure(
     prompts: int,
     policies: list[str],
     granularity: int,
+    stored: str = "alone",
     parts: Path | None = None,
 ) -> list[EvalRow]:
     """Evaluate `prompts` prompts of every task, drawn with this seed; finished tasks are saved in
@@ -63,18 +66,31 @@ def measure(
 
     def on_task(task: str) -> list[Any]:
         drawn = [prompt.case() for prompt in make_prompts(task, prompts, seed=seed)]
-        if "hybrid-offline" in policies:
+        if MEASURED & set(policies):
             unrelated = make_prompts("local", 4, seed=seed + 1000)
             for case in drawn:
                 for number, chunk in enumerate(case.chunks):
                     neighbours = unrelated[number % 4].chunks[:4]
                     measure_offline(reuse, case.system, chunk, neighbours=neighbours)
-        found = evaluate(reuse, drawn, policies=policies, ratios=RATIOS, granularity=granularity)
+        rng = random.Random(seed)
+
+        def take(case: Case) -> None:
+            chunks = rng.sample(case.chunks, len(case.chunks))
+            reuse.prefill(case.system, chunks, case.question, policy="full", keep=True)
+
+        found = evaluate(
+            reuse,
+            drawn,
+            policies=policies,
+            ratios=RATIOS,
+            granularity=granularity,
+            store=take if stored == "requests" else None,
+        )
         return [asdict(row) for row in found]
 
     rows = []
     for task in TASKS:
-        name = f"{task}-{seed}-{prompts}-{granularity}-{names}"
+        name = f"{task}-{seed}-{prompts}-{granularity}-{stored}-{names}"
         rows += [EvalRow(**row) for row in part(parts, name, partial(on_task, task))]
         print(f"seed {seed}: {task} done", file=sys.stderr)
     return rows
@@ -186,6 +202,12 @@ def main() -> None:
     parser.add_argument("--policies", default="", help="comma-separated; default: all")
     parser.add_argument("--granularity", type=int, default=1, help="tokens per selected block")
     parser.add_argument(
+        "--stored",
+        choices=("alone", "requests"),
+        default="alone",
+        help="reuse chunks that were computed alone, or taken from a request in another order",
+    )
+    parser.add_argument(
         "--neighbours", choices=SOURCES, help="measure preprocessing with these neighbours"
     )
     parser.add_argument("--top-n", default="0,2,5,10,15", help="neighbour counts for --neighbours")
@@ -208,6 +230,7 @@ def main() -> None:
             prompts=args.prompts,
             policies=policies,
             granularity=args.granularity,
+            stored=args.stored,
             parts=args.parts,
         )
         for seed in SPLITS[args.split]
@@ -220,6 +243,7 @@ def main() -> None:
         "seeds": SPLITS[args.split],
         "prompts": args.prompts,
         "granularity": args.granularity,
+        "stored": args.stored,
         "cpu_s": round(time.process_time() - begin),
     }
     if args.json:

@@ -78,13 +78,6 @@ class Served(NamedTuple):
                     text += choice.get("delta", choice).get("content") or choice.get("text") or ""
             return Answer(text, times[0], cpu_ms, times[1:], usage)
 
-    def wait_until_stored(self) -> float:
-        """Wait until the engine has stored all pending chunks; return the seconds waited."""
-        begin, chunk_scheduler = time.perf_counter(), self.engine.chunk_scheduler
-        while chunk_scheduler is not None and chunk_scheduler.has_work:
-            time.sleep(0.002)
-        return time.perf_counter() - begin
-
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
 

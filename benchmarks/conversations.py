@@ -5,8 +5,8 @@
 PATH is a folder of MT-RAG (questions with retrieved documents) or of agent traces (tool results).
 The engine is the tests' FakeEngine: an exact prefix cache with words and punctuation as tokens.
 Conversations are interleaved request by request; answers come from the data, no model runs. Exits
-with 1 if, through the proxy, a request does not extend the previous one of its conversation, or a
-document is missing or repeated.
+with 1 if, through the proxy with session ids (agent traces: without), a request does not extend the
+previous one of its conversation, or a document is missing or repeated.
 """
 
 import argparse
@@ -52,15 +52,19 @@ class Client:
     """Client side of one conversation.
 
     Attributes:
+        id: the data set's id of the conversation.
         history: messages so far.
+        given: documents so far, each once.
         last: messages that the engine received with the last request.
         is_extending: every request began with the messages of the previous one.
         is_complete: every request contained each of its documents exactly once.
     """
 
     def __init__(self, chat: Chat) -> None:
+        self.id = chat.id
         self.steps = chat.steps
         self.history: list[Message] = []
+        self.given: list[Message] = []
         self.last: list[Message] = []
         self.is_extending = self.is_complete = True
 
@@ -95,7 +99,7 @@ def main() -> None:
         chats, modes, judged = read_traces(args.data), TRACE_MODES, "passages"
     else:
         chats = read_questions(args.data, args.retrieved, top=args.top)
-        modes, judged = QUESTION_MODES, "ragboost"
+        modes, judged = QUESTION_MODES, "ragboost_session"
     chats = chats[: args.limit]
     results = {
         name: replay(chats, body, settings, capacity=args.capacity)
@@ -172,6 +176,19 @@ def _boosted(client: Client, new: list[Message], documents: list[Message]) -> Me
     return {"messages": client.history, **ours}
 
 
+def _boosted_again(client: Client, new: list[Message], documents: list[Message]) -> Message:
+    """Return the same, with the documents of earlier turns behind this turn's."""
+    client.given = [*documents, *(one for one in client.given if one not in documents)]
+    return _boosted(client, new, client.given)
+
+
+def _boosted_by_session(client: Client, new: list[Message], documents: list[Message]) -> Message:
+    """Return the history without documents, this turn's documents, and a session id."""
+    ours = {"documents": documents, "session_id": client.id}
+    client.history.extend(new)
+    return {"messages": client.history, "ragboost": ours}
+
+
 def _latest_only(client: Client, new: list[Message], documents: list[Message]) -> Message:
     """Return a body with this turn's documents in the last message and none in the history."""
     messages = [*client.history, *new[:-1], _with_documents(new[-1], documents)]
@@ -182,6 +199,14 @@ def _latest_only(client: Client, new: list[Message], documents: list[Message]) -
 def _resent(client: Client, new: list[Message], documents: list[Message]) -> Message:
     """Return a body that resends the documents of every turn."""
     client.history.extend([*new[:-1], _with_documents(new[-1], documents)])
+    return {"messages": client.history}
+
+
+def _tagged(client: Client, new: list[Message], documents: list[Message]) -> Message:
+    """Return a body that resends the documents of every turn between XML tags."""
+    blocks = [f'<document id="{one["id"]}">\n{one["text"]}\n</document>\n' for one in documents]
+    question = {**new[-1], "content": "".join(blocks) + new[-1]["content"]}
+    client.history.extend([*new[:-1], question])
     return {"messages": client.history}
 
 
@@ -198,7 +223,10 @@ def _block(document: Message) -> str:
 QUESTION_MODES: dict[str, tuple[Body, Settings | None]] = {
     "latest_only": (_latest_only, None),
     "resent": (_resent, None),
+    "in_text": (_tagged, Settings()),
     "ragboost": (_boosted, Settings()),
+    "ragboost_resent": (_boosted_again, Settings()),
+    "ragboost_session": (_boosted_by_session, Settings()),
 }
 TRACE_MODES: dict[str, tuple[Body, Settings | None]] = {
     "direct": (_boosted, None),

@@ -10,6 +10,10 @@ same requests, `--at-once` of them concurrently, so TTFT includes queueing:
 - `boosted`: independent requests planned as one batch, or conversations boosted turn by turn;
 - `online`: independent requests boosted on arrival, with the index following the engine.
 
+With `--reuse RATIO` (vLLM), independent requests have four modes instead: `plain`; `order`, as
+`online`; `reuse`, the retriever's order with the documents' stored KV reused and this share of it
+recomputed; and `order_reuse`.
+
 `hit_rate` is taken from the engine's own metrics, `prefill_tokens` from the `usage` of each
 response; TTFT is in milliseconds. docs/lab/end-to-end.md explains the defaults.
 """
@@ -26,8 +30,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine_servers import missing
-from benchmarks.replays import INDEPENDENT, TURNS, replay_independent, replay_turns
-from benchmarks.served import Served, serve
+from benchmarks.replays import (
+    INDEPENDENT,
+    REUSING,
+    TURNS,
+    replay_independent,
+    replay_reusing,
+    replay_turns,
+)
+from benchmarks.served import Mode, Served, serve
 from benchmarks.workloads import Workload, load_data, read_rows
 from ragboost.types import Document, Request
 
@@ -49,7 +60,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # stops the engines
     loaded = load(options)
     with serve(
-        TURNS if loaded.workload.conversations else INDEPENDENT,
+        modes(loaded, options),
         engine=options.engine,
         cache_tokens=options.cache_tokens,
         max_model_len=MAX_MODEL_LEN,
@@ -60,6 +71,17 @@ def main() -> None:
         print(json.dumps(result))
     else:
         show(result)
+
+
+def modes(loaded: Loaded, options: argparse.Namespace) -> dict[str, Mode]:
+    """Return the modes to serve."""
+    if options.reuse is None:
+        names = TURNS if loaded.workload.conversations else INDEPENDENT
+        return {name: Mode() for name in names}
+    chunks = {"host_bytes": 2 << 30}
+    unordered = {"ordering": {"enabled": False}, "hints": {"order": False}}
+    ways = (Mode(), Mode(), Mode(unordered, chunks), Mode(chunks=chunks))
+    return dict(zip(REUSING, ways, strict=True))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -87,6 +109,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--model", choices=["tiny", "wide"], default="tiny", help="model of vLLM and SGLang"
     )
+    parser.add_argument(
+        "--reuse", type=float, metavar="RATIO", help="measure chunk reuse; share to recompute"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     reason = missing(options.engine)
@@ -94,6 +119,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(reason)
     if options.model != "tiny" and options.engine == "embedded":
         parser.error("--model applies to vLLM and SGLang; the embedded engine has a built-in model")
+    if options.reuse is not None and options.engine != "vllm":
+        parser.error("--reuse applies to vLLM")
     return options
 
 
@@ -116,7 +143,15 @@ def measure(
 ) -> dict[str, Any]:
     """Send the workload and return the figures."""
     workload, requests, k = loaded
-    if workload.conversations:
+    if options.reuse is not None:
+        figures = replay_reusing(
+            served,
+            requests,
+            count=options.requests,
+            at_once=options.at_once,
+            ratio=options.reuse,
+        )
+    elif workload.conversations:
         figures = replay_turns(
             served,
             [[requests[i] for i in turns] for turns in workload.conversations],
@@ -160,11 +195,11 @@ def load_documents(folder: Path, *, corpus: str) -> dict[Any, Document]:
 def show(result: Mapping[str, Any]) -> None:
     """Print tables."""
     console = Console()
-    modes = [mode for mode in INDEPENDENT if mode in result]
+    names = [mode for mode in dict.fromkeys((*INDEPENDENT, *REUSING)) if mode in result]
     title = f"{result['workload']} on {result['engine']}: {result['requests']} requests"
-    table = Table("", *modes, title=title)
-    for name in result["plain"]:
-        table.add_row(name, *(str(result[mode][name]) for mode in modes))
+    table = Table("", *names, title=title)
+    for figure in result["plain"]:
+        table.add_row(figure, *(str(result[mode][figure]) for mode in names))
     console.print(table)
     if turns := result.get("turns"):
         by_turn = Table(*turns[0])

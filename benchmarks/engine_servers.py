@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ragboost.cache_sync.discovery import EventSource
+from ragboost.engine_chunks.vllm.flags import vllm_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts" / "engines"
@@ -106,6 +107,9 @@ class EngineServer:
         report_url: proxy that the plug-in reports to.
         max_model_len: maximum tokens of prompt and completion together.
         shape: model that vLLM and SGLang serve, as in scripts/engines/make_tiny_model.py.
+        chunks: settings of chunk reuse in vLLM; None: vLLM as it is.
+        dtype: of vLLM's model.
+        model: folder of vLLM's model, instead of `shape`.
     """
 
     def __init__(
@@ -118,8 +122,12 @@ class EngineServer:
         report_url: str | None = None,
         max_model_len: int = 8192,
         shape: Shape = "tiny",
+        chunks: Mapping[str, Any] | None = None,
+        dtype: str = "bfloat16",
+        model: Path | None = None,
     ) -> None:
-        self.shape = shape
+        self.shape, self.model = shape, model
+        self.chunks, self.dtype = chunks, dtype
         self.max_model_len = max_model_len
         self.kind = kind
         self.cache_tokens = cache_tokens
@@ -262,12 +270,13 @@ class EngineServer:
         )
 
     def _vllm(self) -> list[str]:
-        command = [str(venv("vllm") / "bin" / "vllm"), "serve", str(made_model("vllm", self.shape))]
+        model = self.model or made_model("vllm", self.shape)
+        command = [str(venv("vllm") / "bin" / "vllm"), "serve", str(model)]
         flags: dict[str, object] = {
             "--served-model-name": "tiny",
             "--host": "127.0.0.1",
             "--port": self.port,
-            "--dtype": "bfloat16",
+            "--dtype": self.dtype,
             "--max-model-len": min(self.max_model_len, self.cache_tokens),
             "--max-num-seqs": 8,
             "--max-num-batched-tokens": 2048,
@@ -279,7 +288,9 @@ class EngineServer:
             flags["--kv-events-config"] = json.dumps(
                 {"enable_kv_cache_events": True, "publisher": "zmq", **self._addresses()}
             )
-        return [*command, "--enforce-eager", "--enable-prompt-tokens-details", *_flat(flags)]
+        chunks = [] if self.chunks is None else vllm_flags(self.chunks)
+        command += ["--enforce-eager", "--enable-prompt-tokens-details", *chunks]
+        return [*command, *_flat(flags)]
 
     def _sglang(self) -> list[str]:
         command = [*python("sglang"), "-W", "ignore", "-m", "sglang.launch_server"]

@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,9 @@ from benchmarks.plan import add_workload_arguments, workload_of
 from benchmarks.workloads import CAPACITIES, Workload, hit_rates
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import RecentContexts, order_documents, plan_window
+from ragboost.ordering import CorpusPrior, RecentContexts, order_documents, plan_window
+from ragboost.retrieval import BM25Retriever, Corpus
+from ragboost.retrieval.warm import imagine_contexts
 from ragboost.simulate import simulate
 
 Tail = Literal["relevance", "popularity"]
@@ -44,11 +47,22 @@ def main() -> None:
     )
     parser.add_argument("--window", type=int, default=1, help="requests planned together")
     parser.add_argument(
+        "--warm",
+        type=int,
+        default=0,
+        metavar="N",
+        help="give the popularity tail what BM25 finds for N documents of the data's corpus",
+    )
+    parser.add_argument(
         "--unbounded", action="store_true", help="simulate the unbounded cache only"
     )
     args = parser.parse_args()
     result = measure(
-        workload_of(args), tail=args.tail, window=args.window, unbounded=args.unbounded
+        workload_of(args),
+        tail=args.tail,
+        window=args.window,
+        prior=warm(args.data, k=args.k, limit=args.warm) if args.warm else None,
+        unbounded=args.unbounded,
     )
     if args.json:
         print(json.dumps(result))
@@ -56,8 +70,20 @@ def main() -> None:
         show(result)
 
 
+def warm(folder: Path, *, k: int, limit: int) -> CorpusPrior:
+    """Return the prior of a corpus whose documents are named by their ids."""
+    documents = Corpus.read(next(iter(sorted(folder.glob("corpus.jsonl*")))))
+    contexts = imagine_contexts(documents, BM25Retriever(documents), k=k, limit=limit)
+    return CorpusPrior([[str(document.id)] for document in documents], contexts)
+
+
 def measure(
-    workload: Workload, *, tail: Tail, window: int = 1, unbounded: bool = False
+    workload: Workload,
+    *,
+    tail: Tail,
+    window: int = 1,
+    prior: CorpusPrior | None = None,
+    unbounded: bool = False,
 ) -> dict[str, Any]:
     """Replay the requests once per cache capacity, with an index of that capacity.
 
@@ -70,7 +96,9 @@ def measure(
     capacities = {"unbounded": None} if unbounded else CAPACITIES
     rates: dict[str, float] = {}
     for name, capacity in capacities.items():
-        orders, micros, cpu_micros = replay(workload, capacity, tail=tail, window=window)
+        orders, micros, cpu_micros = replay(
+            workload, capacity, tail=tail, window=window, prior=prior
+        )
         rates[name] = round(simulate(orders, workload.tokens, capacity_tokens=capacity).hit_rate, 4)
     return {
         "workload": workload.name,
@@ -88,7 +116,12 @@ def measure(
 
 
 def replay(
-    workload: Workload, capacity: int | None, *, tail: Tail, window: int
+    workload: Workload,
+    capacity: int | None,
+    *,
+    tail: Tail,
+    window: int,
+    prior: CorpusPrior | None = None,
 ) -> tuple[Orders, Micros, Micros]:
     """Order all requests.
 
@@ -96,15 +129,16 @@ def replay(
         The orders, and microseconds of wall and processor time per request, (requests,) each.
     """
     index = ContextIndex(capacity_tokens=capacity, max_nodes=2 * len(workload.contexts) + 1)
-    recent = RecentContexts()
+    recent = RecentContexts(prior)
     settings = OrderingSettings(tail=tail)
+    popular = recent if tail == "popularity" else None
     orders: Orders = []
     nanos, cpu_nanos = [], []
     for at in range(0, len(workload.contexts), window):
         contexts = workload.contexts[at : at + window]
         started, cpu = time.perf_counter_ns(), time.thread_time_ns()
         if window > 1:
-            orders.extend(plan_window(index, contexts, workload.tokens, recent=recent).orders)
+            orders.extend(plan_window(index, contexts, workload.tokens, recent=popular).orders)
         else:
             orders.append(_order(index, contexts[0], workload.tokens, settings, recent))
         taken, cpu_taken = time.perf_counter_ns() - started, time.thread_time_ns() - cpu

@@ -119,7 +119,8 @@ def requests_for(target: Target, body: str, num_requests: int, *, seed: int) -> 
         }
         data = json.dumps(fields).encode()
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+            "content-type: application/json\r\n"
             f"authorization: Bearer {KEY}\r\ncontent-length: {len(data)}\r\n\r\n"
         )
         requests.append(head.encode() + data)

@@ -42,13 +42,12 @@ STAGES = {
         "formats.ragboost_object:as_documents",
     ],
     "hash messages": [
-        "rewriting.parsed_request:history_links",
+        "rewriting.parsed_request:chain_links",
         "rewriting.sent_history:chain_links",
     ],
     "recognise and remember the conversation": [
         "rewriting.recognition:Histories.match",
         "rewriting.recognition:Histories.add",
-        "rewriting.recognition:Histories.add_answers",
     ],
     "admit and route": ["proxy.routing.admission:Admission.take"],
     "de-duplicate, count tokens": ["booster.booster:Booster._retrieve"],

@@ -165,7 +165,7 @@ def free_port() -> int:
 def _answers(port: int) -> bool:
     body = b'{"model":"m","messages":[{"role":"user","content":"ready?"}]}'
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {KEY}\r\n"
         "content-type: application/json\r\nconnection: close\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )

@@ -15,6 +15,7 @@ from ragboost.booster.booster import Booster
 from ragboost.types import Request
 
 INDEPENDENT = ("plain", "boosted", "online")
+REUSING = ("plain", "order", "reuse", "order_reuse")
 TURNS = ("plain", "boosted")
 STRETCHES = 20
 ANSWER_TOKENS = 8
@@ -85,6 +86,44 @@ def replay_independent(
         **figures,
         **ratios(figures["plain"], figures["boosted"]),
         **{f"online_{name}": x for name, x in ratios(figures["plain"], figures["online"]).items()},
+    }
+
+
+def replay_reusing(
+    served: Mapping[str, Served],
+    requests: Sequence[Request],
+    *,
+    count: int,
+    at_once: int,
+    ratio: float,
+) -> dict[str, Any]:
+    """Send the first `count` requests on arrival: as they are, ordered, with chunk reuse, and both.
+
+    Args:
+        served: an engine for each mode of REUSING.
+        requests: the whole set.
+        count: number of requests to measure.
+        at_once: requests sent concurrently to one mode before the next mode gets its round.
+        ratio: share of the reused tokens to recompute.
+    """
+    requests, reuse = requests[:count], {"policy": "gradual", "ratio": ratio}
+    bodies = {
+        "plain": [completion(request, boost=False) for request in requests],
+        "order": [completion(request, boost=True) for request in requests],
+        "reuse": [completion(request, boost=True, reuse=reuse) for request in requests],
+        "order_reuse": [completion(request, boost=True, reuse=reuse) for request in requests],
+    }
+    send_interleaved(served, {mode: rounds(sent, at_once) for mode, sent in bodies.items()})
+    figures: dict[str, Any] = {mode: served[mode].summary() for mode in REUSING}
+    return {
+        "requests": len(requests),
+        "recompute_ratio": ratio,
+        **figures,
+        **{
+            f"{mode}_{name}": value
+            for mode in REUSING[1:]
+            for name, value in ratios(figures["plain"], figures[mode]).items()
+        },
     }
 
 
@@ -241,7 +280,7 @@ def ratios(plain: Mapping[str, Any], boosted: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def completion(request: Request, *, boost: bool) -> Body:
+def completion(request: Request, *, boost: bool, reuse: Mapping[str, Any] | None = None) -> Body:
     """Return a completion body with the documents in a `ragboost` object."""
     documents = [
         {"id": document.id, "title": document.title, "text": document.text}
@@ -249,7 +288,11 @@ def completion(request: Request, *, boost: bool) -> Body:
     ]
     return {
         "prompt": request.query,
-        "ragboost": {"documents": documents, "options": {"boost": boost}},
+        "ragboost": {
+            "documents": documents,
+            "options": {"boost": boost},
+            **({"reuse": reuse} if reuse is not None else {}),
+        },
     }
 
 

@@ -30,12 +30,13 @@ Body = Mapping[str, Any]
 
 
 class Sample(NamedTuple):
-    """Measured response to one request."""
+    """Measured response to one request; `reused_tokens` came from stored chunks."""
 
     ttft_ms: float
     prompt_tokens: int
     cached_tokens: int
     answer: str
+    reused_tokens: int = 0
 
 
 class Counted(NamedTuple):
@@ -113,6 +114,7 @@ class Served:
             prompt_tokens=usage["prompt_tokens"],
             cached_tokens=details.get("cached_tokens") or 0,
             answer=answer or "-",
+            reused_tokens=(usage.get("ragboost") or {}).get("approx_cached_tokens", 0),
         )
 
     def counters(self) -> Counted:
@@ -134,6 +136,7 @@ class Served:
         quantiles = statistics.quantiles(ttft, n=20, method="inclusive")
         prompt = sum(sample.prompt_tokens for sample in self.samples)
         cached = sum(sample.cached_tokens for sample in self.samples)
+        reused = sum(sample.reused_tokens for sample in self.samples)
         return {
             "hit_rate": round(counted.cached / max(counted.prompt, 1), 4),
             "ttft_p50_ms": round(statistics.median(ttft), 1),
@@ -141,13 +144,26 @@ class Served:
             "ttft_mean_ms": round(statistics.fmean(ttft), 1),
             "ttft_quartiles_ms": [round(quantiles[i], 1) for i in (4, 9, 14)],
             "prompt_tokens": prompt,
-            "prefill_tokens": prompt - cached,
+            "prefill_tokens": prompt - cached - reused,
+            **({"reused_tokens": reused} if reused else {}),
         }
+
+
+class Mode(NamedTuple):
+    """One way to serve.
+
+    Attributes:
+        settings: sections of the proxy's settings.
+        chunks: settings of chunk reuse in vLLM; None: vLLM as it is.
+    """
+
+    settings: Mapping[str, Any] = {}
+    chunks: Mapping[str, Any] | None = None
 
 
 @contextmanager
 def serve(
-    modes: Sequence[str],
+    modes: Mapping[str, Mode],
     *,
     engine: Kind,
     cache_tokens: int,
@@ -158,37 +174,44 @@ def serve(
     with ExitStack() as stack:
         servers = [
             EngineServer(
-                engine, cache_tokens=cache_tokens, max_model_len=max_model_len, shape=shape
+                engine,
+                cache_tokens=cache_tokens,
+                max_model_len=max_model_len,
+                shape=shape,
+                chunks=mode.chunks,
             )
-            for _ in modes
+            for mode in modes.values()
         ]
         for server in servers:
             stack.push(server)  # stopped on exit even if its start fails
         with ThreadPoolExecutor(len(servers)) as pool:
             list(pool.map(EngineServer.start, servers))
         yield {
-            mode: stack.enter_context(_behind_proxy(server))
-            for mode, server in zip(modes, servers, strict=True)
+            name: stack.enter_context(_behind_proxy(server, mode))
+            for (name, mode), server in zip(modes.items(), servers, strict=True)
         }
 
 
 @contextmanager
-def _behind_proxy(server: EngineServer) -> Iterator[Served]:
-    app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
+def _behind_proxy(server: EngineServer, mode: Mode) -> Iterator[Served]:
+    app = create_app(Settings(backend={"url": server.url}, **mode.settings))
     with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=600) as client:
         served = Served(server, client)
         for prompt in ("Warm up the path of a long request. " * 100, "And of a short one."):
             served.send("/v1/completions", {"prompt": prompt})
         served.reset()
-        _wait_until_followed(app)
+        _wait_until_ready(app, reuses=mode.chunks is not None)
         yield served
 
 
-def _wait_until_followed(app: Any) -> None:
+def _wait_until_ready(app: Any, *, reuses: bool) -> None:
     end = time.monotonic() + 30
-    while not all(follower.is_exact for follower in app.state.cache_sync.followers.values()):
+    followers = app.state.cache_sync.followers.values()
+    while not all(follower.is_exact for follower in followers) or (
+        reuses and not app.state.chunk_reuse.is_supported
+    ):
         if time.monotonic() > end:
-            raise RuntimeError("the proxy does not follow the engine's events after 30 s")
+            raise RuntimeError("the proxy does not follow the engine after 30 s")
         time.sleep(0.05)
 
 

@@ -9,6 +9,7 @@ Grouped by who can fix the cause::
             InvalidDocumentError
             SessionNotFoundError
             SessionConflictError
+            SessionStoreError       the operator: the store of sessions fails, HTTP 503
         BackendError                the upstream server
             BackendConnectionError
             BackendTimeoutError
@@ -65,6 +66,13 @@ class SessionConflictError(RequestError):
     """An earlier turn of the session is still running, or another process has added one."""
 
     status = 409
+
+
+class SessionStoreError(RequestError):
+    """The store of sessions cannot read or write, for example because its disk is full."""
+
+    status = 503
+    retry_after_s = 5
 
 
 class BackendError(RagBoostError):

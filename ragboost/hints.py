@@ -14,18 +14,20 @@ _REST = "then the rest in the order shown"
 _KEY_DIGITS = (4, 8, 16, 32)
 
 
-def order_hint(labels: Sequence[str], *, template: str) -> Hint:
+def order_hint(labels: Sequence[str], by_relevance: Sequence[int], *, template: str) -> Hint:
     """Render the relevance order of documents that were reordered (paper section 5.3).
 
-    Of more than `MAX_LABELS` documents it names the most relevant, "then the rest in the order
-    shown".
+    Of more than `MAX_LABELS` documents it names the most relevant, and adds "then the rest in the
+    order shown" if the prompt has the others in relevance order.
 
     Args:
-        labels: the documents' labels, most relevant first.
+        labels: the documents' labels in prompt order.
+        by_relevance: positions in `labels`, most relevant first.
         template: contains `{order}`, which becomes `[Doc_2] >> [Doc_1] >> [Doc_4]`.
     """
-    named = tuple(labels[:MAX_LABELS])
-    steps = named if len(labels) <= MAX_LABELS else (*named, _REST)
+    named = tuple([labels[place] for place in by_relevance[:MAX_LABELS]])
+    rest = list(by_relevance[MAX_LABELS:])
+    steps = (*named, _REST) if rest and rest == sorted(rest) else named
     return Hint("order", template.replace("{order}", " >> ".join(steps)), named)
 
 

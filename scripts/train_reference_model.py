@@ -32,9 +32,9 @@ QUESTIONS = ("local", "anaphora", "two_hop", "update", "compare") * 2
 IGNORE = -100
 
 
-def build_model(size: str, *, seed: int) -> LlamaForCausalLM:
+def build_model(size: str, *, seed: int, layers: int | None = None) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    shape = SIZES[size]
+    shape = SIZES[size] | ({} if layers is None else {"num_hidden_layers": layers})
     config = LlamaConfig(
         vocab_size=tasks.VOCAB_SIZE,
         intermediate_size=2 * shape["hidden_size"],
@@ -86,7 +86,7 @@ def make_batch(rng: np.random.Generator, *, prompts: int, documents: int, length
     return (torch.from_numpy(array) for array in (tokens, answers, early, named, late))
 
 
-def losses(model, batch, device):
+def losses(model, batch, device, *, antecedent_layer: int):
     tokens, answers, early, named, late = (part.to(device) for part in batch)
     out = model.model(tokens, output_hidden_states=True, use_cache=False)
 
@@ -100,7 +100,7 @@ def losses(model, batch, device):
         loss(out.last_hidden_state, answers),
         # Without the second term attention suppresses what a token itself names, and accuracy of
         # questions by value stays at chance.
-        (loss(norm(hidden[2]), early) + loss(norm(hidden[2]), named)) / 2,
+        sum(loss(norm(hidden[antecedent_layer]), one) for one in (early, named)) / 2,
         loss(norm(hidden[-2]), late),
     )
 
@@ -128,6 +128,10 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="output directory")
     parser.add_argument("--size", choices=sorted(SIZES), default="small", help="model size")
+    parser.add_argument("--layers", type=int, help="layers; default: those of the size")
+    parser.add_argument(
+        "--antecedent-layer", type=int, default=2, help="hidden state that the early loss reads"
+    )
     parser.add_argument("--steps", type=int, default=2200, help="training steps")
     parser.add_argument("--prompts", type=int, default=48, help="prompts per step")
     parser.add_argument(
@@ -137,7 +141,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
 
-    model = build_model(args.size, seed=args.seed).to(args.device)
+    model = build_model(args.size, seed=args.seed, layers=args.layers).to(args.device)
     rng = np.random.default_rng(args.seed)
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
@@ -157,7 +161,9 @@ def main() -> None:
         for group, rate in zip(groups, base, strict=True):
             group["lr"] = rate * learning_rate(progress)
         batch = make_batch(rng, prompts=args.prompts, documents=documents, length=length)
-        answer, early, late = losses(model, batch, args.device)
+        answer, early, late = losses(
+            model, batch, args.device, antecedent_layer=args.antecedent_layer
+        )
         (answer + 0.3 * early + args.hop_weight * late).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:

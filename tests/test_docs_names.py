@@ -107,3 +107,26 @@ def test_the_architecture_page_has_the_rooms_in_the_order_of_imports() -> None:
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_is_as_its_script_draws_it(name: str) -> None:
     assert (IMAGES / f"{name}.svg").read_text("utf-8") == PICTURES[name]()
+
+
+def named_tests(text: str) -> list[tuple[str, str]]:
+    """Return the files and functions of tests; a name without a function has an empty one."""
+    return re.findall(r"`(?:tests/)?([\w/]*\btest_\w+\.py)(?:::(\w*))?", text)
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_the_tests_that_a_page_names_exist(page: str) -> None:
+    for path, function in named_tests((ROOT / page).read_text("utf-8")):
+        files = [*(ROOT / "tests").rglob(path)]
+        assert files, path
+        assert any(f"def {function}(" in file.read_text("utf-8") for file in files) or (
+            not function
+        ), f"{path}::{function}"
+
+
+def test_every_failure_of_the_matrix_names_its_test() -> None:
+    page = (ROOT / "docs" / "failures.md").read_text("utf-8")
+    rows = re.findall(r"^\| (?!what |---)(.*) \|$", page, flags=re.MULTILINE)
+    assert len(rows) > 20
+    for row in rows:
+        assert named_tests(row.rpartition(" | ")[2]), row

@@ -13,7 +13,7 @@ def test_the_order_hint_has_the_papers_wording() -> None:
         "Please read the context in the following priority order: {order} and answer the question."
     )
 
-    hint = order_hint(["[Doc_2]", "[Doc_1]", "[Doc_4]"], template=template)
+    hint = order_hint(["[Doc_1]", "[Doc_2]", "[Doc_4]"], [1, 0, 2], template=template)
 
     assert hint.text == (
         "Please read the context in the following priority order: [Doc_2] >> [Doc_1] >> [Doc_4] "
@@ -21,13 +21,17 @@ def test_the_order_hint_has_the_papers_wording() -> None:
     )
 
 
-def test_a_long_order_hint_names_the_most_relevant_and_the_rest_as_shown() -> None:
-    labels = [f"[{i}]" for i in range(51)]
+def test_a_long_order_hint_names_the_most_relevant_and_the_rest_if_it_is_in_order() -> None:
+    labels = [f"[{i}]" for i in range(60)]
+    first = [49, *range(49)]
 
-    assert order_hint(labels[:50], template="{order}").text.endswith("[48] >> [49]")
-    long = order_hint(labels, template="{order}.")
-    assert long.text.endswith("[48] >> [49] >> then the rest in the order shown.")
-    assert long.labels == tuple(labels[:50])
+    assert order_hint(labels, first, template="{order}").text.endswith("[47] >> [48]")
+    long = order_hint(labels, [*first, *range(50, 60)], template="{order}.")
+    assert long.text.endswith("[47] >> [48] >> then the rest in the order shown.")
+    assert long.labels == tuple(labels[place] for place in first)
+    moved = order_hint(labels, [*first, *range(51, 60), 50], template="{order}.")
+    assert moved.text.endswith("[47] >> [48].")
+    assert moved.labels == long.labels
 
 
 def test_there_is_one_location_hint_per_document() -> None:

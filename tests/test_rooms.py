@@ -35,6 +35,7 @@ ROOMS = [
     "graph",
     "retrieval",
     "chunk_cache",
+    "engine_chunks",
     "engine",
     "simulate",
     "batch",

@@ -18,7 +18,7 @@ from ragboost.index import ContextIndex
 from ragboost.ordering import RecentContexts, order_documents
 from ragboost.retrieval.corpus import Corpus
 from ragboost.simulate import simulate
-from ragboost.tokens import TokenCounter
+from ragboost.tokens import make_offline_counter
 
 _NUM_SIZES = 6
 
@@ -46,7 +46,8 @@ class Forecast(NamedTuple):
         requests: requests of the trace.
         rejected: malformed lines, which were skipped.
         documents: documents of all requests.
-        document_tokens: their estimated tokens.
+        document_tokens: their tokens.
+        is_counted: these were counted with `tokens.tokenizer`, not estimated.
         points: by size of the cache, smallest first.
     """
 
@@ -54,6 +55,7 @@ class Forecast(NamedTuple):
     rejected: int
     documents: int
     document_tokens: int
+    is_counted: bool
     points: tuple[ForecastPoint, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -73,18 +75,19 @@ def forecast(
 
     Args:
         source: JSONL of requests in order of arrival, in the line formats of `run_batch`.
-        settings: settings of ordering and de-duplication.
+        settings: settings of ordering, de-duplication and the tokenizer.
         corpus: for lines with `doc_ids`.
         cache_tokens: sizes; if empty, from the largest request to the whole trace, and unbounded.
         on_progress: called periodically.
 
     Raises:
+        ConfigError, MissingExtraError: the tokenizer cannot be loaded.
         RequestError: the file cannot be read, has no request with documents, or a size is below 1.
     """
     if any(size < 1 for size in cache_tokens):
         raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")
     settings, move = settings or Settings(), on_progress or (lambda *_: None)
-    catalog = DocumentCatalog(TokenCounter(max_documents=1), dedup=settings.dedup.enabled)
+    catalog = DocumentCatalog(make_offline_counter(settings.tokens), dedup=settings.dedup.enabled)
     with open_input(source) as file:
         rejected = read_requests(
             file,
@@ -108,7 +111,14 @@ def forecast(
         points.append(ForecastPoint(size, plain.hit_rate, online, planned.hit_rate))
     move("replaying", len(sizes), len(sizes))
     documents = sum(len(entry.documents) for entry in catalog.entries)
-    return Forecast(len(catalog.entries), rejected, documents, sum(counts), tuple(points))
+    return Forecast(
+        requests=len(catalog.entries),
+        rejected=rejected,
+        documents=documents,
+        document_tokens=sum(counts),
+        is_counted=settings.tokens.tokenizer is not None,
+        points=tuple(points),
+    )
 
 
 def _sizes(smallest: int, largest: int) -> list[int]:

@@ -23,7 +23,7 @@ from ragboost.dedup import unique_documents
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.retrieval.corpus import Corpus
 from ragboost.simulate import HitRate, SimulatedCache
-from ragboost.tokens import TokenCounter
+from ragboost.tokens import make_offline_counter
 
 _NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True)
 _EVERY = 64  # lines between two reports of progress
@@ -80,6 +80,7 @@ def run_batch(
     corpus: Corpus | None = None,
     cache_tokens: int | None = None,
     block_size: int | None = None,
+    improve_s: float = 0.0,
     strict: bool = False,
     keep: Sequence[Path] = (),
     on_progress: Progress | None = None,
@@ -97,6 +98,7 @@ def run_batch(
         corpus: for lines with `doc_ids`.
         cache_tokens: capacity for the prediction; None if unbounded.
         block_size: block size in tokens for the prediction; None for whole documents.
+        improve_s: seconds of a search for a better plan.
         strict: fail on malformed lines; then only the rejects are written.
         keep: further files that must not be overwritten, such as the corpus.
         on_progress: called periodically.
@@ -115,7 +117,7 @@ def run_batch(
             rejected = job.read(file, rejects_file)
         if rejected and strict:
             raise RejectedLinesError(f"{source}: malformed lines: {rejected}, see {rejects}")
-        planned = job.plan()
+        planned = job.plan(improve_s)
         with ExitStack() as stack:
             files = [stack.enter_context(atomic_file(path)) for path in (output, positions)]
             job.write(file, *files, planned=planned)
@@ -153,7 +155,7 @@ class _Job:
     """The two passes over one file and their shared state."""
 
     def __init__(self, settings: Settings, corpus: Corpus | None, on_progress: Progress) -> None:
-        counter = TokenCounter(max_documents=1)  # the catalog remembers
+        counter = make_offline_counter(settings.tokens)
         self.catalog = DocumentCatalog(counter, dedup=settings.dedup.enabled)
         self._settings = settings
         self._parser = LineParser(settings, corpus=corpus)
@@ -169,10 +171,15 @@ class _Job:
             on_progress=self._on_progress,
         )
 
-    def plan(self) -> FilePlan:
+    def plan(self, improve_s: float) -> FilePlan:
         """Order documents and requests."""
         self._on_progress("planning", 0, 1)
-        plan = plan_file(self.catalog, self._settings.ordering)
+        plan = plan_file(
+            self.catalog,
+            self._settings.ordering,
+            improve_s=improve_s,
+            on_progress=self._on_progress,
+        )
         self._on_progress("planning", 1, 1)
         return plan
 

@@ -81,10 +81,11 @@ def forecast_table(forecast: Forecast) -> Table:
 def forecast_sentence(forecast: Forecast) -> str:
     """Return the size of the trace and the gain at the middle cache size as one sentence."""
     point = forecast.points[len(forecast.points) // 2]
+    how = "counted" if forecast.is_counted else "estimated"
     ignored = f", {forecast.rejected:,} malformed lines skipped" if forecast.rejected else ""
     return (
         f"{forecast.requests:,} requests, {forecast.documents:,} documents, "
-        f"{forecast.document_tokens:,} document tokens (estimated){ignored}. With a cache of "
+        f"{forecast.document_tokens:,} document tokens ({how}){ignored}. With a cache of "
         f"{_size(point)} tokens RAGBoost would compute {_saved(point, point.online):.1%} fewer "
         f"document tokens online, {_saved(point, point.planned):.1%} fewer planned as a batch."
     )

@@ -3,6 +3,7 @@
 from ragboost.booster.booster import Booster, Session, UsageTotals
 from ragboost.booster.planning import Planned, Window
 from ragboost.booster.session_state import (
+    CarriedDocuments,
     MemorySessions,
     SentDocument,
     SessionState,
@@ -12,6 +13,7 @@ from ragboost.booster.session_state import (
 
 __all__ = [
     "Booster",
+    "CarriedDocuments",
     "MemorySessions",
     "Planned",
     "SentDocument",

@@ -4,11 +4,11 @@ Mirrors one prefix cache: one backend, model and cache salt. Knows documents and
 not know HTTP, engines or request bodies.
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from threading import RLock
 from typing import NamedTuple
 
-from ragboost.booster.compose import Composed, Retrieved, compose
+from ragboost.booster.compose import Retrieved, compose
 from ragboost.booster.planning import Planned, Window, plan_offline, plan_together
 from ragboost.booster.residency import Residency
 from ragboost.booster.session_state import (
@@ -24,9 +24,16 @@ from ragboost.context import Context, Plan
 from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, IndexEntry
-from ragboost.ordering import Order, RecentContexts, group_turns, order_documents
+from ragboost.ordering import (
+    CorpusPrior,
+    Order,
+    RecentContexts,
+    group_turns,
+    order_documents,
+    read_prior,
+)
 from ragboost.tokens import TokenCounter, make_counter
-from ragboost.types import DocumentLike, Request
+from ragboost.types import Document, DocumentLike, Request
 
 
 class UsageTotals(NamedTuple):
@@ -49,6 +56,7 @@ class Booster:
             waits. None: estimates, made exact in the background as `settings.tokens` says.
         tokens: document lengths shared with other Boosters of the same model; None: its own.
         sessions: the store of conversations; None: in memory, bounded by the settings.
+        prior: shared with other Boosters; None: read from `ordering.prior`, if that is set.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Booster:
         count_tokens: Callable[[str], int] | None = None,
         tokens: TokenCounter | None = None,
         sessions: SessionStore | None = None,
+        prior: CorpusPrior | None = None,
     ) -> None:
         self.settings = settings or Settings()
         if tokens is None:
@@ -73,8 +82,9 @@ class Booster:
             max_nodes=self.settings.index.max_nodes,
             max_visits=self.settings.index.max_visits,
         )
-        self._recent = RecentContexts() if self.settings.ordering.tail == "popularity" else None
-        self._recent_windows = self._recent if self._recent is not None else RecentContexts()
+        self._recent: RecentContexts | None = None
+        if self.settings.ordering.tail == "popularity":
+            self._recent = RecentContexts(prior or read_prior(self.settings.ordering))
         self.usage = UsageTotals()
         self._lock = RLock()  # guards index, sessions and usage
         self.residency = Residency(self.index, self._lock, ttl_s=self.settings.index.ttl_s)
@@ -104,8 +114,9 @@ class Booster:
             session: the conversation; documents of its earlier turns are not sent again. Callers
                 who keep the turns themselves pass a state, to which this turn is added.
             history: keys of the documents that this payload contains already, if the caller has
-                parsed it; only these may be referred to. Empty: it contains no earlier turn. None:
-                it contains all turns of the session.
+                parsed it, or a mapping of these keys to the labels that it shows; only these may be
+                referred to. Empty: it contains no earlier turn. None: it contains all turns of the
+                session.
             preamble: names the text before the first document; only requests with the same one
                 share prefixes. Must be the same in all turns of a session.
             planned: the order that `plan_window` found for these documents; ignored in later turns.
@@ -162,9 +173,7 @@ class Booster:
         ordering = self.settings.ordering
         with self._lock:
             if len(retrieved) > 1 and ordering.enabled:
-                return plan_together(
-                    self.index, retrieved, settings=ordering, recent=self._recent_windows
-                )
+                return plan_together(self.index, retrieved, settings=ordering, recent=self._recent)
             planned = []
             for each in retrieved:
                 order = self._order_alone(each)
@@ -182,6 +191,21 @@ class Booster:
             entry = self.index.record_leading(retrieved.elements, retrieved.tokens)
             self.residency.dispatched(entry)
             return entry
+
+    def add_unboosted(self, state: SessionState, context: Context, *, is_leading: bool) -> Turn:
+        """Add a turn to a conversation whose documents are sent unboosted, so that later turns may
+        refer to them.
+
+        Args:
+            state: of the conversation.
+            context: the documents with their labels, in prompt order.
+            is_leading: they are at the front of the payload, with no earlier turn before them.
+        """
+        tokens = self.tokens.count_documents(context.documents)
+        num_tokens = sum(tokens) + self.tokens.count(context.query)
+        sent = zip(context.documents, context.labels, tokens, strict=True)
+        with self._lock:
+            return self._add_turn(state, sent, num_tokens=num_tokens, is_leading=is_leading)
 
     def cached_tokens(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> int:
         """Predict the cached tokens of these documents at the front of a boosted payload."""
@@ -333,7 +357,8 @@ class Booster:
             entry = self._record_turn(state, retrieved.preamble, num_tokens)
         turn = state.next_turn if state is not None else 0
         if state is not None:
-            self._add_turn(state, composed, tokens, num_tokens, is_leading=past.is_empty)
+            labelled = zip(composed.documents, composed.labels, tokens, strict=True)
+            self._add_turn(state, labelled, num_tokens=num_tokens, is_leading=past.is_empty)
             if state is not session:
                 self.sessions.put(state)
         return Context(
@@ -392,20 +417,15 @@ class Booster:
     def _add_turn(
         self,
         state: SessionState,
-        composed: Composed,
-        tokens: Sequence[int],
-        num_tokens: int,
+        sent: Iterable[tuple[Document, str, int]],
         *,
+        num_tokens: int,
         is_leading: bool,
-    ) -> None:
-        sent = zip(composed.documents, composed.labels, tokens, strict=True)
-        turn = Turn(
-            number=state.next_turn,
-            is_leading=is_leading,
-            documents=tuple([SentDocument(d.key, label, length) for d, label, length in sent]),
-            num_tokens=num_tokens,
-        )
+    ) -> Turn:
+        documents = [SentDocument(document.key, label, length) for document, label, length in sent]
+        turn = Turn(state.next_turn, is_leading, tuple(documents), num_tokens)
         state.add(turn, max_documents=self.settings.session.max_documents)
+        return turn
 
 
 class Session:

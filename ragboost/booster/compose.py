@@ -77,8 +77,8 @@ def compose(
         hints = location_hints(referred, template=settings.hints.location_template)
     by_relevance = sorted(sent)
     if settings.hints.order and by_relevance != list(sent):
-        relevance = [labels[places[i]] for i in by_relevance]
-        hints += (order_hint(relevance, template=settings.hints.order_template),)
+        order = [places[i] for i in by_relevance]
+        hints += (order_hint(labels, order, template=settings.hints.order_template),)
     composed = Composed(documents, labels, positions, hints)
     check_context(
         composed, retrieved.documents, history=history, allow_copies=not settings.dedup.enabled

@@ -60,7 +60,7 @@ def plan_together(
     retrieved: Sequence[Retrieved],
     *,
     settings: OrderingSettings,
-    recent: RecentContexts,
+    recent: RecentContexts | None,
 ) -> Window:
     """Order the requests of a window and their documents, and insert them into the index."""
     keep = settings.keep_last

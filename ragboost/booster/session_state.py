@@ -111,7 +111,8 @@ class CarriedDocuments(NamedTuple):
 
         Args:
             state: the session; None: the request has none.
-            keys: documents that the payload contains already; None: all of the session's.
+            keys: documents that the payload contains already; a mapping gives the labels that it
+                shows for them, if any. None: all of the session's.
             has_references: location hints are on; otherwise `carried` is empty.
         """
         known = state.labels() if state else {}
@@ -119,7 +120,12 @@ class CarriedDocuments(NamedTuple):
             carried, is_empty = known, not (state and state.turns)
             is_complete = not (state and state.has_forgotten)
         else:
-            carried, is_empty = {key: known[key] for key in keys if key in known}, not keys
+            shown = keys if isinstance(keys, Mapping) else {}
+            # Another branch of the session may have labelled a forgotten document in another way.
+            carried = {key: shown.get(key) or known.get(key, "") for key in keys}
+            carried, is_empty = {key: label for key, label in carried.items() if label}, not keys
+            taken = {*carried.values()}
+            known = {key: label for key, label in known.items() if label not in taken} | carried
             is_complete = len(carried) == len(set(keys))
         return cls(known, carried if has_references else {}, is_empty, is_complete)
 

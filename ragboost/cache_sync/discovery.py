@@ -55,6 +55,21 @@ class EventSource:
                     f"got {value!r}"
                 )
 
+    def silence(self, *, is_connected: bool) -> str:
+        """Explain why nothing arrives from this publisher, and name the way out."""
+        if is_connected:
+            return (
+                f"connected to {self.endpoint}, no event has arrived; if the engine has answered "
+                f"requests, switch its KV events on, with a topic that begins with {self.topic!r}"
+            )
+        if self.bind:
+            return f"no engine has connected to {self.endpoint}"
+        port = self.endpoint.rpartition(":")[2] if self.endpoint.startswith("tcp://") else "PORT"
+        return (
+            f"nothing listens at {self.endpoint}: vLLM and SGLang connect to such an address "
+            f"instead of listening there; start the engine with tcp://*:{port}, or use the hook"
+        )
+
 
 class Discovery(NamedTuple):
     """The result of `discover`.

@@ -15,6 +15,7 @@ from ragboost.engine_hooks.events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    EventBatch,
     decode_batch,
 )
 from ragboost.errors import EventStreamError
@@ -26,6 +27,9 @@ _COUNTER_OF_EVENT = {
     BlockRemoved: "num_removed",
     AllBlocksCleared: "num_cleared",
 }
+
+
+_REJECTIONS = ("num_unreadable", "num_faults", "num_disproved", "num_restarts", "num_gaps")
 
 
 class StreamState(enum.StrEnum):
@@ -40,7 +44,10 @@ class StreamState(enum.StrEnum):
 
 
 class StreamStatus(NamedTuple):
-    """A stream's state and its counters since the start, for metrics and `/ready`."""
+    """A stream's state and its counters since the start, for metrics and `/ready`.
+
+    `num_disproved` counts gaps in which, as a replay showed, no batch was missing.
+    """
 
     state: StreamState
     num_unknown: int
@@ -52,6 +59,10 @@ class StreamStatus(NamedTuple):
     num_restarts: int = 0
     num_replays: int = 0
     num_unreadable: int = 0
+    num_faults: int = 0
+    num_disproved: int = 0
+    num_contradictions: int = 0
+    num_failed_replays: int = 0
     num_stored: int = 0
     num_removed: int = 0
     num_cleared: int = 0
@@ -69,9 +80,14 @@ class EventStream:
         has_replay: `take_request` may request replays.
         on_change: called after each batch that changed the resident tokens of a request, by the
             thread that feeds the stream.
+        on_batch: called with each batch that could be decoded, before it is applied.
 
     Attributes:
         mirror: of the publisher's cache.
+        is_connected: a publisher was found.
+        is_flooding: the publisher is left alone for a while, after many malformed frames.
+        num_rejected: frames so far that were of no use or cost what was known: malformed ones, and
+            wrong numbers. Every replay brings duplicates; without one they mean a wrong number.
     """
 
     def __init__(
@@ -80,12 +96,16 @@ class EventStream:
         *,
         has_replay: bool = False,
         on_change: Callable[[Changes], None] | None = None,
+        on_batch: Callable[[EventBatch], None] | None = None,
     ) -> None:
         self.name = name
         self.mirror = PrefixMirror()
         self.has_replay = has_replay
         self.is_connected = False
+        self.is_flooding = False
+        self.num_rejected = 0
         self._on_change = on_change
+        self._on_batch = on_batch
         self._next_seq: int | None = None  # None: unknown
         self._last_digest = 0  # of the payload of batch _next_seq - 1
         self._last_ts = 0.0
@@ -176,15 +196,14 @@ class EventStream:
             self._apply(seq, payload)
         elif seq < self._next_seq and self._is_old(payload):
             self._counts["num_duplicates"] += 1
+            self.num_rejected += not self.has_replay
         elif can_replay:
             self._counts["num_gaps"] += seq > self._next_seq
-            self._request_replay(is_full=False, is_needed=True)
+            self._request_replay(is_full=False, is_needed=True, is_gap=True)
         else:
-            self._counts["num_gaps" if seq > self._next_seq else "num_restarts"] += 1
-            logger.info(
-                "KV event stream %s: got batch %d, expected %d", self.name, seq, self._next_seq
-            )
+            name = "num_gaps" if seq > self._next_seq else "num_restarts"
             self._reset(is_partial=seq != 0)
+            self._count(name, f"got batch {seq}, expected {self._next_seq}", level=logging.INFO)
             self._apply(seq, payload)
 
     def replay(self, seq: int, payload: bytes) -> None:
@@ -226,56 +245,79 @@ class EventStream:
         elif replay.has_hole:
             self._replay = replay
             self.replay_failed()
+        elif replay.is_gap and not replay.has_progress:
+            self._count("num_disproved", "no batch was missing", level=logging.DEBUG)
 
     def replay_failed(self) -> None:
         """Handle a replay that did not end; continue without replays until `probe` succeeds."""
         replay, self._replay = self._replay, None
         self._is_replay_down = True
         if replay is not None and replay.is_needed:
-            logger.warning("KV event stream %s: replay failed, clearing its mirror", self.name)
+            self._count("num_failed_replays", "replay failed, clearing its mirror")
             self._reset(is_partial=True)
             self._next_seq = None
 
-    def _request_replay(self, *, is_full: bool, is_needed: bool) -> None:
+    def _request_replay(self, *, is_full: bool, is_needed: bool, is_gap: bool = False) -> None:
         is_full = is_full or self._next_seq is None
         start = 0 if is_full or self._next_seq is None else max(self._next_seq - 1, 0)
         is_verified = self._next_seq == 0  # no batch applied yet that could be compared
-        self._replay = _Replay(is_full=is_full, is_needed=is_needed, is_verified=is_verified)
+        self._replay = _Replay(
+            is_full=is_full, is_needed=is_needed, is_verified=is_verified, is_gap=is_gap
+        )
         self._request = start
         self._counts["num_replays"] += 1
 
     def _restart(self) -> None:
         """Start over: another process publishes now, or its buffer no longer reaches back to us."""
-        self._counts["num_restarts"] += 1
-        logger.info("KV event stream %s: its publisher restarted, replaying everything", self.name)
+        found = "its publisher restarted, replaying everything"
+        self._count("num_restarts", found, level=logging.INFO)
         self._reset(is_partial=True)
         self._next_seq = None
         self._request_replay(is_full=True, is_needed=True)
 
+    def faulted(self, error: Exception) -> None:
+        """Handle an error that nobody foresaw: drop the frame and what the mirror holds."""
+        self._replay = self._request = None
+        self._count("num_faults", "dropped a batch after an error", error=error)
+        self._reset(is_partial=True)
+
     def _apply(self, seq: int, payload: bytes) -> None:
         self._next_seq = seq + 1
         self._last_digest = hash(payload)
+        was_partial = self.mirror.is_partial
         try:
             batch = decode_batch(payload)
-        except EventStreamError as error:
-            self._counts["num_unreadable"] += 1
-            logger.warning("KV event stream %s: batch %d: %s", self.name, seq, error)
+            if self._on_batch is not None:
+                self._on_batch(batch)
+            changes = self.mirror.apply(batch)
+        except (EventStreamError, RecursionError) as error:  # extra keys may be nested
+            self._count("num_unreadable", f"dropped batch {seq} and cleared the mirror: {error}")
             self._reset(is_partial=True)
             return
         self._counts["num_batches"] += 1
         for event in batch.events:
             self._counts[_COUNTER_OF_EVENT[type(event)]] += 1
         self._last_ts = batch.ts
-        was_partial = self.mirror.is_partial
-        changes = self.mirror.apply(batch)
         if self.mirror.is_partial and not was_partial:
-            logger.warning(
-                "KV event stream %s: batch %d contradicts earlier ones%s",
-                self.name,
-                seq,
-                f", unknown events {batch.unknown}" if batch.unknown else "",
-            )
+            unknown = f", unknown events {batch.unknown[:8]}" if batch.unknown else ""
+            self._count("num_contradictions", f"batch {seq} contradicts earlier ones{unknown}")
         self._notify(changes)
+
+    def _count(
+        self,
+        name: str,
+        message: str,
+        *,
+        level: int = logging.WARNING,
+        error: Exception | None = None,
+    ) -> None:
+        """Count an incident, and log those whose number is a power of two."""
+        self._counts[name] += 1
+        self.num_rejected += name in _REJECTIONS
+        count = self._counts[name]
+        if count & (count - 1) == 0:
+            text = "KV event stream %s: %s (%d so far)"
+            logger.log(level, text, self.name, message, count, exc_info=error)
 
     def _is_old(self, payload: bytes) -> bool:
         """Tell an old frame from the frame of a new publisher with the same number."""
@@ -298,9 +340,10 @@ class EventStream:
 class _Replay:
     """A running replay."""
 
-    def __init__(self, *, is_full: bool, is_needed: bool, is_verified: bool) -> None:
+    def __init__(self, *, is_full: bool, is_needed: bool, is_verified: bool, is_gap: bool) -> None:
         self.is_full = is_full  # from the first batch on, none of which has arrived yet
         self.is_needed = is_needed  # a batch is known to be missing
         self.is_verified = is_verified  # the publisher is the one whose batches were applied
+        self.is_gap = is_gap  # requested because a frame's number was not the next one
         self.has_hole = False
         self.has_progress = False

@@ -53,12 +53,14 @@ class CacheFollower:
     Attributes:
         streams: the engine's event streams by name.
         capacity_tokens: of its prefix cache, if reported.
+        num_responses: responses so far that reported the length of a prompt.
     """
 
     def __init__(self, name: str, tenants: Tenants) -> None:
         self.name = name
         self.streams: dict[str, EventStream] = {}
         self.capacity_tokens: int | None = None
+        self.num_responses = 0
         self._tenants = tenants
         self._mode = CacheMode()
         self._forecast = EvictionForecast()
@@ -159,6 +161,7 @@ class CacheFollower:
             self._in_flight.answer(request_id, prompt_tokens=prompt_tokens)
             self._update_forecast()
         if prompt_tokens:
+            self.num_responses += 1
             corrected = layout.corrected(prompt_tokens)._replace(exact_ends=ends)
             self._learn(corrected)
             if request_id is not None and self._layouts.peek(request_id) is layout:

@@ -10,8 +10,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
-from ragboost.engine_hooks.events import BlockHash, BlockRemoved, BlockStored, EventBatch
+from ragboost.engine_hooks.events import (
+    APPROXIMATE,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+)
 from ragboost.errors import ContextIndexError
+
+_MAX_MEDIA = 16  # other than the GPU; engines have a few
+_MAX_REQUEST_ID = 256  # characters; ids may be chosen by clients
 
 FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups in which every block of a prefix must be cached for a hit."""
@@ -38,6 +47,7 @@ class MirrorBlock:
         end: tokens of the prompt up to and including this block.
         copies: physical copies on the GPU.
         other_copies: physical copies on other media.
+        is_approximate: its KV is no prefix hit for exact requests.
         is_reachable: it and all blocks before it are resident.
         requests: ids of the requests whose deepest known block this is.
     """
@@ -47,6 +57,7 @@ class MirrorBlock:
         "copies",
         "end",
         "first_child",
+        "is_approximate",
         "is_reachable",
         "key",
         "next_sibling",
@@ -70,6 +81,7 @@ class MirrorBlock:
         self.end = num_tokens
         self.copies = 0
         self.other_copies: dict[str, int] | None = None
+        self.is_approximate = False
         self.is_reachable = parent is None
         self.requests: set[str] | None = None
         self.first_child: MirrorBlock | None = None
@@ -136,7 +148,7 @@ class PrefixMirror:
     Args:
         media: the media that count as resident.
         max_blocks: further blocks are skipped, which makes the mirror partial.
-        max_requests: request ids kept, by last store.
+        max_requests: request ids kept, by last store; very long ids are not.
 
     Attributes:
         block_size: tokens per block as reported; 0 before the first stored block.
@@ -163,6 +175,7 @@ class PrefixMirror:
         self._by_key: dict[bytes, MirrorBlock] = {}  # roots of namespaces, and blocks
         self._requests: OrderedDict[str, MirrorBlock] = OrderedDict()
         self._touched: set[str] = set()
+        self._other_media: set[str] = set()
         self.clear(is_partial=True)
 
     def __len__(self) -> int:
@@ -244,16 +257,18 @@ class PrefixMirror:
         if not self._is_counted_group(event.group_idx, kind=event.kv_cache_spec_kind):
             return
         hashes, size = event.block_hashes, event.block_size
+        if not hashes:
+            return
         extras = (
             event.extra_keys if event.extra_keys and len(event.extra_keys) == len(hashes) else None
         )
-        parent = self._parent(event, extras[0] if extras else None)
-        if parent is None or size <= 0 or len(event.token_ids) not in (0, len(hashes) * size):
+        parent, medium = self._parent(event, extras[0] if extras else None), event.medium or "GPU"
+        is_valid = size > 0 and len(event.token_ids) in (0, len(hashes) * size)
+        if parent is None or not is_valid or not self._is_known_medium(medium):
             self._count_unknown(1)
             self._prune(parent)
             return
         self.is_tree = event.group_idx is None
-        medium = event.medium or "GPU"
         raw, width = _token_bytes(event.token_ids), size * 8
         for i, block_hash in enumerate(hashes):
             block = self._blocks.get(block_hash)
@@ -266,7 +281,9 @@ class PrefixMirror:
                 key = _block_key(parent.key, raw[i * width : (i + 1) * width], extra)
                 block = MirrorBlock(block_hash, parent, key=key, num_tokens=size)
                 self._blocks[block_hash] = block
-                self._by_key.setdefault(key, block)
+                known = self._by_key.get(key)
+                if known is None or not known.is_reachable:
+                    self._by_key[key] = block
                 self.block_size = self.block_size or size
             elif block.parent is not parent:
                 self._count_unknown(1)
@@ -274,7 +291,7 @@ class PrefixMirror:
             if not block.is_reachable and medium in self.media and parent.is_reachable:
                 self._mark_reachable(block)
             parent = block
-        if event.session_id is not None and hashes:
+        if event.session_id is not None and len(event.session_id) <= _MAX_REQUEST_ID:
             self._place(event.session_id, parent)
             self._touched.add(event.session_id)
 
@@ -286,6 +303,11 @@ class PrefixMirror:
         if self._group is None:
             self._group = group
         return group == self._group
+
+    def _is_known_medium(self, medium: str) -> bool:
+        if medium != "GPU" and len(self._other_media) < _MAX_MEDIA:
+            self._other_media.add(medium)
+        return medium == "GPU" or medium in self._other_media
 
     def _parent(self, event: BlockStored, extra: list[Any] | None) -> MirrorBlock | None:
         """Return the block before the event's first one, or the namespace's root."""
@@ -306,6 +328,9 @@ class PrefixMirror:
         if event.group_idx != self._group and event.group_idx is not None:
             return
         medium = event.medium or "GPU"
+        if medium == APPROXIMATE:
+            self._withdraw(event.block_hashes)
+            return
         for block_hash in event.block_hashes:
             block = self._blocks.get(block_hash)
             if block is None or not block.copies_on(medium):
@@ -316,7 +341,18 @@ class PrefixMirror:
                 self._mark_unreachable(block)
             self._prune(block)
 
+    def _withdraw(self, hashes: Iterable[BlockHash]) -> None:
+        """Take blocks and those after them for approximate; the engine still holds them."""
+        for block_hash in hashes:
+            block = self._blocks.get(block_hash)
+            if block is not None:
+                block.is_approximate = True
+                if block.is_reachable:
+                    self._mark_unreachable(block)
+
     def _is_resident(self, block: MirrorBlock) -> bool:
+        if block.is_approximate:
+            return False
         if block.copies and "GPU" in self.media:
             return True
         return block.other_copies is not None and not self.media.isdisjoint(block.other_copies)

@@ -7,12 +7,10 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
-
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.engine_hooks.reports import Reply, Report, decode_report, encode
-from ragboost.errors import RequestError
+from ragboost.errors import EventStreamError, RequestError
 
 
 class ReportReceiver:
@@ -22,11 +20,11 @@ class ReportReceiver:
         on_change: called with the stream's name by the thread that calls `receive`.
         silence_s: seconds without a report after which a stream is FALLBACK; plug-ins report at
             least every 5 s.
-        max_streams: further streams are refused.
-        check: called with the name of a new stream; raises RequestError to refuse it.
+        name: returns the name under which a reported stream is kept; raises RequestError to refuse
+            it.
 
     Attributes:
-        streams: by name.
+        streams: by the name under which they are kept.
     """
 
     def __init__(
@@ -34,14 +32,12 @@ class ReportReceiver:
         *,
         on_change: Callable[[str, Changes], None] | None = None,
         silence_s: float = 15.0,
-        max_streams: int = 256,
-        check: Callable[[str], object] | None = None,
+        name: Callable[[str], str] = str,
     ) -> None:
         self.streams: dict[str, EventStream] = {}
         self._on_change = on_change
         self._silence_s = silence_s
-        self._max_streams = max_streams
-        self._check = check
+        self._name = name
         self._epochs: dict[str, str] = {}
         self._received_at: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -58,11 +54,12 @@ class ReportReceiver:
         """
         try:
             report = decode_report(body)
-        except msgspec.DecodeError as error:
-            raise RequestError(f"invalid cache event report: {error}", param="body") from None
+        except EventStreamError as error:
+            raise RequestError(str(error), param="body") from None
+        name = self._name(report.stream)
         with self._lock:
-            stream = self._stream(report)
-            self._received_at[report.stream] = now
+            stream = self._stream(name, report)
+            self._received_at[name] = now
             if stream.is_replaying and not report.is_replay:
                 stream.connected()  # the plug-in lost the reply that asked for a replay: ask again
             for seq, payload in report.batches:
@@ -84,24 +81,14 @@ class ReportReceiver:
                     stream.disconnected()
                     self._epochs[name] = ""
 
-    def _stream(self, report: Report) -> EventStream:
-        stream = self.streams.get(report.stream)
+    def _stream(self, name: str, report: Report) -> EventStream:
+        stream = self.streams.get(name)
         if stream is None:
-            if self._check is not None:
-                self._check(report.stream)
-            if len(self.streams) >= self._max_streams:
-                raise RequestError(
-                    f"stream {report.stream!r} is refused, the limit is {self._max_streams}",
-                    param="stream",
-                )
-            stream = EventStream(
-                report.stream,
-                has_replay=True,
-                on_change=self._on_change and partial(self._on_change, report.stream),
-            )
-            self.streams[report.stream] = stream
-        if self._epochs.get(report.stream) != report.epoch:
-            self._epochs[report.stream] = report.epoch
+            on_change = self._on_change and partial(self._on_change, name)
+            stream = EventStream(name, has_replay=True, on_change=on_change)
+            self.streams[name] = stream
+        if self._epochs.get(name) != report.epoch:
+            self._epochs[name] = report.epoch
             stream.disconnected()
             stream.connected()
         return stream

@@ -1,11 +1,14 @@
 """Subscribe to KV event streams over ZeroMQ, in a background thread.
 
-Knows sockets, reconnects, replays and time. Does not know what events mean, see `event_stream`.
+Knows sockets, reconnects, replays, time, and when to leave a publisher that sends rubbish. Does not
+know what events mean, see `event_stream`.
 """
 
+import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
@@ -14,8 +17,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ragboost.cache_sync.discovery import EventSource
-from ragboost.cache_sync.event_stream import EventStream
+from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
+from ragboost.engine_hooks.events import MAX_BATCH_BYTES, EventBatch
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -24,13 +28,16 @@ _END = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 100
 _FRAMES_PER_POLL = 256
 _MAX_QUEUED_FRAMES = 10_000  # during a replay; more become a gap
-_MAX_FRAME_BYTES = 256 * 1024 * 1024
+_RECONNECT_S = 0.1
+_RETRY_S = 1.0  # after an error
+_MAX_REJECTED = 10  # frames at a time; one more is allowed per second
 _MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
 
 class _Options(NamedTuple):
     replay_timeout_s: float
     probe_interval_s: float
+    pause_s: float
 
 
 class Subscriber:
@@ -42,8 +49,10 @@ class Subscriber:
     Args:
         sources: the publishers.
         on_change: called in the subscriber's thread with the stream's name.
+        on_batch: called there with every batch that can be decoded.
         replay_timeout_s: seconds without a frame after which a replay fails.
         probe_interval_s: seconds without a frame after which a stream is probed for lost batches.
+        pause_s: seconds without a connection after a publisher has sent many malformed frames.
 
     Attributes:
         streams: by name of the source.
@@ -54,12 +63,14 @@ class Subscriber:
         sources: Iterable[EventSource],
         *,
         on_change: Callable[[str, Changes], None] | None = None,
+        on_batch: Callable[[EventBatch], None] | None = None,
         replay_timeout_s: float = 5.0,
         probe_interval_s: float = 2.0,
+        pause_s: float = 5.0,
     ) -> None:
         self.streams: dict[str, EventStream] = {}
         self._sources = tuple(sources)
-        self._options = _Options(replay_timeout_s, probe_interval_s)
+        self._options = _Options(replay_timeout_s, probe_interval_s, pause_s)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         for source in self._sources:
@@ -67,6 +78,7 @@ class Subscriber:
                 source.name,
                 has_replay=source.replay_endpoint is not None,
                 on_change=on_change and partial(on_change, source.name),
+                on_batch=on_batch,
             )
 
     def __enter__(self) -> "Subscriber":
@@ -75,6 +87,20 @@ class Subscriber:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def silence(self, name: str) -> str | None:
+        """Return why nothing arrives on a stream, and the way out; None if something has arrived.
+
+        Args:
+            name: of the stream.
+        """
+        stream = self.streams[name]
+        if stream.state is not StreamState.FALLBACK:
+            return None
+        (source,) = (each for each in self._sources if each.name == name)
+        if stream.is_flooding:
+            return f"{source.endpoint} sent many malformed frames, see the log; trying again soon"
+        return source.silence(is_connected=stream.is_connected)
 
     def start(self) -> None:
         """Open the sockets and start the thread.
@@ -109,15 +135,44 @@ class Subscriber:
                 poller = zmq.Poller()
                 for link in links:
                     link.register(poller)
-                ready = {socket for socket, _ in poller.poll(_POLL_MS)}
+                if poller.sockets:
+                    ready = {socket for socket, _ in poller.poll(_POLL_MS)}
+                else:  # a poll without sockets would not wait
+                    ready = set()
+                    self._stopping.wait(_POLL_MS / 1000)
                 for link in links:
-                    link.poll(ready, time.monotonic())
+                    link.supervise(ready, time.monotonic())
         finally:
             for link in links:
                 link.close()
             context.destroy(linger=0)
             for stream in self.streams.values():
                 stream.disconnected()
+
+
+class _Allowance:
+    """How many rejected frames a publisher may still send, refilled by one per second."""
+
+    def __init__(self, now: float) -> None:
+        self._left = float(_MAX_REJECTED)
+        self._updated_at = now
+        self._num_rejected = 0
+
+    def is_exceeded(self, num_rejected: int, *, now: float) -> bool:
+        """Charge what was rejected since the last call.
+
+        Args:
+            num_rejected: since the start.
+            now: seconds by a monotonic clock.
+        """
+        left = min(_MAX_REJECTED, self._left + now - self._updated_at)
+        self._left = left - (num_rejected - self._num_rejected)
+        self._updated_at, self._num_rejected = now, num_rejected
+        return self._left < 0
+
+    def renew(self) -> None:
+        """Forgive what was charged."""
+        self._left = float(_MAX_REJECTED)
 
 
 class _Link:
@@ -135,8 +190,56 @@ class _Link:
         self._context = context
         self._options = options
         self._active_at = time.monotonic()
+        self._allowance = _Allowance(self._active_at)
+        self._num_refused = 0  # connections that ended, messages without a number
+        self._logged: Counter[str] = Counter()
+        self._resume_at: float | None = None  # while the publisher is left alone
         self._dealer: zmq.Socket[bytes] | None = None
-        self._sub = context.socket(zmq.SUB)
+        self._open()
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Register the sockets to read; live frames stay queued in theirs during a replay."""
+        if self._resume_at is None:
+            poller.register(self._monitor, zmq.POLLIN)
+            poller.register(self._dealer or self._sub, zmq.POLLIN)
+
+    def supervise(self, ready: set[object], now: float) -> None:
+        """Do what is to be done now; survive everything that a publisher can send.
+
+        An error drops the frame and the mirror's contents, and subscribes anew.
+        """
+        try:
+            if self._resume_at is None:
+                self._poll(ready, now)
+            elif now >= self._resume_at:
+                self._resume_at, self._active_at = None, now
+                self._stream.is_flooding = False
+                self._open()
+        except Exception as error:  # noqa: BLE001 - the streams' thread must outlive every error
+            self._stream.faulted(error)
+            self._pause(now, seconds=_RETRY_S)
+        if self._is_flooded(now):
+            self._log(f"left alone for {self._options.pause_s:g} s after many malformed frames")
+            self._allowance.renew()
+            self._stream.is_flooding = True
+            self._pause(now, seconds=self._options.pause_s)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._drop_dealer()
+        with contextlib.suppress(zmq.ZMQError):  # closed already
+            self._sub.disable_monitor()
+        self._monitor.close(linger=0)
+        self._sub.close(linger=0)
+
+    def _open(self) -> None:
+        """Open the sockets.
+
+        Raises:
+            zmq.ZMQError: the endpoint cannot be used.
+        """
+        source = self._source
+        self._sub = self._context.socket(zmq.SUB)
         self._sub.set_hwm(_MAX_QUEUED_FRAMES)
         self._configure(self._sub, source.endpoint)
         self._sub.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
@@ -149,17 +252,24 @@ class _Link:
         else:
             self._sub.connect(source.endpoint)
         if source.endpoint.startswith("inproc://"):  # has no handshake
-            stream.connected()
+            self._stream.connected()
 
-    def register(self, poller: zmq.Poller) -> None:
-        """Register the sockets to read; live frames stay queued in theirs during a replay."""
-        poller.register(self._monitor, zmq.POLLIN)
-        poller.register(self._dealer or self._sub, zmq.POLLIN)
+    def _pause(self, now: float, *, seconds: float) -> None:
+        """Close the sockets, which ends the flood and frees what is queued."""
+        self.close()
+        self._stream.disconnected()
+        self._resume_at = now + seconds
 
-    def poll(self, ready: set[object], now: float) -> None:
+    def _is_flooded(self, now: float) -> bool:
+        num_rejected = self._stream.num_rejected + self._num_refused
+        return self._allowance.is_exceeded(num_rejected, now=now)
+
+    def _poll(self, ready: set[object], now: float) -> None:
         """Read a bounded number of frames, and handle requests and timeouts."""
         if self._monitor in ready:
             self._read_monitor(now)
+        if self._resume_at is not None:
+            return
         if self._dealer is not None and self._dealer in ready:
             self._read_replay(self._dealer, now)
         elif self._sub in ready:
@@ -174,30 +284,29 @@ class _Link:
             self._active_at = now
             self._stream.probe()
 
-    def close(self) -> None:
-        self._drop_dealer()
-        self._sub.disable_monitor()
-        self._monitor.close(linger=0)
-        self._sub.close(linger=0)
-
     def _read_monitor(self, now: float) -> None:
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             self._active_at = now
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                logger.info("KV event stream %s: connected", self._source.name)
+                self._log("connected", level=logging.INFO)
                 self._stream.connected()
             elif event == zmq.Event.DISCONNECTED:
-                logger.warning("KV event stream %s: disconnected", self._source.name)
+                self._log("disconnected")
+                self._num_refused += 1
                 self._drop_dealer()
                 self._stream.disconnected()
+                if not self._source.bind:
+                    # After a frame that is too large, libzmq does not reconnect by itself.
+                    self._pause(now, seconds=_RECONNECT_S)
+                    return
 
     def _read_live(self, now: float) -> None:
         self._active_at = now
         for _ in range(_FRAMES_PER_POLL):
-            if self._stream.is_replaying or not self._sub.poll(0):
+            if self._stream.is_replaying or self._is_flooded(now) or not self._sub.poll(0):
                 return
-            frame = _parse_frame(self._sub.recv_multipart())
+            frame = self._parse_frame(self._sub.recv_multipart())
             if frame is not None:
                 self._stream.receive(*frame)
             time.sleep(0)  # yield the GIL to the event loop's thread between two batches
@@ -205,14 +314,14 @@ class _Link:
     def _read_replay(self, dealer: "zmq.Socket[bytes]", now: float) -> None:
         self._active_at = now
         for _ in range(_FRAMES_PER_POLL):
-            if not dealer.poll(0):
+            if self._is_flooded(now) or not dealer.poll(0):
                 return
             parts = dealer.recv_multipart()
             if len(parts) >= 2 and parts[-2] == _END:
                 self._drop_dealer()
                 self._stream.replay_ended()
                 return
-            frame = _parse_frame(parts)
+            frame = self._parse_frame(parts)
             if frame is not None:
                 self._stream.replay(*frame)
             if not self._stream.is_replaying or self._stream.has_request:
@@ -237,16 +346,26 @@ class _Link:
             self._dealer.close(linger=0)
             self._dealer = None
 
+    def _parse_frame(self, parts: list[bytes]) -> tuple[int, bytes] | None:
+        """Return sequence number and payload, the last two parts of a message."""
+        number = int.from_bytes(parts[-2], "big", signed=True) if len(parts) > 1 else -1
+        if number < 0 or len(parts[-2]) != 8:
+            self._num_refused += 1
+            self._log("dropped a message without a sequence number")
+            return None
+        return number, parts[-1]
+
+    def _log(self, message: str, *, level: int = logging.WARNING) -> None:
+        """Log a message the first time, the second, the fourth, and so on."""
+        self._logged[message] += 1
+        count = self._logged[message]
+        if count & (count - 1) == 0:
+            logger.log(
+                level, "KV event stream %s: %s (%d so far)", self._source.name, message, count
+            )
+
     @staticmethod
     def _configure(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_BATCH_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-
-
-def _parse_frame(parts: list[bytes]) -> tuple[int, bytes] | None:
-    """Return sequence number and payload, the last two parts of a message."""
-    if len(parts) < 2 or len(parts[-2]) != 8:
-        logger.warning("invalid KV event message of %d parts, no sequence number", len(parts))
-        return None
-    return int.from_bytes(parts[-2], "big"), parts[-1]

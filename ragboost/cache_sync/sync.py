@@ -26,14 +26,16 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S = 2.0  # while a backend or its streams are down
 _RECHECK_S = 30.0
-_EXPIRE_S = 5.0
+_INSPECT_S = 5.0
+_MAX_RANKS = 256  # of one backend's data-parallel ranks
 
 
 class StreamView(NamedTuple):
-    """A stream and the name of its backend."""
+    """A stream, the name of its backend, and why nothing arrives on it, if so."""
 
     backend: str
     stream: EventStream
+    silence: str | None = None
 
 
 class CacheSync:
@@ -70,7 +72,9 @@ class CacheSync:
         self._is_tokenizing = settings.tokens.ask_backend and settings.tokens.tokenizer is None
         self._subscribers: dict[str, Subscriber] = {}
         self._sources: dict[str, tuple[EventSource, ...]] = {}
-        self._receiver = ReportReceiver(on_change=self._on_report, check=self._follower_of)
+        self._receiver = ReportReceiver(on_change=self._on_report, name=self._stream_name)
+        self._silent: dict[str, str | None] = {}  # by stream, at the last inspection
+        self._is_down: dict[str, bool] = {}  # by backend, where it is known
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -88,7 +92,7 @@ class CacheSync:
             if self._settings.discover:
                 watch = self._watch(engine)
                 self._tasks.append(_start(watch, name=f"watching {engine.name}"))
-        self._tasks.append(_start(self._expire(), name="expiring reports"))
+        self._tasks.append(_start(self._inspect(), name="inspecting streams"))
         if self._is_tokenizing:
             tokenizer = BackendTokenizer(
                 self._engines, followers=self.followers, tenants=self.tenants
@@ -110,37 +114,54 @@ class CacheSync:
             RequestError: invalid report, or its stream belongs to no backend.
         """
         answer = await asyncio.to_thread(self._receiver.receive, body, now=time.monotonic())
-        for name, stream in list(self._receiver.streams.items()):
-            if stream.is_connected:
-                self._follower_of(name).streams[name] = stream
+        self._select_streams()
         return answer
 
     @property
     def streams(self) -> Iterator[StreamView]:
         """All streams that are followed."""
-        for name, follower in self.followers.items():
-            for stream in list(follower.streams.values()):
-                yield StreamView(name, stream)
+        for backend, follower in self.followers.items():
+            subscriber = self._subscribers.get(backend)
+            for name, stream in follower.streams.items():
+                is_own = subscriber is not None and subscriber.streams.get(name) is stream
+                silence = subscriber.silence(name) if subscriber is not None and is_own else None
+                yield StreamView(backend, stream, silence)
 
-    def _follower_of(self, stream: str) -> CacheFollower:
-        """Return the follower of a report's stream, which is named after its backend.
+    def _stream_name(self, reported: str) -> str:
+        """Return `BACKEND/RANK` for a report's stream; a single backend's may have any name.
 
         Raises:
-            RequestError: no backend has this name, and there are several.
+            RequestError: no rank, or no backend has this name, and there are several.
         """
+        name, _, rank = reported.rpartition("/")
+        if not (rank.isascii() and rank.isdecimal()) or int(rank) >= _MAX_RANKS:
+            raise RequestError(
+                f"stream must be NAME/RANK with a rank below {_MAX_RANKS}, got {reported!r}",
+                param="stream",
+            )
         if len(self.followers) == 1:
-            return next(iter(self.followers.values()))
-        name = stream.rpartition("/")[0]
-        if name not in self.followers:
+            name = next(iter(self.followers))
+        elif name not in self.followers:
             raise RequestError(
                 f"no backend is named {name!r}: set RAGBOOST_ENGINE_HOOKS__REPORT_STREAM in the "
                 f"engine to one of {', '.join(self.followers)}",
                 param="stream",
             )
-        return self.followers[name]
+        return f"{name}/{int(rank)}"
 
     def _on_report(self, stream: str, changes: Changes) -> None:
-        self._follower_of(stream).on_change(stream, changes)
+        self.followers[_backend_of(stream)].on_change(stream, changes)
+
+    def _select_streams(self) -> None:
+        """Give every follower its streams; a rank's reports are preferred to its KV events."""
+        selected: dict[str, dict[str, EventStream]] = {name: {} for name in self.followers}
+        for backend, subscriber in self._subscribers.items():
+            selected[backend] |= subscriber.streams
+        for name, stream in list(self._receiver.streams.items()):
+            if stream.is_connected:
+                selected[_backend_of(name)][name] = stream
+        for backend, streams in selected.items():
+            self.followers[backend].streams = streams
 
     async def _watch(self, engine: EngineClient) -> None:
         """Discover a backend's streams until they are found, and again after they are lost."""
@@ -157,6 +178,7 @@ class CacheSync:
                     engine.url,
                 )
             was_up = found.is_up
+            self._is_down[engine.name] = not found.is_up
             follower.capacity_tokens = found.capacity_tokens or follower.capacity_tokens
             if found.sources and self._settings.endpoint is None:
                 await self._subscribe(engine, found.sources)
@@ -167,27 +189,40 @@ class CacheSync:
         """Subscribe to these sources in place of the previous ones."""
         if not self._is_subscribing or self._sources.get(engine.name) == sources:
             return
-        follower = self.followers[engine.name]
         old = self._subscribers.pop(engine.name, None)
         if old is not None:
             await asyncio.to_thread(old.stop)
-            for name in old.streams:
-                follower.streams.pop(name, None)
-        subscriber = Subscriber(sources, on_change=follower.on_change)
-        follower.streams.update(subscriber.streams)
+        subscriber = Subscriber(sources, on_change=self.followers[engine.name].on_change)
         subscriber.start()
         self._sources[engine.name] = sources
         self._subscribers[engine.name] = subscriber
+        self._select_streams()
         where = ", ".join(source.endpoint for source in sources)
         logger.info("backend %s: following its KV events at %s", engine.name, where)
 
-    async def _expire(self) -> None:
+    async def _inspect(self) -> None:
+        """Drop streams without reports, and log why a stream is silent."""
         while True:
-            await asyncio.sleep(_EXPIRE_S)
+            await asyncio.sleep(_INSPECT_S)
             self._receiver.expire(now=time.monotonic())
-            for name, stream in list(self._receiver.streams.items()):
-                if not stream.is_connected:  # the next report adds it again
-                    self._follower_of(name).streams.pop(name, None)
+            self._select_streams()
+            self._log_silence()
+
+    def _log_silence(self) -> None:
+        """Log once why a stream was silent at two inspections in a row."""
+        for backend, stream, silence in self.streams:
+            is_idle = stream.is_connected and not self.followers[backend].num_responses
+            if silence is None or is_idle or self._is_down.get(backend):
+                self._silent.pop(stream.name, None)
+            elif stream.name not in self._silent:
+                self._silent[stream.name] = None
+            elif self._silent[stream.name] != silence:
+                self._silent[stream.name] = silence
+                logger.warning("KV event stream %s: %s", stream.name, silence)
+
+
+def _backend_of(stream: str) -> str:
+    return stream.rpartition("/")[0]
 
 
 def _start(work: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":

@@ -17,6 +17,7 @@ class Usage(NamedTuple):
         prompt_tokens: all tokens of the prompt, cached ones too.
         cached_tokens: tokens read from the prefix cache.
         cache_write_tokens: tokens newly written to the cache.
+        reused_tokens: other tokens whose KV came from stored chunks and was not computed again.
         prompt_ids: token ids of the prompt, for requests with `return_token_ids` (vLLM, SGLang).
     """
 
@@ -24,6 +25,7 @@ class Usage(NamedTuple):
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
     prompt_ids: tuple[int, ...] | None = None
+    reused_tokens: int | None = None
 
 
 def read_usage(answer: Mapping[str, Any]) -> Usage | None:
@@ -89,7 +91,12 @@ def _from_usage(usage: Mapping[str, Any]) -> Usage | None:
         _count(details, "cache_creation_tokens"),
         written,
     )
-    return Usage(prompt, None if cached is None else min(cached, prompt), written)
+    chunks = usage.get("ragboost")
+    reused = _count(chunks, "approx_cached_tokens") if isinstance(chunks, dict) else None
+    known = None if cached is None else min(cached, prompt)
+    return Usage(
+        prompt, known, written, reused_tokens=None if reused is None else min(reused, prompt)
+    )
 
 
 def _anthropic_written(usage: Mapping[str, Any]) -> int | None:

@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.keys import tokens_digest
 from ragboost.chunk_cache.kv.request_cache import RequestCache, RequestLayer
-from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.base import ReusableModel
 from ragboost.chunk_cache.model.plan import Hidden
 from ragboost.chunk_cache.model.rope import KeyRotation
 
@@ -72,6 +72,15 @@ class Assembly:
     hidden: Hidden | None = None
 
     @property
+    def unstored(self) -> list[tuple[int, int]]:
+        """Positions of the chunks without stored KV, once for equal chunks."""
+        missing: dict[tuple[int, ...], tuple[int, int]] = {}
+        for (start, stop), kv in zip(self.chunks, self.stored, strict=True):
+            if kv is None and start < stop:
+                missing.setdefault(tuple(self.tokens[start:stop]), (start, stop))
+        return list(missing.values())
+
+    @property
     def candidates(self) -> torch.Tensor:
         """Positions of the approximate tokens, ascending."""
         return torch.nonzero(self.source == TokenSource.APPROXIMATE).flatten()
@@ -79,7 +88,7 @@ class Assembly:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def assemble(
-    adapter: ModelAdapter,
+    adapter: ReusableModel,
     spans: Sequence[ChunkSpan],
     *,
     length: int,
@@ -147,7 +156,7 @@ def _fill(
 
 
 def extract(
-    adapter: ModelAdapter,
+    adapter: ReusableModel,
     cache: DynamicCache,
     tokens: Sequence[int],
     *,

@@ -1,8 +1,10 @@
-"""The stored chunks of one model: computed after a system prompt, and looked up by their token ids.
+"""The stored chunks of one model: computed after a system prompt or taken from a computed prompt,
+and looked up by their token ids.
 
 Knows a model and a store. Does not know prompts: `reuse` assembles the chunks.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,10 +14,18 @@ from ragboost.chunk_cache.assemble import Assembly, ChunkSpan, TokenSource, asse
 from ragboost.chunk_cache.kv.base import KVStore
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.keys import Identity, chunk_key
+from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.base import AttentionBackend
 from ragboost.chunk_cache.pace import AT_ONCE, DeviceStopwatch, Pace
 from ragboost.chunk_cache.recompute import recompute
+
+logger = logging.getLogger(__name__)
+
+REPLICA = "replica"
+"""Recipe of KV that was taken from a prompt, behind whatever preceded the chunk there (FusionRAG
+section 4.1). Two keys replace the paper's search through ever shorter prefixes: the whole chain
+before a chunk, for which its KV is exact (`ChunkKV.exact_after`), and the chunk alone."""
 
 
 class Chunks:
@@ -58,29 +68,36 @@ class Chunks:
     def keys(
         self, system: Sequence[int], tokens: Sequence[int], *, is_first: bool = False
     ) -> list[str]:
-        """Return the keys that a chunk may be stored under, the preferred one first.
+        """Return the keys that a chunk may be stored under, the preferred one first: prepared,
+        plain, taken from a prompt.
 
         Args:
             system, tokens: token ids.
             is_first: the chunk directly follows the system prompt, where plain KV is exact.
         """
-        plain = self.key(system, tokens)
+        plain, replica = self.key(system, tokens), self.key(system, tokens, recipe=REPLICA)
         recipe = self._recipes.get(plain)
         if recipe is None:
-            return [plain]
+            return [plain, replica]
         prepared = self.key(system, tokens, recipe=recipe)
-        return [plain, prepared] if is_first else [prepared, plain]
+        return [plain, prepared, replica] if is_first else [prepared, plain, replica]
 
     def find(
         self, system: Sequence[int], tokens: Sequence[int], *, is_first: bool = False
     ) -> ChunkKV | None:
         """Return a chunk's KV under the first of its `keys` that is stored; None if there is none,
-        or no tokens."""
+        or no tokens. KV of other tokens, or of another shape than the model's, is removed."""
         if not tokens:
             return None
-        keys = self.keys(system, tokens, is_first=is_first)
-        found = (self.store.get(key) for key in keys)
-        return next((kv for kv in found if kv is not None), None)
+        own = tuple(tokens)
+        for key in self.keys(system, tokens, is_first=is_first):
+            kv = self.store.get(key)
+            if kv is not None and self._is_of(kv, own):
+                return kv
+            if kv is not None:
+                logger.warning("removed the KV of chunk %s, which is not of this model", key)
+                self.store.discard(key)
+        return None
 
     def plain(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV:
         """Return a chunk's plain KV, computing and storing it if it is missing."""
@@ -108,6 +125,68 @@ class Chunks:
         for tokens in missing:
             self._compute(tuple(system), tokens, before=before, pace=pace)
         return len(missing)
+
+    def take(
+        self,
+        cache: RequestCache,
+        tokens: Sequence[int],
+        *,
+        num_system: int,
+        spans: Sequence[tuple[int, int]],
+        num_exact: int,
+    ) -> int:
+        """Store chunks of a computed prompt, and its system prompt, from copies of their KV.
+
+        Args:
+            cache: KV of the prompt, with slot and position equal.
+            tokens: token ids of the prompt.
+            num_system: leading tokens that are the system prompt.
+            spans: positions (start, stop) of the chunks.
+            num_exact: leading tokens whose KV is that of an ordinary forward pass.
+
+        Returns:
+            The number of stored chunks.
+        """
+        system = tuple(tokens[:num_system])
+        regime = self._adapter.regime(len(tokens))
+        is_usable = num_system <= num_exact and self._adapter.regime(num_system) == regime
+        if system and is_usable and self.find((), system) is None:
+            self._take(cache, tokens, (0, num_system), self.key((), system), is_exact=True)
+        num_stored = 0
+        for start, stop in spans:
+            own = tuple(tokens[start:stop])
+            is_exact = stop <= num_exact
+            # Directly after the system prompt it is the plain KV.
+            is_plain = is_exact and start == num_system and self._adapter.regime(stop) == regime
+            key = self.key(system, own, recipe="" if is_plain else REPLICA)
+            num_stored += self._take(cache, tokens, (start, stop), key, is_exact=is_exact)
+        return num_stored
+
+    def _is_of(self, kv: ChunkKV, tokens: tuple[int, ...]) -> bool:
+        shapes = self._adapter.kv_shapes
+        if kv.tokens != tokens or len(kv.layers) != len(shapes):
+            return False
+        if not isinstance(kv.layers, tuple):  # still loading
+            return True
+        return all(
+            keys.dtype == values.dtype == self._adapter.dtype
+            and keys.shape == (1, heads, len(tokens), key_dim)
+            and values.shape == (1, heads, len(tokens), value_dim)
+            for (keys, values), (heads, key_dim, value_dim) in zip(kv.layers, shapes, strict=True)
+        )
+
+    def _take(
+        self,
+        cache: RequestCache,
+        tokens: Sequence[int],
+        span: tuple[int, int],
+        key: str,
+        *,
+        is_exact: bool,
+    ) -> bool:
+        start, stop = span
+        kv = extract(self._adapter, cache, tokens, start=start, stop=stop, is_exact=is_exact)
+        return self.store.put(key, kv)
 
     def _compute(
         self,

@@ -6,8 +6,8 @@ Knows positions and caches. Does not know how the tokens were selected.
 import torch
 
 from ragboost.chunk_cache.assemble import Assembly, TokenSource
-from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.base import AttentionBackend
+from ragboost.chunk_cache.model.base import ReusableModel
 from ragboost.chunk_cache.model.plan import ForwardPlan, Observer
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 
@@ -22,7 +22,7 @@ def rows_to_compute(assembly: Assembly, selected: torch.Tensor) -> torch.Tensor:
 
 
 def recompute(
-    adapter: ModelAdapter,
+    adapter: ReusableModel,
     assembly: Assembly,
     *,
     selected: torch.Tensor,

@@ -110,6 +110,7 @@ class ChunkReuse:
         keep_tokens: int | None = None,
         stored: Sequence[ChunkKV | None] | None = None,
         observe: Observer | None = None,
+        keep: bool = False,
     ) -> Prefill:
         """Fill the KV of a prompt and return the logits of its last token.
 
@@ -124,6 +125,7 @@ class ChunkReuse:
                 `snapkv.evict`; None: all.
             stored: KV of each chunk, None to compute it; None: look all of them up.
             observe: observer of the pass that computes the prompt, see `ForwardPlan`.
+            keep: store the chunks of this prompt that are not stored, see `Chunks.take`.
 
         Raises:
             ChunkCacheError: an empty question, a prefix with other tokens, or an invalid ratio.
@@ -137,6 +139,7 @@ class ChunkReuse:
             granularity=granularity,
             keep_tokens=keep_tokens,
             observe=observe,
+            keep=keep,
         )
         try:
             return attempt(stored=stored)
@@ -155,6 +158,7 @@ class ChunkReuse:
         keep_tokens: int | None,
         stored: Sequence[ChunkKV | None] | None,
         observe: Observer | None,
+        keep: bool,
     ) -> Prefill:
         begin = time.perf_counter()
         system, _, question = prompt
@@ -170,13 +174,22 @@ class ChunkReuse:
             backend=self.backend,
             observe=observe_both(window, observe),
         )
+        counts = Counts.of(assembly, selected)
+        if keep:
+            self.chunks.take(
+                assembly.cache,
+                assembly.tokens,
+                num_system=len(system),
+                spans=assembly.unstored,
+                num_exact=counts.num_publishable,
+            )
         cache: DynamicCache = assembly.cache
         if window is not None and keep_tokens is not None:
             documents = (len(system), assembly.question)
             cache = evict(assembly.cache, window, documents=documents, capacity=keep_tokens)
         done = time.perf_counter()
         return Prefill(
-            **asdict(Counts.of(assembly, selected)),
+            **asdict(counts),
             cache=cache,
             logits=logits,
             selected=tuple(selected.tolist()),

@@ -7,8 +7,8 @@ import sys
 
 import typer
 
-from ragboost.cli.offline import batch, demo, simulate
-from ragboost.cli.reuse import eval_reuse, precompute, tune_alpha
+from ragboost.cli.offline import batch, demo, simulate, warm
+from ragboost.cli.reuse import engine_flags, eval_reuse, precompute, tune_alpha
 from ragboost.cli.servers import doctor, engine, serve
 from ragboost.errors import RagBoostError
 from ragboost.version import __version__
@@ -49,6 +49,8 @@ app.command(rich_help_panel=_SERVERS)(engine)
 app.command(rich_help_panel=_TRAFFIC)(demo)
 app.command(rich_help_panel=_TRAFFIC)(simulate)
 app.command(rich_help_panel=_TRAFFIC)(batch)
+app.command(rich_help_panel=_TRAFFIC)(warm)
+app.command("engine-flags", rich_help_panel=_REUSE)(engine_flags)
 app.command("eval-reuse", rich_help_panel=_REUSE)(eval_reuse)
 app.command("tune-alpha", rich_help_panel=_REUSE)(tune_alpha)
 app.command(rich_help_panel=_REUSE)(precompute)

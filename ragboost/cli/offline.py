@@ -1,4 +1,4 @@
-"""The commands `batch`, `simulate` and `demo`."""
+"""The commands `batch`, `simulate`, `warm` and `demo`."""
 
 import json
 from pathlib import Path
@@ -23,6 +23,9 @@ def batch(
     ),
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens per block of that cache; by default whole documents."
+    ),
+    improve: float = typer.Option(
+        0.0, min=0.0, metavar="SECONDS", help="Search so long for a better plan."
     ),
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
@@ -52,6 +55,7 @@ def batch(
             corpus=Corpus.read(corpus) if corpus else None,
             cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
             block_size=block_size,
+            improve_s=improve,
             strict=strict,
             keep=[corpus] if corpus else [],
             on_progress=p,
@@ -119,6 +123,44 @@ def simulate(
     else:
         Console().print(forecast_table(result))
         typer.echo(forecast_sentence(result))
+
+
+def warm(
+    corpus: Path = typer.Argument(
+        ..., metavar="CORPUS.jsonl", help="JSONL of the documents, as requests carry them."
+    ),
+    output: Path = typer.Option(..., "--output", "-o", metavar="FILE", help="For ordering.prior."),
+    retriever: str = typer.Option(
+        "bm25", help="bm25, or a `module:function` that returns a retriever for the documents."
+    ),
+    k: int = typer.Option(10, "--k", min=1, help="Documents per request."),
+    queries: int = typer.Option(20_000, min=1, help="Most documents to ask for."),
+    progress: bool | None = typer.Option(
+        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
+    ),
+) -> None:
+    """Learn from a corpus which documents are retrieved together, before the first request.
+
+    Asks a retriever for a passage of each document. Then set `ordering.tail = "popularity"` and
+    `ordering.prior = "FILE"`.
+
+    \b
+    ragboost warm corpus.jsonl -o prior.json
+    ragboost warm corpus.jsonl -o prior.json --retriever mymodule:make_retriever
+    """
+    from ragboost.batch.report import progress_bar
+    from ragboost.retrieval.corpus import Corpus
+    from ragboost.retrieval.warm import corpus_prior, imagine_contexts, make_retriever
+
+    documents = Corpus.read(corpus)
+    console = Console(stderr=True)
+    with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+        contexts = imagine_contexts(
+            documents, make_retriever(retriever, documents), k=k, limit=queries, on_progress=p
+        )
+    prior = corpus_prior(documents, contexts)
+    prior.write(output)
+    typer.echo(f"{prior!r} written to {output}")
 
 
 def demo(

@@ -1,4 +1,4 @@
-"""The commands `eval-reuse`, `tune-alpha` and `precompute`: chunk reuse with your own model."""
+"""The commands `engine-flags`, `eval-reuse`, `tune-alpha` and `precompute`: chunk reuse."""
 
 from pathlib import Path
 from typing import Literal
@@ -7,6 +7,26 @@ import typer
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
 from ragboost.errors import import_extra
+
+
+def engine_flags(
+    engine: str = typer.Argument(..., metavar="vllm", help="The engine."),
+    settings: list[str] = typer.Argument(
+        None, metavar="[NAME=VALUE]...", help="Settings of chunk reuse in the engine."
+    ),
+) -> None:
+    """Print the flags that switch chunk reuse on in your own engine.
+
+    \b
+    eval "vllm serve MODEL $(ragboost engine-flags vllm reuse=approx)"
+
+    Where only `ragboost` is installed, without what the commands need:
+    python -m ragboost.engine_chunks vllm reuse=approx
+    """
+    import_extra("torch", extra="engine")
+    from ragboost.engine_chunks.flags import engine_flags
+
+    typer.echo(engine_flags(engine, settings or []))
 
 
 def eval_reuse(

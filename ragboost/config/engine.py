@@ -52,6 +52,12 @@ class EngineSettings(Section):
         256, ge=1, description="Tokens to generate for chat requests that set no limit."
     )
     max_running: int = Field(16, ge=1, description="Requests computed in one batch.")
+    max_running_tokens: int = Field(
+        131_072,
+        ge=1,
+        description="Tokens of KV of the requests in a batch, prompts and `max_tokens` together; "
+        "further requests wait, and a request that needs more by itself gets a 400.",
+    )
     max_waiting: int = Field(
         1024, ge=0, description="Requests that may wait; further ones get a 503."
     )
@@ -148,7 +154,10 @@ class EngineHookSettings(Section):
         "process.",
     )
     report_key: SecretStr | None = Field(
-        None, description="API key of that proxy. Set it in the engine's process."
+        None,
+        description="Key of the plug-in's reports, which is no client's key. Set it in the proxy's "
+        "process and in the engine's. None: reports are accepted from the proxy's own machine, "
+        "unless clients need keys.",
     )
     report_stream: str | None = Field(
         None,

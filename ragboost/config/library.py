@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from ragboost.config.section import Section
 
@@ -37,8 +37,8 @@ class IndexSettings(Section):
     max_visits: int = Field(
         32,
         ge=1,
-        description="Nodes that one search expands. Raise it to find longer prefixes, lower it for "
-        "speed.",
+        description="Nodes that one search compares before it only descends. Raise it to find "
+        "longer prefixes, lower it for speed.",
     )
 
 
@@ -70,6 +70,11 @@ class OrderingSettings(Section):
         "relevance",
         description="Order of the documents behind the cached prefix: by relevance, or by how "
         "often recent requests had them together.",
+    )
+    prior: Path | None = Field(
+        None,
+        description="A file from `ragboost warm`: which documents of the corpus are retrieved "
+        "together. The popularity tail uses it while requests are few.",
     )
     min_saved_tokens: int = Field(
         0,
@@ -182,6 +187,13 @@ class FormatSettings(Section):
         description="Documents numbered by position, such as Document 1. label: replace the "
         "numbers by names and tell the model which number each has; keep: do not reorder them.",
     )
+    max_documents: int = Field(
+        10_000,
+        ge=1,
+        le=100_000,
+        description="Documents of one request. More in a ragboost object or a session's turn are a "
+        "400; a request with more in other fields is forwarded unchanged.",
+    )
     delimiters: tuple[Delimiters, ...] = Field(
         (), description="Further formats to detect: name, start, end, separator of each."
     )
@@ -200,7 +212,8 @@ class SessionSettings(Section):
         256 * 1024 * 1024,
         ge=1024,
         description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
-        "to sessions with an id, to recognised conversations, and to chat sessions in memory.",
+        "to sessions with an id, to recognised conversations, and to chat sessions in memory or in "
+        "Redis.",
     )
     max_documents: int = Field(
         10_000,
@@ -210,12 +223,19 @@ class SessionSettings(Section):
     )
     stateless: bool = Field(
         True,
-        description="Recognise conversations without a session id by a hash chain over their "
-        "messages, kept in the proxy's memory.",
+        description="Recognise conversations without a session id by their messages, if a request "
+        "gives all documents of its earlier turns itself. Kept in the proxy's memory.",
     )
-    store: Literal["memory", "sqlite"] = Field(
-        "memory", description="Store of the chat-session API; sqlite survives restarts."
+    store: Literal["memory", "sqlite", "redis"] = Field(
+        "memory",
+        description="Store of the chat-session API; sqlite survives restarts, redis is shared by "
+        "proxies on several machines and needs the extra redis.",
     )
     path: Path = Field(
         Path("ragboost-sessions.db"), description="SQLite file, if `session.store` is sqlite."
+    )
+    url: SecretStr | None = Field(
+        None,
+        description="Redis or Valkey server, if `session.store` is redis: "
+        "redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], rediss:// for TLS.",
     )

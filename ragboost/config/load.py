@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
-from ragboost.config.section import Section
+from ragboost.config.section import Section, hide_login
 from ragboost.config.settings import Settings
 from ragboost.errors import ConfigError
 
@@ -138,7 +138,7 @@ def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
         found = origin.get(path) or origin.get(parts[0])
         source = f" (from {found})" if found else ""
         is_secret = any(part.startswith("api_key") for part in parts)
-        given = "" if is_secret else f", got {problem['input']!r}"
+        given = "" if is_secret else f", got {hide_login(repr(problem['input']))}"
         message = problem["msg"].removeprefix("Value error, ")
         lines.append(f"{path}: {message}{given}{source}")
     return "; ".join(lines)

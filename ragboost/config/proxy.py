@@ -9,13 +9,24 @@ from ragboost.config.section import Section
 
 
 def _check_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(value)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # it quotes the URL's parts, of which one may be a password
+        is_valid = False
+    if not is_valid:
         raise ValueError("must be a URL such as http://127.0.0.1:8000")
     return value
 
 
 BaseUrl = Annotated[str, AfterValidator(_check_url)]
+
+
+def public_url(url: BaseUrl) -> str:
+    """Return the part of a backend's URL that may be shown: scheme, host, port, path before /v1."""
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
 
 
 class BackendSettings(Section):
@@ -127,6 +138,9 @@ class WaitingRoomSettings(Section):
     )
 
 
+_Team = Annotated[tuple[SecretStr, ...], Field(min_length=1)]
+
+
 class ProxySettings(Section):
     """The OpenAI-compatible server."""
 
@@ -161,8 +175,20 @@ class ProxySettings(Section):
         description="Tenants kept, one per model and cache salt; the least recently used are "
         "dropped.",
     )
-    api_keys: tuple[SecretStr, ...] = Field(
-        (), description="API keys of which clients must send one; empty: no key is required."
+    api_keys: tuple[SecretStr | _Team, ...] = Field(
+        (),
+        description="API keys of which clients must send one; empty: no key is required. Each has "
+        'context indexes of its own; keys in an inner list, as in ["a", ["b", "c"]], share theirs.',
+    )
+    forwarded_paths: tuple[str, ...] = Field(
+        (),
+        description="Paths of the backend that clients may use, beside those for inference; each "
+        "with all paths below it. /: all paths.",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="Names under which a proxy on a loopback address without API keys may be "
+        "addressed, beside those of this machine; for web pages, also their hosts.",
     )
     insecure: bool = Field(
         False, description="Allow listening on non-loopback addresses without API keys."

@@ -137,6 +137,7 @@ def make_engine(
         loaded.runner,
         store,
         max_running=settings.max_running,
+        max_running_tokens=settings.max_running_tokens,
         max_step_tokens=settings.max_step_tokens,
         max_waiting=settings.max_waiting,
         publish=publish,
@@ -198,7 +199,10 @@ def _chunk_scheduler(
         return None
     directory = settings.reuse_directory
     store = _chunk_store(adapter.device, settings)
-    recipes = None if directory is None else ChunkCatalog.read(directory)
+    try:
+        recipes = None if directory is None else ChunkCatalog.read(directory)
+    except (ChunkCacheError, OSError) as error:
+        raise ConfigError(f"engine.reuse_directory: {error}") from error
     return ChunkScheduler(ChunkReuse(adapter, store, recipes=recipes))
 
 

@@ -1,18 +1,39 @@
 """The KV cache events of vLLM and SGLang on the wire.
 
 Decodes maps tagged by `type` (current releases) and positional arrays (older ones), with fewer or
-more fields than are known here, and encodes maps. Does not know sockets or sequence numbers.
+more fields than are known here, and encodes maps. Decodes any bytes to a batch that a mirror can
+apply, or raises `EventStreamError`. Does not know sockets or sequence numbers.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ragboost.errors import EventStreamError
 
-BlockHash = int | bytes
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+"""Size of the largest batch that is decoded: the events of some million tokens."""
+
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError)
+"""What msgspec raises for bytes that are not of the expected type."""
+
+BlockHash = int | Annotated[bytes, msgspec.Meta(max_length=64)]
 """An engine's name for a block: opaque, a signed or unsigned 64-bit integer, or bytes."""
+
+APPROXIMATE = "RAGBOOST_APPROXIMATE"
+"""Medium of a `BlockRemoved` that takes nothing out of the cache: the blocks hold KV that was
+assembled from stored chunks, so that no exact request hits them or what follows them."""
+
+_MAX_EVENTS = 2**18
+_MAX_LENGTH = 2**22  # of the lists in an event
+_MAX_NAME = 64
+_Hashes = Annotated[list[BlockHash], msgspec.Meta(max_length=_MAX_LENGTH)]
+_TokenId = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Bigram = Annotated[tuple[_TokenId, ...], msgspec.Meta(min_length=1, max_length=8)]
+_TokenIds = Annotated[list[_TokenId | _Bigram], msgspec.Meta(max_length=_MAX_LENGTH)]
+_Medium = Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
+_ExtraKeys = Annotated[list[list[Any] | None], msgspec.Meta(max_length=_MAX_LENGTH)]
 
 _MAP_TYPES = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 _ARRAY_TYPES = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
@@ -37,14 +58,14 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
         session_id: the session id of the request that stored the blocks.
     """
 
-    block_hashes: list[BlockHash]
+    block_hashes: _Hashes
     parent_block_hash: BlockHash | None = _null()
-    token_ids: list[int | tuple[int, ...]] = []
+    token_ids: _TokenIds = []
     block_size: int = 0
     lora_id: int | str | None = _null()
-    medium: str | None = None
+    medium: _Medium | None = None
     lora_name: str | None = _null()
-    extra_keys: list[list[Any] | None] | None = None
+    extra_keys: _ExtraKeys | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     cache_salt: str | None = None
@@ -54,8 +75,8 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Blocks that were evicted from the prefix cache."""
 
-    block_hashes: list[BlockHash]
-    medium: str | None = None
+    block_hashes: _Hashes
+    medium: _Medium | None = None
     group_idx: int | None = None
 
 
@@ -85,14 +106,14 @@ class EventBatch(msgspec.Struct, frozen=True):
 class _Stored(msgspec.Struct, array_like=True, tag="BlockStored"):
     """vLLM's positional layout; SGLang's is its beginning."""
 
-    block_hashes: list[BlockHash]
+    block_hashes: _Hashes
     parent_block_hash: BlockHash | None = None
-    token_ids: list[int | tuple[int, ...]] = []
+    token_ids: _TokenIds = []
     block_size: int = 0
     lora_id: int | str | None = None
-    medium: str | None = None
+    medium: _Medium | None = None
     lora_name: str | None = None
-    extra_keys: list[list[Any] | None] | None = None
+    extra_keys: _ExtraKeys | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -117,8 +138,8 @@ class _Stored(msgspec.Struct, array_like=True, tag="BlockStored"):
 
 
 class _Removed(msgspec.Struct, array_like=True, tag="BlockRemoved"):
-    block_hashes: list[BlockHash]
-    medium: str | None = None
+    block_hashes: _Hashes
+    medium: _Medium | None = None
     group_idx: int | None = None
 
     def event(self) -> BlockRemoved:
@@ -136,11 +157,13 @@ class _Tag(msgspec.Struct):
     type: str
 
 
-_decode_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_decode_list = msgspec.msgpack.Decoder(
+    Annotated[list[msgspec.Raw], msgspec.Meta(max_length=_MAX_EVENTS)]
+).decode
 _decode_map = msgspec.msgpack.Decoder(Event).decode
 _decode_array = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared).decode
 _decode_tag = msgspec.msgpack.Decoder(_Tag).decode
-_decode_any = msgspec.msgpack.Decoder().decode
+_decode_text = msgspec.msgpack.Decoder(str).decode
 _decode_float = msgspec.msgpack.Decoder(float).decode
 _decode_rank = msgspec.msgpack.Decoder(int | None).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -150,8 +173,13 @@ def decode_batch(payload: bytes) -> EventBatch:
     """Decode the last frame of a message: `[ts, events]` or `[ts, events, dp_rank, ...]`.
 
     Raises:
-        EventStreamError: the payload is not such an array, or a known event lacks a field.
+        EventStreamError: the payload is too large or not such an array, or a known event lacks a
+            field or has an absurd value.
     """
+    if len(payload) > MAX_BATCH_BYTES:
+        raise EventStreamError(
+            f"event batch of {len(payload)} bytes, the limit is {MAX_BATCH_BYTES}"
+        )
     try:
         parts = _decode_list(payload)
         if len(parts) < 2:
@@ -163,8 +191,9 @@ def decode_batch(payload: bytes) -> EventBatch:
             dp_rank=_decode_rank(parts[2]) if len(parts) > 2 else None,
             unknown=tuple(event for event in decoded if isinstance(event, str)),
         )
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EventStreamError(f"event batch of {len(payload)} bytes: {error}") from None
+    except UNDECODABLE as error:
+        reason = repr(str(error)[:200])  # it may quote the payload
+        raise EventStreamError(f"event batch of {len(payload)} bytes: {reason}") from None
 
 
 def encode_batch(batch: EventBatch) -> bytes:
@@ -192,8 +221,8 @@ def _decode_event(raw: msgspec.Raw) -> Event | str:
 
 def _name(raw: msgspec.Raw) -> str:
     if memoryview(raw)[0] in _MAP_TYPES:
-        return _decode_tag(raw).type
-    array = _decode_any(raw)
-    if not array or not isinstance(array[0], str):
+        return _decode_tag(raw).type[:_MAX_NAME]
+    array = _decode_list(raw)
+    if not array:
         raise EventStreamError("event array does not begin with its type")
-    return array[0]
+    return _decode_text(array[0])[:_MAX_NAME]

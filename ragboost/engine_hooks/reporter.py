@@ -5,6 +5,7 @@ Knows HTTP and the proxy's address. Does not know the engine or what an event me
 
 import http.client
 import itertools
+import json
 import logging
 import os
 import secrets
@@ -17,8 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from ragboost.engine_hooks.reports import (
     CONTENT_TYPE,
     REPORT_PATH,
@@ -26,6 +25,7 @@ from ragboost.engine_hooks.reports import (
     decode_reply,
     encode,
 )
+from ragboost.errors import EventStreamError
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Reporter:
         max_kept: batches kept for replays.
         max_kept_bytes: encoded size of the batches kept for replays.
         timeout_s: timeout of each request to the proxy.
-        key: the proxy's API key, if it requires one.
+        key: the proxy's `engine_hooks.report_key`, if it requires one.
 
     Attributes:
         epoch: random id of this process.
@@ -120,7 +120,7 @@ class Reporter:
             try:
                 self._send_new()
                 backoff, reported_at = 0.0, time.monotonic()
-            except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+            except (OSError, http.client.HTTPException, EventStreamError) as error:
                 self._disconnect()
                 if not backoff:
                     logger.warning("cannot report cache events to %s: %s", self._url.netloc, error)
@@ -182,7 +182,8 @@ class Reporter:
         response = connection.getresponse()
         body = response.read()
         if response.status != 200:
-            raise http.client.HTTPException(f"status {response.status} for {path}")
+            reason = _error_message(body)
+            raise http.client.HTTPException(f"status {response.status} for {path}{reason}")
         return decode_reply(body).replay_from
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -200,12 +201,20 @@ class Reporter:
             self._connection = None
 
 
+def _error_message(body: bytes) -> str:
+    """Return the message of an error in OpenAI's shape, behind a colon; empty if there is none."""
+    try:
+        return f": {json.loads(body)['error']['message']}"[:500]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return ""
+
+
 def make_reporter(rank: int, *, url: str | None = None) -> Reporter | None:
     """Make the reporter configured in the environment; return None if there is no URL.
 
     `RAGBOOST_ENGINE_HOOKS__REPORT_URL` is the proxy's base URL (unless `url` is given),
     `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM` the replica's name (the host name by default), and
-    `RAGBOOST_ENGINE_HOOKS__REPORT_KEY` one of the proxy's API keys.
+    `RAGBOOST_ENGINE_HOOKS__REPORT_KEY` the key that has this name in the proxy's settings, too.
 
     Args:
         rank: data-parallel rank, part of the stream's name.

@@ -3,10 +3,20 @@
 `POST /v1/index/events` carries a report; its response carries a reply. Knows no web framework.
 """
 
+from typing import Annotated
+
 import msgspec
+
+from ragboost.engine_hooks.events import UNDECODABLE
+from ragboost.errors import EventStreamError
 
 REPORT_PATH = "/v1/index/events"
 CONTENT_TYPE = "application/msgpack"
+
+_MAX_BATCHES = 1024
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Batches = Annotated[list[tuple[_Number, bytes]], msgspec.Meta(max_length=_MAX_BATCHES)]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,9 +30,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         is_last: with `is_replay`, these are the last ones.
     """
 
-    stream: str
-    epoch: str
-    batches: list[tuple[int, bytes]] = []
+    stream: _Name
+    epoch: _Name
+    batches: _Batches = []
     is_replay: bool = False
     is_last: bool = False
 
@@ -34,6 +44,29 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_report = msgspec.msgpack.Decoder(Report).decode
-decode_reply = msgspec.msgpack.Decoder(Reply).decode
-"""All decoders raise `msgspec.DecodeError`."""
+_decode_report = msgspec.msgpack.Decoder(Report).decode
+_decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def decode_report(body: bytes) -> Report:
+    """Decode a report.
+
+    Raises:
+        EventStreamError: the body is none.
+    """
+    try:
+        return _decode_report(body)
+    except UNDECODABLE as error:
+        raise EventStreamError(f"invalid cache event report: {str(error)[:200]!r}") from None
+
+
+def decode_reply(body: bytes) -> Reply:
+    """Decode a reply.
+
+    Raises:
+        EventStreamError: the body is none.
+    """
+    try:
+        return _decode_reply(body)
+    except UNDECODABLE as error:
+        raise EventStreamError(f"invalid reply to a report: {str(error)[:200]!r}") from None

@@ -4,12 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragboost.config import Settings
-from ragboost.formats.base import Format, Found, UnknownShapeError
+from ragboost.formats.base import Format, Found, TooManyDocumentsError, UnknownShapeError
 from ragboost.formats.documents_field import DocumentsField
 from ragboost.formats.messages import Messages
 from ragboost.formats.ragboost_object import RagboostObject
 
-__all__ = ["Format", "Found", "UnknownShapeError", "find_format", "make_formats"]
+__all__ = [
+    "Format",
+    "Found",
+    "TooManyDocumentsError",
+    "UnknownShapeError",
+    "find_format",
+    "make_formats",
+]
 
 
 def make_formats(settings: Settings) -> tuple[Format, ...]:
@@ -17,10 +24,11 @@ def make_formats(settings: Settings) -> tuple[Format, ...]:
 
     Documents that the caller names explicitly come before documents found in texts.
     """
+    hints, limit = settings.hints, settings.formats.max_documents
     return (
-        RagboostObject(),
-        DocumentsField(settings.hints),
-        DocumentsField(settings.hints, parent="chat_template_kwargs"),
+        RagboostObject(max_documents=limit),
+        DocumentsField(hints, max_documents=limit),
+        DocumentsField(hints, max_documents=limit, parent="chat_template_kwargs"),
         Messages(settings),
     )
 

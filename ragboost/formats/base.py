@@ -16,6 +16,13 @@ class UnknownShapeError(RagBoostError):
     """The body holds documents in an unsupported shape; it must be forwarded unchanged."""
 
 
+class TooManyDocumentsError(UnknownShapeError):
+    """The body holds more documents than `formats.max_documents`."""
+
+    def __init__(self, num: int, limit: int) -> None:
+        super().__init__(f"{num} documents; the limit is {limit} (formats.max_documents)")
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """The documents of one request.

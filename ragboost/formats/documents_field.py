@@ -15,7 +15,7 @@ from typing import Any
 from ragboost.config import HintSettings
 from ragboost.context import Context
 from ragboost.errors import InvalidDocumentError
-from ragboost.formats.base import Found, UnknownShapeError
+from ragboost.formats.base import Found, TooManyDocumentsError, UnknownShapeError
 from ragboost.formats.question import find_question, replace_question
 from ragboost.hints import order_hint
 from ragboost.types import Document
@@ -28,6 +28,7 @@ class DocumentsField:
 
     Args:
         hints: settings of the order hint.
+        max_documents: a request with more passes unchanged.
         parent: the object of the body that holds the field; None for the body itself.
     """
 
@@ -36,21 +37,27 @@ class DocumentsField:
     in_place = False
     is_ours = False
 
-    def __init__(self, hints: HintSettings, *, parent: str | None = None) -> None:
+    def __init__(
+        self, hints: HintSettings, *, max_documents: int, parent: str | None = None
+    ) -> None:
         self._hints = hints
+        self._max_documents = max_documents
         self._parent = parent
 
     def extract(self, body: Mapping[str, Any]) -> Found | None:
         """Find the field's documents.
 
         Raises:
-            UnknownShapeError: not a list, an element without text, or citations by position.
+            UnknownShapeError: not a list, an element without text, citations by position, or too
+                many documents.
         """
         documents = self._holder(body).get("documents")
         if documents is None or documents == [] or "messages" not in body:
             return None
         if not isinstance(documents, list):
             raise UnknownShapeError(f"documents must be a list, got {type(documents).__name__}")
+        if len(documents) > self._max_documents:
+            raise TooManyDocumentsError(len(documents), self._max_documents)
         _check_citations(body, documents)
         question = find_question(body)
         if question is None:
@@ -85,13 +92,13 @@ class DocumentsField:
         return holder if isinstance(holder, Mapping) else {}
 
     def _order_hint(self, moved: Sequence[Any], context: Context) -> str | None:
-        places = {document.key: at for at, document in enumerate(context.documents)}
+        places: dict[str, int] = {}  # of equal documents, the first
+        for at, document in enumerate(context.documents):
+            places.setdefault(document.key, at)
         by_relevance = list(dict.fromkeys(places[document.key] for document in context.retrieved))
         if not self._hints.order or by_relevance == sorted(by_relevance):
             return None
-        labels = _labels(moved)
-        relevant_first = [labels[at] for at in by_relevance]
-        return order_hint(relevant_first, template=self._hints.order_template).text
+        return order_hint(_labels(moved), by_relevance, template=self._hints.order_template).text
 
 
 def _as_document(value: Any) -> Document:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ragboost.config import Settings
 from ragboost.context import Context
-from ragboost.formats.base import Found
+from ragboost.formats.base import Found, TooManyDocumentsError
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
 from ragboost.formats.references import EarlierTexts
@@ -57,12 +57,19 @@ class Messages:
         self._has_numbers = settings.formats.numbers == "label"
 
     def extract(self, body: Mapping[str, Any]) -> Found | None:
-        """Find the groups of a body; None if none can be ordered or replaced by a reference."""
+        """Find the groups of a body; None if none can be ordered or replaced by a reference.
+
+        Raises:
+            TooManyDocumentsError: in all groups together.
+        """
         if not self._settings.formats.in_text:
             return None
         places = self._places(body)
         if not places:
             return None
+        num = sum(len(place.group.blocks) for place in places)
+        if num > self._settings.formats.max_documents:
+            raise TooManyDocumentsError(num, self._settings.formats.max_documents)
         leading = places[0] if self._is_leading(places[0]) else None
         later = places[1:] if leading else places
         references, num_repeated = self._references(leading, later)
@@ -175,9 +182,8 @@ class Messages:
             lines.append(_numbering(group, names))
         if self._settings.hints.order and sorted(order) != order:
             by_relevance = sorted(range(len(order)), key=order.__getitem__)
-            relevant_first = [labels[place] for place in by_relevance]
             template = self._settings.hints.order_template
-            lines.append(order_hint(relevant_first, template=template).text)
+            lines.append(order_hint(labels, by_relevance, template=template).text)
         return "\n".join(lines)
 
 

@@ -21,23 +21,38 @@ _MAX_SESSION_ID = 256
 
 
 class RagboostObject:
-    """Documents in the `ragboost` object."""
+    """Documents in the `ragboost` object.
+
+    Args:
+        max_documents: more in one request are refused.
+    """
 
     name = "ragboost_object"
     in_message = True
     in_place = False
     is_ours = True
 
+    def __init__(self, *, max_documents: int) -> None:
+        self._max_documents = max_documents
+
     def extract(self, body: Mapping[str, Any]) -> Found | None:
         """Find the object's documents; None if it has none.
 
         Raises:
-            RequestError: the object or a document is malformed, or the body has no question.
+            RequestError: the object or a document is malformed, there are too many, or the body has
+                no question.
         """
         if FIELD not in body:
             return None
         fields = ragboost_fields(body)
-        documents = tuple(as_documents(fields.get("documents", []), where=f"{FIELD}.documents"))
+        given, where = fields.get("documents", []), f"{FIELD}.documents"
+        if isinstance(given, list) and len(given) > self._max_documents:
+            raise RequestError(
+                f"{where} has {len(given)} documents; the limit is {self._max_documents} "
+                "(formats.max_documents)",
+                param=where,
+            )
+        documents = tuple(as_documents(given, where=where))
         if not documents:
             return None
         question = find_question(body)

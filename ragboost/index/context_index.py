@@ -48,7 +48,8 @@ class ContextIndex:
         capacity_tokens: size of the cache; inserting more evicts. None: unbounded, only `evict` and
             `remove` shrink the tree.
         max_nodes: bound on memory; the least recently used leaves are evicted beyond it.
-        max_visits: nodes that one search expands, including the root.
+        max_visits: nodes that one search compares, including the root; from the last of them it
+            only descends, to any depth.
 
     Attributes:
         eviction_forecast: what requests in flight are about to evict. `search` and `cached_prefix`
@@ -95,7 +96,8 @@ class ContextIndex:
         """Find the cached prefix of greatest length whose documents all belong to the request.
 
         Best-first search, longest match first. Exact if at most `max_visits` nodes need expanding;
-        otherwise the best of those visited, which include the greedy descent (paper section 4.2).
+        otherwise the best of those visited, which include the greedy descent to its end (paper
+        section 4.2).
         Ties go to the prefix found first: among the children of a node, the one that begins with
         the more relevant document. Changes nothing.
 

@@ -61,9 +61,11 @@ def search(
     # Sequences hold distinct documents, so none of the latter occurs on the path to the node.
     frontier = [(0, 0, root, root.children.keys() & wanted)]
     found = visits = 0
-    while frontier and visits < max_visits and best_tokens < total:
+    while frontier and best_tokens < total:
         visits += 1
         negative, _, node, starts = heappop(frontier)
+        if visits >= max_visits:  # no more alternatives: only the descent below this node
+            frontier.clear()
         children = node.children
         for start in sorted(starts, key=position.__getitem__) if len(starts) > 1 else starts:
             child = children[start]

@@ -6,6 +6,7 @@ Depends on the conversation alone: the same messages always yield the same bytes
 from collections.abc import Sequence
 
 from ragboost.config import Settings
+from ragboost.formats import TooManyDocumentsError
 from ragboost.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
 from ragboost.formats.references import EarlierTexts
 from ragboost.formats.text import find_groups
@@ -37,9 +38,11 @@ class RepeatedDocuments:
             documents: the documents in the text, in order, if known; otherwise they are found by
                 their markup.
         """
-        groups: Sequence[Group] = _known(text, documents) or find_groups(
-            text, registered=self._registered, is_tool=is_tool
-        )
+        groups: Sequence[Group] = _known(text, documents)
+        try:
+            groups = groups or find_groups(text, registered=self._registered, is_tool=is_tool)
+        except TooManyDocumentsError:
+            return text
         may_refer = is_tool and self._has_references
         edits: list[Edit] = []
         for group in groups:

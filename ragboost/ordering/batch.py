@@ -6,7 +6,7 @@ All contexts are known, so the whole cluster tree is built first. Knows document
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from ragboost.index.clustering import EXACT_CONTEXTS, Linkage, cluster
+from ragboost.index.clustering import EXACT_CONTEXTS, KeepImproving, Linkage, cluster
 
 
 class BatchPlan(NamedTuple):
@@ -34,6 +34,7 @@ def plan_batch(
     alpha: float = 0.001,
     exact_contexts: int = EXACT_CONTEXTS,
     keep_last: int = 0,
+    keep_improving: KeepImproving | None = None,
 ) -> BatchPlan:
     """Order the documents and requests of a batch for the most prefix sharing.
 
@@ -49,12 +50,20 @@ def plan_batch(
         exact_contexts: with `savings`, larger batches are clustered in parts.
         keep_last: the most relevant documents of each context that take its last places, the best
             one last; they take no part in the clustering.
+        keep_improving: see `ragboost.index.clustering.cluster`.
 
     Raises:
         RequestError: too many contexts for linkage `distance`.
     """
     free = [context[keep_last:] for context in contexts] if keep_last else contexts
-    tree = cluster(free, tokens, linkage=linkage, alpha=alpha, exact_contexts=exact_contexts)
+    tree = cluster(
+        free,
+        tokens,
+        linkage=linkage,
+        alpha=alpha,
+        exact_contexts=exact_contexts,
+        keep_improving=keep_improving,
+    )
     release = tree.leaves if linkage == "savings" else release_order(tree.search_paths)
     permutations = []
     for context, rest, prefix in zip(contexts, free, tree.prefixes, strict=True):

@@ -1,25 +1,39 @@
 """Order a request's tail by the documents that recent requests had together (`popularity`).
 
 Behind the cached prefix any order will do now; the best one for the future is the one that most
-later requests can follow. So each step takes the document with the greatest expected saving: the
-number of recent contexts that hold it with everything before it, times its tokens. Knows no index.
+later requests can follow. If a later request holds document i with probability p_i, the expected
+saving is greatest in the order of p_i / (1 - p_i) times tokens. Each step estimates p_i from the
+recent contexts that hold everything before it, and from the relevance order: the request counts as
+a few more contexts, which hold a document the more often, the better its rank. A prior from the
+corpus may add contexts, whose weight fades as requests come. Knows no index.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-# The relevance order as a prior: without it, MultiHop-RAG loses 0.007 (docs/lab/ordering.md).
-_RANK_WEIGHT = 2.0
-_RANK_DECAY = 0.8
+from ragboost.ordering.prior import CorpusPrior
+
+# Measured in docs/lab/ordering.md.
+_PRIOR_CONTEXTS = 5.0
+_BEST_RANK = 0.85
+_RANK_DECAY = 0.95
+_CORPUS_WEIGHT = 0.5  # of a context of the corpus, before any request
+_CORPUS_HALF_LIFE = 200.0  # requests after which it weighs half as much
 
 
 class RecentContexts:
     """The documents of the last `window` contexts, as one bit set per document.
 
     Memory is bounded by the window: documents outside it are forgotten.
+
+    Args:
+        prior: which documents of the corpus are retrieved together; None: nothing is known.
+        window: contexts remembered.
     """
 
-    def __init__(self, *, window: int = 2048) -> None:
+    def __init__(self, prior: CorpusPrior | None = None, *, window: int = 2048) -> None:
         self.window = window
+        self._prior = prior
+        self._num_added = 0
         self._contexts: list[tuple[Hashable, ...]] = []
         self._next = 0
         self._bits: dict[Hashable, int] = {}
@@ -42,45 +56,52 @@ class RecentContexts:
         for document in context:
             self._bits[document] = self._bits.get(document, 0) | bit
         self._next = (self._next + 1) % self.window
+        self._num_added += 1
 
     def order(
         self,
         documents: Sequence[Hashable],
         tokens: Mapping[Hashable, int],
         *,
-        prefix: Iterable[Hashable] = (),
+        prefix: Sequence[Hashable] = (),
     ) -> list[Hashable]:
-        """Sort documents by expected saving behind a prefix.
-
-        The relevance order counts as `_RANK_WEIGHT` more contexts for the first document and fewer
-        for each next one; it decides where recent contexts do not.
+        """Sort documents by expected saving behind a prefix; see the module.
 
         Args:
             documents: most relevant first.
             tokens: length of each document.
             prefix: the documents before them.
         """
-        shared = (1 << self.window) - 1
-        known = self._bits
+        known, corpus = self._bits, self._prior
+        shared = (1 << len(self._contexts)) - 1
         for document in prefix:
             shared &= known.get(document, 0)
         rest = list(documents)
         bits = [known.get(document, 0) for document in rest]
         lengths = [tokens[document] for document in rest]
-        priors = [_RANK_WEIGHT * _RANK_DECAY**rank * n for rank, n in enumerate(lengths)]
+        ranks = [_PRIOR_CONTEXTS * _BEST_RANK * _RANK_DECAY**rank for rank in range(len(rest))]
+        weight = _CORPUS_WEIGHT * _CORPUS_HALF_LIFE / (_CORPUS_HALF_LIFE + self._num_added)
+        imagined = corpus.behind(prefix) if corpus else frozenset()
+        in_corpus = [corpus.holders(document) for document in rest] if corpus else []
         ordered: list[Hashable] = []
-        while rest and shared:
-            savings = [
-                (held & shared).bit_count() * length + prior
-                for held, length, prior in zip(bits, lengths, priors, strict=True)
+        while rest and (shared or imagined):
+            counts = [
+                (held & shared).bit_count() + rank for held, rank in zip(bits, ranks, strict=True)
             ]
+            total = shared.bit_count() + _PRIOR_CONTEXTS
+            if imagined:
+                total += weight * len(imagined)
+                for i, held in enumerate(in_corpus):
+                    counts[i] += weight * len(held & imagined)
+            savings = [n / (total - n) * size for n, size in zip(counts, lengths, strict=True)]
             best = savings.index(max(savings))
-            if not bits[best] & shared and not any(held & shared for held in bits):
-                break
             shared &= bits.pop(best)
+            if corpus:
+                imagined &= in_corpus.pop(best)
             ordered.append(rest.pop(best))
-            del lengths[best], priors[best]
-        return ordered + rest
+            del lengths[best], ranks[best]
+        alone = [n / (_PRIOR_CONTEXTS - n) * size for n, size in zip(ranks, lengths, strict=True)]
+        return ordered + [rest[i] for i in sorted(range(len(rest)), key=lambda i: -alone[i])]
 
     def _forget(self, context: tuple[Hashable, ...], bit: int) -> None:
         for document in set(context):

@@ -37,7 +37,8 @@ def order_documents(
     """Order a request's documents so that they extend the longest cached prefix.
 
     The last `settings.keep_last` places go to the most relevant documents, the best one last. The
-    relevance order is kept if a new order saves fewer than `settings.min_saved_tokens` more.
+    others keep their relevance order if another one saves fewer than `settings.min_saved_tokens`
+    more.
 
     Args:
         index: mirrors the backend's prefix cache.
@@ -45,10 +46,11 @@ def order_documents(
         tokens: their lengths.
         recent: the documents of earlier requests, for the `popularity` tail; None: relevance order.
     """
-    unmoved = Order(tuple(range(len(documents))), *index.cached_prefix(documents))
+    keep = min(settings.keep_last, len(documents)) if settings.enabled else 0
+    last = tuple(range(keep - 1, -1, -1))
+    unmoved = _measured(index, documents, (*range(keep, len(documents)), *last))
     if not settings.enabled or len(documents) < 2:
         return unmoved
-    keep = min(settings.keep_last, len(documents))
     free, lengths = documents[keep:], tokens[keep:]
     match = index.search(free, lengths)
     tail: Sequence[Hashable] = free
@@ -62,11 +64,17 @@ def order_documents(
     permutation = (
         *[position[document] for document in match.documents],
         *[position[document] for document in tail],
-        *range(keep - 1, -1, -1),
+        *last,
     )
-    num_matched, cached_tokens = len(match.documents), match.cached_tokens
+    order = Order(permutation, len(match.documents), match.cached_tokens)
     if keep:  # the kept ones may be cached behind the others
-        num_matched, cached_tokens = index.cached_prefix([documents[i] for i in permutation])
-    if cached_tokens - unmoved.cached_tokens < settings.min_saved_tokens:
+        order = _measured(index, documents, permutation)
+    if order.cached_tokens - unmoved.cached_tokens < settings.min_saved_tokens:
         return unmoved
-    return Order(permutation, num_matched, cached_tokens)
+    return order
+
+
+def _measured(
+    index: ContextIndex, documents: Sequence[Hashable], permutation: tuple[int, ...]
+) -> Order:
+    return Order(permutation, *index.cached_prefix([documents[i] for i in permutation]))

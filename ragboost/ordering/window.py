@@ -33,7 +33,7 @@ def plan_window(
     contexts: Sequence[Documents],
     tokens: Mapping[Hashable, int],
     *,
-    recent: RecentContexts,
+    recent: RecentContexts | None = None,
 ) -> WindowPlan:
     """Order the documents and requests of a window, and insert them into the index.
 
@@ -46,10 +46,12 @@ def plan_window(
         index: mirrors the backend's prefix cache; every context is inserted in its new order.
         contexts: distinct documents of each request, most relevant first.
         tokens: length of every document.
-        recent: the documents of recent requests; the window is added to it.
+        recent: the documents of recent requests, for the `popularity` tail; the window is added to
+            it. None: relevance order.
     """
-    for context in contexts:
-        recent.add(context)
+    if recent is not None:
+        for context in contexts:
+            recent.add(context)
     groups = _Groups(index, contexts, tokens)
     groups.merge()
     release: list[int] = []
@@ -150,12 +152,13 @@ def _order_chain(
     chain: Sequence[Documents],
     tokens: Mapping[Hashable, int],
     *,
-    recent: RecentContexts,
+    recent: RecentContexts | None = None,
 ) -> list[Hashable]:
     """Order a request's documents group by group, from the outermost group to the request itself.
 
     The documents of an outer group come first, so that all its requests share a prefix. Within a
-    group the cached prefix comes first, then the documents that recent requests had together.
+    group the cached prefix comes first, then the others, by relevance to one of its requests or
+    those that recent requests had together.
     """
     order: list[Hashable] = []
     for documents in chain:
@@ -164,5 +167,5 @@ def _order_chain(
             order = list(match.documents)
         placed = set(order)
         rest = [document for document in documents if document not in placed]
-        order += recent.order(rest, tokens, prefix=order)
+        order += rest if recent is None else recent.order(rest, tokens, prefix=order)
     return order

@@ -21,10 +21,11 @@ from ragboost.proxy.asgi.errors import (
     on_request_error,
 )
 from ragboost.proxy.asgi.limits import ClientDisconnectedError
+from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.routes import openapi
 from ragboost.proxy.routes.completions import Completions
 from ragboost.proxy.routes.dashboard import Dashboard
-from ragboost.proxy.routes.passthrough import AnyPath, Passthrough
+from ragboost.proxy.routes.passthrough import Passthrough
 from ragboost.proxy.routes.reports import report_route
 from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
@@ -66,8 +67,8 @@ class ProxyApp(FastAPI):
 def create_app(settings: Settings | None = None) -> ProxyApp:
     """Create the proxy's ASGI app; two apps share nothing.
 
-    The last route forwards every request without a route of its own to the backend: put routes that
-    you add in front of it.
+    The last route forwards the requests without a route of their own, as far as
+    `proxy.forwarded_paths` allows it: put routes that you add in front of it.
 
     Args:
         settings: None: the defaults.
@@ -83,7 +84,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
     has_docs = state.settings.proxy.docs  # else these paths are the backend's
     app = ProxyApp(
         title="RAGBoost",
-        description="All other requests are forwarded to the backend unchanged.",
+        description="Other requests for inference are forwarded to the backend unchanged.",
         version=__version__,
         lifespan=lifespan,
         openapi_url="/openapi.json" if has_docs else None,
@@ -101,6 +102,8 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
     app.state.cache_sync, app.state.chunk_reuse = state.sync, state.chunk_reuse
     app.state.metrics = state.metrics
     completions = {path: Completions(state, endpoint=name) for path, name in _BOOSTED.items()}
+    paths = ForwardedPaths(state.settings.proxy.forwarded_paths)
+    passthrough = Passthrough(state, paths=paths)
     app.direct = {
         path: ServerErrorMiddleware(endpoint, handler=on_internal_error)
         for path, endpoint in completions.items()
@@ -111,8 +114,9 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
         report_route(state),
         *StatusRoutes(state).routes(),
         *dashboard.routes(),
-        AnyPath(Passthrough(state)),
+        Route("/{path:path}", passthrough),
     ]
+    app.router.default = passthrough  # no route's path matches line breaks
     return app
 
 

@@ -3,7 +3,6 @@
 Sends a few small requests. Changes nothing, and names no flag of an engine it does not recognise.
 """
 
-import asyncio
 import json
 import os
 import re
@@ -13,14 +12,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ragboost.cache_sync.discovery import DISCOVERY_PATHS, EventSource, find_sources
+from ragboost.cache_sync.discovery import (
+    DISCOVERY_PATHS,
+    EventSource,
+    configured_source,
+    find_sources,
+)
+from ragboost.cache_sync.tracked_request import SESSION_FIELD, SESSION_HEADER
 from ragboost.config import Settings
 from ragboost.errors import BackendError, ConfigError
+from ragboost.proxy.event_probe import probe_events
 from ragboost.proxy.upstream.backends import Backend, Backends
+from ragboost.rewriting.headers import RawHeaders
 
 _TIMEOUT_S = 60.0
-_EVENT_TIMEOUT_S = 2.0
-_ZMQ_GREETING = b"\xff"
+_EVENT_TIMEOUT_S = 3.0
+_LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 80  # longer than an engine's block
 _ADDRESSES = '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"'
 _EVENTS_JSON = f'{{"enable_kv_cache_events": true, "publisher": "zmq", {_ADDRESSES}}}'
 _SGLANG_EVENTS_JSON = f'{{"publisher": "zmq", {_ADDRESSES}}}'
@@ -88,10 +95,16 @@ async def examine(settings: Settings, *, kv_events: str | None = None) -> list[F
     Args:
         settings: their addresses and keys.
         kv_events: a `tcp://host:port` at which the first backend publishes its cache events.
+
+    Raises:
+        ConfigError: invalid address of events.
     """
     findings = []
     for index, backend in enumerate(Backends.of(settings).all):
-        findings += await _Examination(backend, kv_events if index == 0 else None).run()
+        source = configured_source(settings.engine_hooks, backend) if index == 0 else None
+        if kv_events is not None and index == 0:
+            source = EventSource(f"{backend.name}/0", kv_events)
+        findings += await _Examination(backend, source).run()
     return findings
 
 
@@ -103,9 +116,9 @@ def exit_code(findings: list[Finding]) -> int:
 class _Examination:
     """The checks of one backend, in an order in which each may rely on those before it."""
 
-    def __init__(self, backend: Backend, kv_events: str | None) -> None:
+    def __init__(self, backend: Backend, source: EventSource | None) -> None:
         self._backend = backend
-        self._kv_events = kv_events
+        self._source = source
         self._engine = ""
         self._model = ""
         self._findings: list[Finding] = []
@@ -145,7 +158,7 @@ class _Examination:
 
     async def _completion(self) -> bool:
         """Send two requests with the same long beginning; the second shows the prefix cache."""
-        text = f"{uuid.uuid4()} " + "The quick brown fox jumps over the lazy dog. " * 80
+        text = f"{uuid.uuid4()} {_LONG_TEXT}"
         usage: dict[str, Any] = {}
         for question in ("One?", "Two?"):
             status, answer = await self._chat(text + question)
@@ -216,23 +229,42 @@ class _Examination:
             self._add("tokenizer", "advice", f"POST /tokenize returned {status}")
 
     async def _events(self) -> None:
-        if self._kv_events is not None:
-            if await _greets(self._kv_events):
-                self._add("KV events", "ok", f"a ZeroMQ socket listens at {self._kv_events}")
-            else:
-                self._add("KV events", "failed", f"no ZeroMQ socket listens at {self._kv_events}")
+        sources = [self._source] if self._source is not None else await self._announced()
+        if not sources:
+            self._add("KV events", "advice", "the backend announces no stream of cache events")
             return
+        where, check = sources[0].endpoint, "KV events"
+        try:
+            arrival = await probe_events(sources, self._store_blocks, timeout_s=_EVENT_TIMEOUT_S)
+        except ConfigError as error:  # a running proxy has bound the address, for example
+            self._add(check, "failed", str(error), fix="give an address that can be used")
+            return
+        if not arrival.is_connected or not arrival.has_stored:
+            found = "no event of a request arrived" if arrival.is_connected else "no connection"
+            fix = sources[0].silence(is_connected=arrival.is_connected)
+            self._add(check, "failed", f"{where}: {found}", fix=fix)
+        elif not arrival.has_id:
+            fix = "use a release of the engine whose BlockStored events have a session_id"
+            self._add(check, "advice", f"events arrive from {where}, without request ids", fix=fix)
+        elif self._source is None and not all(source.replay_endpoint for source in sources):
+            found = "no replay_endpoint: after a lost message the mirror starts empty"
+            self._add(check, "advice", found)
+        else:
+            self._add(check, "ok", f"the event of a request arrived from {where}")
+
+    async def _announced(self) -> list[EventSource]:
         for path in DISCOVERY_PATHS:
             status, answer = await self._call(path)
             sources = self._sources(answer) if status == 200 and isinstance(answer, dict) else []
-            if sources and all(source.replay_endpoint for source in sources):
-                self._add("KV events", "ok", f"GET {path} announces {sources[0].endpoint}")
-                return
             if sources:
-                found = "no replay_endpoint: after a lost message the mirror starts empty"
-                self._add("KV events", "advice", found)
-                return
-        self._add("KV events", "advice", "the backend announces no stream of cache events")
+                return sources
+        return []
+
+    async def _store_blocks(self, request_id: str) -> None:
+        """Send a prompt that the engine has not cached, under an id for its events."""
+        headers = [(SESSION_HEADER, request_id.encode())]
+        text = f"{uuid.uuid4()} {_LONG_TEXT}"
+        await self._chat(text, headers=headers, **{SESSION_FIELD: request_id})
 
     def _sources(self, answer: Mapping[str, Any]) -> list[EventSource]:
         try:
@@ -240,20 +272,24 @@ class _Examination:
         except ConfigError:
             return []
 
-    async def _chat(self, text: str, **fields: Any) -> tuple[int, Any]:
+    async def _chat(self, text: str, *, headers: RawHeaders = (), **fields: Any) -> tuple[int, Any]:
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": text}],
             "max_tokens": 1,
             **fields,
         }
-        return await self._call("/v1/chat/completions", body)
+        return await self._call("/v1/chat/completions", body, headers=headers)
 
-    async def _call(self, path: str, body: Any = None) -> tuple[int, Any]:
+    async def _call(
+        self, path: str, body: Any = None, *, headers: RawHeaders = ()
+    ) -> tuple[int, Any]:
         """Return status and body, decoded if it is JSON; 0 and the reason without a response."""
         raw = None if body is None else json.dumps(body).encode()
         try:
-            status, data = await self._backend.ask(path, body=raw, timeout_s=_TIMEOUT_S)
+            status, data = await self._backend.ask(
+                path, body=raw, headers=headers, timeout_s=_TIMEOUT_S
+            )
         except BackendError as error:
             return 0, _reason(error)
         text = data.decode("utf-8", "replace")
@@ -270,17 +306,3 @@ def _reason(error: BackendError) -> str:
     if isinstance(cause, OSError) and cause.errno:
         return f"cannot connect: {os.strerror(cause.errno).lower()}"
     return str(error)
-
-
-async def _greets(address: str) -> bool:
-    """Return True if a ZeroMQ socket listens, which greets every client."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        async with asyncio.timeout(_EVENT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            try:
-                return await reader.readexactly(1) == _ZMQ_GREETING
-            finally:
-                writer.close()
-    except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
-        return False

@@ -6,7 +6,7 @@ original body when boosting fails. Does not know how requests are sent.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from ragboost.rewriting.cache_breakpoints import add_breakpoint
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.json_body import MalformedBodyError
+from ragboost.rewriting.names import printable
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
 from ragboost.rewriting.recognition import UNCHANGED, Digest, Histories
 from ragboost.rewriting.rewriter import BoostResult, Rewriter
@@ -44,6 +45,8 @@ from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.types import Request
 
 logger = logging.getLogger(__name__)
+
+_THREAD_DOCUMENTS = 1000  # boosting so many takes about 10 ms
 
 
 class BoostedRequest(NamedTuple):
@@ -94,6 +97,7 @@ class BoostPipeline:
         has_stream_options: bool = True,
         session: str | None = None,
         history: Conversation | None = None,
+        team: str = "",
     ) -> UpstreamRequest:
         """Boost a request for the backend that it is assigned to, or forward its body unchanged.
 
@@ -105,17 +109,18 @@ class BoostPipeline:
             session: unique name of the conversation, for a caller that keeps `history`; None: the
                 request names its conversation, or it is recognised.
             history: what the engine was sent for the earlier messages; not kept here.
+            team: of the client's API key.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
         """
         clock = Stopwatch()
-        parse = partial(self._parser.parse, raw, headers, session=session)
+        parse = partial(self._parser.parse, raw, headers, session=session, team=team)
         try:
             request = await call(parse, in_thread=is_large(raw))
         except MalformedBodyError:
             return await self._forward_malformed(raw, headers, admission, clock)
-        match = self._histories.match(request.links, request.beside) if request.links else None
+        match = self._histories.match(request.claim) if request.claim is not None else None
         digest = match.digest if match is not None else UNCHANGED
         conversation = match.conversation if match is not None else history
         tenant, boosted = None, BoostedRequest(raw)
@@ -133,11 +138,10 @@ class BoostPipeline:
             )
             # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if
             # the client leaves meanwhile.
-            boosted = await (asyncio.shield(work) if is_large(raw) else work)
+            boosted = await (asyncio.shield(work) if needs_thread(request) else work)
             if match is not None and boosted.result is not None:
-                is_final = boosted.result.bypass is None
-                digest = self._histories.add(match, boosted.result.delta, is_final=is_final)
-        is_read = match is not None or history is not None
+                digest = self._histories.add(match, boosted.result.delta)
+        is_read = history is not None
         upstream = self._upstream(
             request, headers, boosted, tenant, digest, is_read=is_read, seconds=clock.seconds
         )
@@ -231,26 +235,34 @@ class BoostPipeline:
         *,
         has_options: bool,
     ) -> BoostedRequest:
-        """Rewrite and encode a request, and keep what it adds to a named conversation."""
+        """Rewrite and encode a request, and keep what it adds to a named conversation.
+
+        The tenant is locked only while its index is used: other requests of its model wait for it.
+        """
         follower = self._sync.followers[assignment.backend.name]
         is_named = conversation is None and request.session is not None
+        in_thread = needs_thread(request)
+        if in_thread and request.found is not None:  # so that the lengths are known under the lock
+            await call(
+                partial(tenant.tokens.count_documents, request.found.documents), in_thread=True
+            )
         async with tenant.lock:
             if is_named and request.session is not None:
                 conversation = self.conversations.get(request.session)
-
-            def work() -> tuple[BoostResult, bytes, bool]:
-                result = self._rewrite(request, conversation, tenant, assignment)
-                fields, is_usage_added = self._complete(request, result, has_options=has_options)
-                is_followed = has_options and bool(follower.streams)
-                if is_followed and engine_id.is_generated and result.context is not None:
-                    fields = {**fields, SESSION_FIELD: engine_id.name}
-                return result, request.body.encode(fields), is_usage_added
-
-            in_thread = is_large(request.body.raw)
-            result, body, is_usage_added = await call(work, in_thread=in_thread)
+            rewrite = partial(self._rewrite, request, conversation, tenant, assignment)
+            result = await call(rewrite, in_thread=in_thread)
             if is_named and conversation is not None:
                 self.conversations.add(conversation, result.delta)
             tracked = _track(follower, tenant, result, engine_id=engine_id)
+
+        def encode() -> tuple[bytes, bool]:
+            fields, is_usage_added = self._complete(request, result, has_options=has_options)
+            is_followed = has_options and bool(follower.streams)
+            if is_followed and engine_id.is_generated and result.context is not None:
+                fields = {**fields, SESSION_FIELD: engine_id.name}
+            return request.body.encode(fields), is_usage_added
+
+        body, is_usage_added = await call(encode, in_thread=in_thread)
         return BoostedRequest(body, result, is_usage_added, tracked)
 
     def _rewrite(
@@ -328,16 +340,9 @@ class BoostPipeline:
             tenant=tenant,
             tracked=tracked,
             history=digest,
-            on_answers=partial(self._add_answers, request, digest) if request.links else None,
             is_usage_added=boosted.is_usage_added,
             seconds=seconds,
         )
-
-    def _add_answers(
-        self, request: ParsedRequest, digest: Digest, answers: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Take the answers by which a recognised history may be continued."""
-        self._histories.add_answers(request.links[-1], digest, answers)
 
     def _count(self, upstream: UpstreamRequest) -> UpstreamRequest:
         self._metrics.observe_overhead("boost", seconds=upstream.seconds or 0.0)
@@ -346,10 +351,17 @@ class BoostPipeline:
             self._metrics.count_bypass(reason)
             if error is not None and reason not in self._logged:
                 self._logged.add(reason)
-                logger.warning("forwarding without boosting (%s, logged once): %s", reason, error)
+                shown = printable(str(error))
+                logger.warning("forwarding without boosting (%s, logged once): %s", reason, shown)
         elif upstream.context is not None:
             self._metrics.count_context(upstream.context)
         return upstream
+
+
+def needs_thread(request: ParsedRequest) -> bool:
+    """Return True if boosting a request takes too long for the event loop."""
+    num = len(request.found.documents) if request.found is not None else 0
+    return num > _THREAD_DOCUMENTS or is_large(request.body.raw)
 
 
 def _track(

@@ -7,14 +7,15 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from ragboost.config import ProxySettings, Settings
+from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
+from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection
 
@@ -45,9 +46,9 @@ def serve(settings: Settings) -> None:
     listener = listen(proxy)
     host, port = listener.getsockname()[:2]
     netloc = f"[{host}]" if ":" in host else host
-    urls = ", ".join(replica.url for replica in settings.backends) or settings.backend.url
-    logger.info("listening on http://%s:%d, backend %s", netloc, port, urls)
-    server = make_server(create_app(settings), settings.proxy)
+    urls = [public_url(replica.url) for replica in settings.backends or (settings.backend,)]
+    logger.info("listening on http://%s:%d, backend %s", netloc, port, ", ".join(urls))
+    server = make_server(guarded(create_app(settings), proxy), proxy)
     _tune_garbage_collection()
     _keep_freed_memory()
     with _signals_only_stop():
@@ -65,15 +66,14 @@ def listen(settings: ProxySettings) -> socket.socket:
     return listener
 
 
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach an address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def guarded(app: ASGIApp, settings: ProxySettings) -> ASGIApp:
+    """Return an app that only local requests reach, if nothing else keeps web pages out."""
+    if is_loopback(settings.host) and not settings.api_keys:
+        return HostCheck(app, settings.allowed_hosts)
+    return app
 
 
-def make_server(app: FastAPI, settings: ProxySettings) -> uvicorn.Server:
+def make_server(app: ASGIApp, settings: ProxySettings) -> uvicorn.Server:
     """Make a server; `server.run(sockets=[listen(settings)])` serves until SIGTERM or SIGINT.
 
     It then stops listening, lets running requests finish within `drain_s`, and closes the app.

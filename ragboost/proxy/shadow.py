@@ -1,16 +1,16 @@
 """Forward requests as they came, and count what boosting would have saved."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ragboost.cache_sync.tracked_request import EngineRequestId
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.offload import call, is_large
-from ragboost.proxy.pipeline import BoostedRequest, BoostPipeline
+from ragboost.proxy.offload import call
+from ragboost.proxy.pipeline import BoostedRequest, BoostPipeline, needs_thread
 from ragboost.proxy.routing.assignment import Assignment
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
-from ragboost.rewriting.recognition import Digest, Histories
+from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import BoostResult
 from ragboost.rewriting.sent_history import Conversation, Conversations
 from ragboost.rewriting.tenants import Tenant
@@ -50,8 +50,8 @@ class ShadowPipeline(BoostPipeline):
             conversation: Conversation | None = None
             if request.session is not None:
                 conversation = self._boosted_conversations.get(request.session)
-            elif request.links:
-                match = self._boosted_histories.match(request.links, request.beside)
+            elif request.claim is not None:
+                match = self._boosted_histories.match(request.claim)
                 conversation = match.conversation
 
             def work() -> BoostResult:
@@ -63,7 +63,7 @@ class ShadowPipeline(BoostPipeline):
                     self._metrics.count_shadow(result.context, original, preamble=result.preamble)
                 return result
 
-            result = await call(work, in_thread=is_large(request.body.raw))
+            result = await call(work, in_thread=needs_thread(request))
             if match is not None:
                 self._boosted_histories.add(match, result.delta)
             elif conversation is not None:
@@ -80,10 +80,3 @@ class ShadowPipeline(BoostPipeline):
 
     def _share_passages(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         return fields
-
-    def _add_answers(
-        self, request: ParsedRequest, digest: Digest, answers: Sequence[Mapping[str, Any]]
-    ) -> None:
-        super()._add_answers(request, digest, answers)
-        match = self._boosted_histories.match(request.links, request.beside)
-        self._boosted_histories.add_answers(request.links[-1], match.digest, answers)

@@ -60,7 +60,7 @@ class ProxyState:
             chunk_reuse,
             pipeline(settings, metrics, tenants=tenants, sync=sync, chunk_reuse=chunk_reuse),
             Dispatcher(settings, backends=backends, tenants=tenants),
-            make_store(settings.session),
+            make_store(settings.session, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),
         )
 

@@ -6,7 +6,8 @@ integers, odd spacing. Knows JSON, not the meaning of the fields.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,14 +15,49 @@ import msgspec
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
-_ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder()
 # Lists whose elements are moved or replaced one by one.
 _LISTS = ("messages", "documents", "input")
+# Fields of which no part is encoded again; they have a score, that is a number, per document.
+_ONLY_READ = ("documents", "ragboost")
+# What no engine and no client needs: such bodies are not worth their memory, nor the recursion.
+_MAX_DEPTH = 128
+_MAX_CONTAINERS = 250_000
+_MAX_MESSAGES = 10_000
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+class NumberLiteral(float):
+    """A number with a fraction or an exponent, written as the client wrote it."""
+
+    __slots__ = ("literal",)
+
+    literal: str
+
+    def __new__(cls, literal: str) -> "NumberLiteral":
+        """Parse the number."""
+        number = super().__new__(cls, literal)
+        number.literal = literal
+        return number
+
+
+def _encode_number(value: Any) -> msgspec.Raw:
+    if not isinstance(value, NumberLiteral):
+        raise NotImplementedError(f"{type(value).__name__} in a JSON body")
+    return msgspec.Raw(value.literal.encode())
+
+
+_DECODER = msgspec.json.Decoder(float_hook=NumberLiteral)
+_FAST_DECODER = msgspec.json.Decoder()
+_ENCODER = msgspec.json.Encoder(enc_hook=_encode_number)
+# Python's own parser accepts what engines accept, too: lone surrogates and NaN.
+_LENIENT = json.JSONDecoder(parse_float=NumberLiteral, parse_constant=NumberLiteral)
 
 
 class MalformedBodyError(Exception):
-    """The body is not a JSON object in UTF-8. The backend reports that to the client."""
+    """The body is not a JSON object in UTF-8, or nested too deeply, or of too many parts.
+
+    The backend reports that to the client, or can read the body.
+    """
 
 
 class JsonBody:
@@ -37,25 +73,26 @@ class JsonBody:
         messages: the bytes of each message; empty where `messages` is not a list.
 
     Raises:
-        MalformedBodyError: not UTF-8, not JSON, or not an object.
+        MalformedBodyError: not UTF-8, not JSON, not an object, or beyond the limits of this module.
     """
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
-        # Python's own parser accepts what engines accept, too: lone surrogates and NaN.
         self._is_lenient = False
+        if len(raw) > _MAX_CONTAINERS and raw.count(b"{") + raw.count(b"[") > _MAX_CONTAINERS:
+            raise MalformedBodyError("the body has too many objects and lists")
         self._raw_fields = self._split_fields()
-        self._elements = {
-            name: self._split_list(name) for name in _LISTS if name in self._raw_fields
+        self.fields: dict[str, Any] = {
+            name: self._decode(field, _FAST_DECODER if name in _ONLY_READ else _DECODER)
+            for name, field in self._raw_fields.items()
         }
-        self.messages: Sequence[msgspec.Raw] = self._elements.get("messages") or ()
-        self.fields: dict[str, Any] = {}
-        for name, field in self._raw_fields.items():
-            elements = self._elements.get(name)
-            if elements is None:
-                self.fields[name] = self._decode(field)
-            else:
-                self.fields[name] = [self._decode(element) for element in elements]
+        _check_depth(self.fields)
+        for name in ("messages", "input"):
+            if isinstance(self.fields.get(name), list) and len(self.fields[name]) > _MAX_MESSAGES:
+                raise MalformedBodyError(f"the body has more than {_MAX_MESSAGES} {name}")
+        self._elements: dict[str, list[msgspec.Raw]] = {}
+        is_list = isinstance(self.fields.get("messages"), list)
+        self.messages: Sequence[msgspec.Raw] = self._split_list("messages") if is_list else ()
 
     def field_bytes(self, name: str) -> bytes:
         """Return the client's bytes of a field; empty if it is absent."""
@@ -76,24 +113,27 @@ class JsonBody:
         for name, value in fields.items():
             if name in self.fields and value is self.fields[name]:
                 encoded[name] = self._raw_fields[name]
-            elif self._elements.get(name) and isinstance(value, list):
+            elif name in _LISTS and isinstance(value, list):
                 encoded[name] = self._encode_list(name, value)
             else:
                 encoded[name] = self._encode_value(value)
-        return _ENCODER.encode(encoded)
+        return self.encode_bytes(encoded)
 
     def encode_bytes(self, value: Any) -> bytes:
         """Encode one value; lone surrogates, which UTF-8 cannot carry, become escapes."""
         if isinstance(value, msgspec.Raw):
             return bytes(value)
-        return _dump(value) if self._is_lenient else _ENCODER.encode(value)
+        return _dump(value).encode() if self._is_lenient else _ENCODER.encode(value)
 
     def _encode_value(self, value: Any) -> msgspec.Raw:
         return value if isinstance(value, msgspec.Raw) else msgspec.Raw(self.encode_bytes(value))
 
     def _encode_list(self, name: str, values: list[Any]) -> list[msgspec.Raw]:
-        old = zip(self.fields[name], self._elements[name] or (), strict=True)
-        known = {id(value): raw for value, raw in old}
+        """Encode a list; elements of the client's list keep its bytes."""
+        old = self.fields.get(name)
+        known = {}
+        if isinstance(old, list):
+            known = {id(v): raw for v, raw in zip(old, self._split_list(name), strict=True)}
         return [known.get(id(value)) or self._encode_value(value) for value in values]
 
     def _split_fields(self) -> Mapping[str, msgspec.Raw]:
@@ -101,32 +141,88 @@ class JsonBody:
             return _FIELDS.decode(self.raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             fields = self._decode_leniently(self.raw)
+        except RecursionError as error:
+            raise MalformedBodyError(str(error)) from None
         if not isinstance(fields, dict):
             raise MalformedBodyError(f"the body is a JSON {type(fields).__name__}, not an object")
-        return {name: msgspec.Raw(_dump(value)) for name, value in fields.items()}
+        return {name: msgspec.Raw(raw) for name, raw in _split(self.raw.decode())}
 
-    def _split_list(self, name: str) -> list[msgspec.Raw] | None:
-        raw = self._raw_fields[name]
-        if bytes(memoryview(raw)[:1]) != b"[":
-            return None
-        try:
-            return _ELEMENTS.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return [msgspec.Raw(_dump(value)) for value in self._decode_leniently(bytes(raw))]
+    def _split_list(self, name: str) -> list[msgspec.Raw]:
+        """Return the client's bytes of each element of a list."""
+        if name not in self._elements:
+            raw = self._raw_fields[name]
+            try:
+                self._elements[name] = _ELEMENTS.decode(raw)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                pieces = _split(bytes(raw).decode())
+                self._elements[name] = [msgspec.Raw(element) for _, element in pieces]
+        return self._elements[name]
 
-    def _decode(self, raw: msgspec.Raw) -> Any:
+    def _decode(self, raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> Any:
         try:
-            return _DECODER.decode(raw)
+            return decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return self._decode_leniently(bytes(raw))
+        except RecursionError as error:
+            raise MalformedBodyError(str(error)) from None
 
     def _decode_leniently(self, raw: bytes) -> Any:
         self._is_lenient = True
         try:
-            return json.loads(raw.decode())
+            return _LENIENT.decode(raw.decode())
         except (ValueError, RecursionError) as error:
             raise MalformedBodyError(str(error)) from None
 
 
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+def _check_depth(value: Any) -> None:
+    """Look at a value level by level, without recursion.
+
+    Raises:
+        MalformedBodyError: it is nested too deeply for code that recurses.
+    """
+    level: list[Any] = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if type(each) is dict else each)
+            if type(child) is dict or type(child) is list
+        ]
+        if not level:
+            return
+    raise MalformedBodyError(f"the body is nested more than {_MAX_DEPTH} levels deep")
+
+
+def _split(text: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the client's bytes of each value of a valid JSON object or list, with its name."""
+    at = _behind_space(text, 0)
+    is_object = text[at] == "{"
+    at = _behind_space(text, at + 1)
+    while text[at] not in "]}":
+        name = ""
+        if is_object:
+            name, at = _LENIENT.raw_decode(text, at)
+            at = _behind_space(text, _behind_space(text, at) + 1)  # the colon
+        start = at
+        _, at = _LENIENT.raw_decode(text, at)
+        yield name, text[start:at].encode()
+        at = _behind_space(text, at)
+        if text[at] == ",":
+            at = _behind_space(text, at + 1)
+
+
+def _behind_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None, "an empty match is a match"
+    return match.end()
+
+
+def _dump(value: Any) -> str:
+    """Encode a value in which strings may hold lone surrogates, which become escapes."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{_dump(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_dump, value)) + "]"
+    if isinstance(value, msgspec.Raw):
+        return bytes(value).decode()
+    return value.literal if isinstance(value, NumberLiteral) else json.dumps(value)

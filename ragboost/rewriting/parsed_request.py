@@ -4,16 +4,25 @@ Knows JSON bodies, raw headers and the documents' shapes. Does not know backends
 remembered of conversations.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ragboost.config import Settings
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
-from ragboost.formats import Format, Found, UnknownShapeError, find_format, make_formats
-from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.formats import (
+    Format,
+    Found,
+    TooManyDocumentsError,
+    UnknownShapeError,
+    find_format,
+    make_formats,
+)
+from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, get_header
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.message_chain import Link, history_links
+from ragboost.rewriting.message_chain import chain_links
+from ragboost.rewriting.recognition import Claim
 from ragboost.rewriting.tenants import TenantKey, user_of
 
 SESSION_HEADER = b"x-ragboost-session"
@@ -25,6 +34,7 @@ _OTHER_FIELDS = ("session_id", "conversation", "previous_response_id")
 _END_USER = ("user", "safety_identifier")
 
 _REASONS: Mapping[type[RagBoostError], str] = {
+    TooManyDocumentsError: "too_many_documents",
     UnknownShapeError: "unknown_shape",
     RequestError: "bad_documents",
     ContextIndexError: "context_index",
@@ -51,14 +61,13 @@ class ParsedRequest(NamedTuple):
 
     Attributes:
         body: its JSON body.
-        tenant_key: its model and cache salt.
+        tenant_key: its model, cache salt and team.
         session: name of its conversation over all users and tenants; None if it is unnamed.
         shape: the shape of its documents; None without documents.
         found: its documents; None without documents.
         bypass: the reason for which there are none to boost; None with documents.
-        links: of every prefix of its messages, to recognise an unnamed conversation; empty where
-            that is not wanted.
-        beside: fingerprint of the documents that are given beside the messages; empty without any.
+        claim: by which an unnamed conversation is recognised; None where that is not wanted, or
+            the request carries no documents.
     """
 
     body: JsonBody
@@ -67,8 +76,7 @@ class ParsedRequest(NamedTuple):
     shape: Format | None = None
     found: Found | None = None
     bypass: Bypass | None = None
-    links: Sequence[Link] = ()
-    beside: bytes = b""
+    claim: Claim | None = None
 
 
 class RequestParser:
@@ -76,12 +84,12 @@ class RequestParser:
 
     Args:
         settings: of the formats and of sessions.
-        has_links: compute links for unnamed conversations if `session.stateless` says so.
+        has_claims: recognise unnamed conversations if `session.stateless` says so.
     """
 
-    def __init__(self, settings: Settings, *, has_links: bool = True) -> None:
+    def __init__(self, settings: Settings, *, has_claims: bool = True) -> None:
         self._formats = make_formats(settings)
-        self._has_links = has_links and settings.session.stateless
+        self._has_claims = has_claims and settings.session.stateless
 
     def parse(
         self,
@@ -90,6 +98,7 @@ class RequestParser:
         *,
         user: str | None = None,
         session: str | None = None,
+        team: str = "",
     ) -> ParsedRequest:
         """Parse a request.
 
@@ -98,17 +107,18 @@ class RequestParser:
             headers: of the request.
             user: under which its conversation is kept; None: the user of its credentials.
             session: unique name of its conversation; None: the one that the request names, if any.
+            team: of its API key.
 
         Raises:
             MalformedBodyError: the body is not a JSON object.
             RequestError: the `ragboost` object or the session header is malformed.
         """
         body = JsonBody(raw)
-        key = TenantKey.of(body.fields)
+        key = TenantKey.of(body.fields, team=team)
         user = user_of(headers) if user is None else user
+        scope = _scope(body.fields, key, user)
         if session is None and (name := session_name(body.fields, headers)) is not None:
-            model, salt = key
-            session = f"{user}/{len(model)}:{model}/{len(salt)}:{salt}/{name}"
+            session = f"{scope.hex()}/{name}"
         shape = found = bypass = None
         try:
             if (hit := find_format(self._formats, body.fields)) is not None:
@@ -117,12 +127,10 @@ class RequestParser:
                 bypass = Bypass("no_documents")
         except UnknownShapeError as error:
             bypass = Bypass.of(error)
-        links: Sequence[Link] = ()
-        if session is None and self._has_links and body.messages:
-            scope = _scope(body.fields, key, user)
-            links = history_links(body.fields["messages"], body.message_digests, scope=scope)
-        beside = _beside(body.fields, found) if links else b""
-        return ParsedRequest(body, key, session, shape, found, bypass, links, beside)
+        claim = None
+        if session is None and self._has_claims and shape is not None and found is not None:
+            claim = _claim(body, shape, found, scope=scope)
+        return ParsedRequest(body, key, session, shape, found, bypass, claim)
 
 
 def session_name(fields: Mapping[str, Any], headers: RawHeaders) -> str | None:
@@ -157,19 +165,17 @@ def _is_name(value: Any) -> bool:
 
 
 def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
-    """Join, without ambiguity, everything that keeps equal messages of two callers separate."""
+    """Hash, without ambiguity, everything that keeps equal names and messages separate."""
     parts = [user, *key, *[str(fields.get(name, "")) for name in _END_USER]]
     scope = "".join([f"{len(part)}:{part}" for part in parts])
-    return scope.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
 
 
-def _beside(fields: Mapping[str, Any], found: Found | None) -> bytes:
-    """Identify the documents of a `ragboost` object by their keys, with its other fields."""
-    if found is None or FIELD not in fields:
-        return b""
-    ours = ragboost_fields(fields)
-    if not ours.get("documents"):
-        return b""
-    others = {name: value for name, value in ours.items() if name != "documents"}
-    keys = [document.key for document in found.documents]
-    return repr((keys, others)).encode("utf-8", "surrogatepass")
+def _claim(body: JsonBody, shape: Format, found: Found, *, scope: bytes) -> Claim | None:
+    if found.message is None or not body.messages:
+        return None
+    links = chain_links(body.message_digests[: found.message + 1], seed=scope)
+    if shape.in_place:
+        return Claim(links)
+    keys = tuple([document.key for document in found.documents])
+    return Claim(links, shape.name, keys, is_boost_wanted(ragboost_fields(body.fields)))

@@ -1,55 +1,72 @@
-"""Recognise conversations that have no session id, by an exact chain over their messages.
+"""Recognise conversations that have no session id, by messages and documents that they repeat.
 
-A history is identified by the hash of all its messages up to and including an answer, known only to
-those who received it. Two different rewritings under one hash make it ambiguous, and the
-conversation starts over. Kept in memory. Knows links and sent messages; does not know HTTP.
+A rewritten message is sent again only in a request that contains, itself, the message in its
+original form and every document of the rewritten one. So a request adds no text but its own to a
+prompt, whoever else has the same questions, answers and key. Kept in memory. Does not know HTTP.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
-from ragboost.rewriting.message_chain import Link, next_link
+from ragboost.rewriting.message_chain import Link
 from ragboost.rewriting.sent_history import Conversation, HistoryDelta
 
 Digest = bytes
 """Hash of a history as the engine received it; `UNCHANGED` if nothing of it was rewritten."""
 
 UNCHANGED: Digest = b""
-_AMBIGUOUS: Digest = b"ambiguous"
-_LINKS_PER_SESSION = 16
+_MAX_REWRITINGS = 64  # of one message: users who begin with the same question
 _NODE_BYTES = 400  # size of a node beside its message
 
 
-class HistoryNode(NamedTuple):
-    """One rewritten turn.
+class Claim(NamedTuple):
+    """The parts of a request that show to which conversation it belongs.
 
     Attributes:
-        parent: the rewritten turn before it; `UNCHANGED` if it is the first.
-        delta: its message and turn.
-        is_open: all its documents, and those before it, are part of the client's own messages.
+        links: of its messages up to the one that carries, or is to carry, its documents; they
+            depend on its model, cache salt, credentials and end user, too.
+        shape: name of the shape in which it gives documents beside its messages; empty if they are
+            part of the messages.
+        documents: keys of the documents beside the messages.
+        is_boosted: the client wants them boosted.
     """
 
+    links: Sequence[Link]
+    shape: str = ""
+    documents: tuple[str, ...] = ()
+    is_boosted: bool = True
+
+
+class HistoryNode(NamedTuple):
+    """One rewritten message.
+
+    Attributes:
+        link: of the original history up to it.
+        parent: the rewritten message before it; `UNCHANGED` if it is the first.
+        delta: the message and its turn.
+        shape: as in the claim of its request.
+    """
+
+    link: Link
     parent: Digest
     delta: HistoryDelta
-    is_open: bool
+    shape: str
 
 
 class ChainMatch(NamedTuple):
     """The recognised part of a request's history.
 
     Attributes:
-        links: of its messages.
-        beside: the documents that the request gives beside its messages, as bytes.
+        claim: of the request.
         digest: of the recognised history; `UNCHANGED` if there is none.
         conversation: what the engine was sent for it.
     """
 
-    links: Sequence[Link]
-    beside: bytes
+    claim: Claim
     digest: Digest
     conversation: Conversation
 
@@ -58,7 +75,7 @@ class Histories:
     """The histories of conversations without a name, bounded by number, bytes and age.
 
     Args:
-        settings: the bounds; `max_sessions` bounds the rewritten turns.
+        settings: the bounds; `max_sessions` bounds the rewritten messages.
         clock: monotonic, in seconds.
     """
 
@@ -73,8 +90,9 @@ class Histories:
             ttl_s=settings.ttl_s,
             clock=clock,
         )
-        self._links: BoundedMap[Link, Digest] = BoundedMap(
-            max_entries=settings.max_sessions * _LINKS_PER_SESSION
+        # The rewritings of one original message, oldest first; some may have been evicted.
+        self._rewritings: BoundedMap[Link, tuple[Digest, ...]] = BoundedMap(
+            max_entries=settings.max_sessions
         )
 
     def __len__(self) -> int:
@@ -85,88 +103,46 @@ class Histories:
         """Size of the rewritten messages."""
         return self._nodes.size
 
-    def match(self, links: Sequence[Link], beside: bytes = b"") -> ChainMatch:
-        """Find what was sent for the longest known prefix of a history.
+    def match(self, claim: Claim) -> ChainMatch:
+        """Find what was sent for a request's history, as far as the request contains all of it.
 
-        Args:
-            links: of the request's messages.
-            beside: the documents that the request gives beside its messages, as bytes.
+        Of several rewritings the one with the most rewritten messages is taken; of these the last
+        message, and of this the newest rewriting.
         """
         self._nodes.expire()
-        digest, turns = self._longest(links)
-        if links and (beside or digest != UNCHANGED):  # the same question again, such as a retry
-            again = self._links.peek(_beside_link(digest, links[-1], beside))
-            if again is not None and (known := self._turns(again)) is not None:
-                digest, turns = again, known
-        return ChainMatch(links, beside, digest, Conversation(deltas=turns))
+        depths, best = {UNCHANGED: 0}, UNCHANGED
+        given = frozenset(claim.documents)
+        for at, link in enumerate(claim.links):
+            is_last = at == len(claim.links) - 1
+            for digest in self._rewritings.peek(link) or ():
+                node = self._nodes.peek(digest)
+                if node is None or node.parent not in depths:
+                    continue
+                if _contains(claim, given, node, is_last=is_last):
+                    depths[digest] = depths[node.parent] + 1
+                    best = digest if depths[digest] >= depths[best] else best
+        deltas = [node.delta for node in self._chain(best)]
+        self._touch(best)
+        return ChainMatch(claim, best, Conversation(deltas=reversed(deltas)))
 
-    def add(self, match: ChainMatch, delta: HistoryDelta, *, is_final: bool = True) -> Digest:
-        """Keep what a request's messages became, and return the digest of its history with them.
-
-        Documents inside the messages prove by their bytes whose history it is, so that it is known
-        at once. Documents beside them need the answer: see `add_answers`.
-
-        Args:
-            match: of the request.
-            delta: what it added.
-            is_final: the same request is to be sent the same way again.
-        """
+    def add(self, match: ChainMatch, delta: HistoryDelta) -> Digest:
+        """Keep what a request's message became, and return the digest of its history with it."""
         if not delta.sent:
             return match.digest
-        digest = _digest(match.digest, delta)
-        parent = self._nodes.peek(match.digest)
-        is_open = not match.beside and (
-            match.digest == UNCHANGED or (parent is not None and parent.is_open)
-        )
+        claim, link = match.claim, match.claim.links[-1]
+        digest = _digest(match.digest, link, delta)
         if digest not in self._nodes:
             size = _NODE_BYTES + sum(len(sent.message) for _, sent in delta.sent)
-            self._nodes.put(digest, HistoryNode(match.digest, delta, is_open), size=size)
+            node = HistoryNode(link, match.digest, delta, claim.shape)
+            self._nodes.put(digest, node, size=size)
+        known = self._rewritings.peek(link) or ()
+        others = [one for one in known if one in self._nodes and one != digest]
+        self._rewritings.put(link, (*others, digest)[-_MAX_REWRITINGS:])
         self._touch(digest)
-        link = match.links[-1]
-        if is_open:
-            self._links.put(link, digest)
-        elif is_final:
-            self._links.put(_beside_link(match.digest, link, match.beside), digest)
         return digest
 
-    def add_answers(self, link: Link, digest: Digest, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Let a history be continued by an answer, or by each of several to choose from.
-
-        Called for every answer, of requests without documents too: an equal history with other
-        documents, or with none, makes its link ambiguous.
-
-        Args:
-            link: of the request's messages.
-            digest: returned by `add`.
-            answers: the assistant's messages.
-        """
-        for answer in answers:
-            continued = next_link(link, answer)
-            known = self._links.peek(continued)
-            is_unique = known is None or known == digest
-            self._links.put(continued, digest if is_unique else _AMBIGUOUS)
-
-    def _longest(self, links: Sequence[Link]) -> tuple[Digest, Sequence[HistoryDelta]]:
-        for link in reversed(links):
-            digest = self._links.peek(link)
-            if digest is None or digest == _AMBIGUOUS:
-                continue
-            self._links.touch(link)
-            turns = self._turns(digest)
-            if turns is not None:
-                return digest, turns
-        return UNCHANGED, ()
-
-    def _turns(self, digest: Digest) -> Sequence[HistoryDelta] | None:
-        """Return the rewritten turns up to `digest`; None if one of them was evicted."""
-        nodes = list(self._chain(digest))
-        if (nodes[-1].parent if nodes else digest) != UNCHANGED:
-            return None
-        self._touch(digest)
-        return [node.delta for node in reversed(nodes)]
-
     def _chain(self, digest: Digest) -> Iterator[HistoryNode]:
-        """Yield the turns from the last to the first, as far as they are known."""
+        """Yield the rewritten messages from the last to the first, as far as they are known."""
         while node := self._nodes.peek(digest):
             yield node
             digest = node.parent
@@ -174,25 +150,37 @@ class Histories:
     def _touch(self, digest: Digest) -> None:
         while node := self._nodes.peek(digest):
             self._nodes.touch(digest)
+            if node.link in self._rewritings:
+                self._rewritings.touch(node.link)
             digest = node.parent
 
 
-def _beside_link(digest: Digest, link: Link, beside: bytes) -> Link:
-    hashed = hashlib.sha256(b"beside %d " % len(digest))
-    hashed.update(digest + link)
-    hashed.update(beside)
-    return hashed.digest()
+def _contains(claim: Claim, given: frozenset[str], node: HistoryNode, *, is_last: bool) -> bool:
+    """Return True if a request contains all documents of a rewritten message.
+
+    Documents inside messages do: the link is a hash of their bytes. The last message must have been
+    given with the same documents and option: it is the same question again.
+    """
+    if not node.shape:
+        return True
+    if node.shape != claim.shape:
+        return False  # the same document in two shapes would be sent twice
+    for _, sent in node.delta.sent:
+        if is_last and (sent.retrieved != claim.documents or sent.is_boosted != claim.is_boosted):
+            return False
+        if not given.issuperset(sent.retrieved):
+            return False
+    return True
 
 
-def _digest(parent: Digest, delta: HistoryDelta) -> Digest:
+def _digest(parent: Digest, link: Link, delta: HistoryDelta) -> Digest:
     """Hash a rewritten history.
 
     The bytes of its last message follow from the original history, the earlier turns as rewritten,
     and the documents given and sent: hashing these costs much less.
     """
-    hashed = hashlib.sha256(parent)
-    for link, sent in delta.sent:
+    hashed = hashlib.sha256(b"%d " % len(parent) + parent + link)
+    for _, sent in delta.sent:
         keys = ",".join((*sent.retrieved, "", *sent.documents))
-        # Links are hashes and so of one length.
-        hashed.update(b"%b%d,%b" % (link, len(sent.message), keys.encode()))
+        hashed.update(b"%d,%d,%b" % (len(sent.message), sent.is_boosted, keys.encode()))
     return hashed.digest()

@@ -3,13 +3,13 @@
 Synchronous, so that a large body can be rewritten in a worker thread. Does not know HTTP.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from ragboost.booster import Booster, Planned, Turn
+from ragboost.booster import Booster, CarriedDocuments, Planned, Turn
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
@@ -29,6 +29,7 @@ from ragboost.rewriting.sent_history import (
 from ragboost.types import Document, Request
 
 _NOTHING = HistoryDelta()
+_NO_LABELS: Mapping[str, str] = {}
 
 
 class BoostResult(NamedTuple):
@@ -163,7 +164,11 @@ class _Rewriting:
         )
         fields = with_messages(self._body.fields, history.sent)
         repeated = history.repeated
-        if repeated is not None and repeated.retrieved == _keys(found.documents):
+        if (
+            repeated is not None
+            and repeated.retrieved == _keys(found.documents)
+            and repeated.is_boosted == (bypass is None)
+        ):
             # A retry, or the next step of an agent that gives the turn's documents each time.
             assert found.message is not None, "a repeated message has an index"
             fields = with_messages(without_object(fields), {found.message: repeated})
@@ -176,14 +181,24 @@ class _Rewriting:
             return self._boosted(fields, context, _NOTHING, text_before, before=before)
         outcome = bypass or self._boost(conversation, history.carried, text_before)
         if isinstance(outcome, Bypass):
-            context = self._as_given()
-            fields, delta = self._write(fields, history, context)
-            num = len(context.documents)
-            return BoostResult(fields, None, num, bypass=outcome, delta=delta)
+            return self._unboosted(fields, history, bypass=outcome)
         turn = conversation.state.turns[-1] if conversation is not None else None
         fields, delta = self._write(fields, history, outcome, turn=turn)
         before = history.num_bytes(self._body, found.message or 0)
         return self._boosted(fields, outcome, delta, text_before, before=before)
+
+    def _unboosted(
+        self, fields: Mapping[str, Any], history: ResentMessages, *, bypass: Bypass
+    ) -> BoostResult:
+        """Write the documents in the order given, with labels to which later turns may refer."""
+        conversation, turn = self._conversation, None
+        state = conversation.state if conversation is not None else None
+        past = CarriedDocuments.of(state, history.carried, has_references=False)
+        context = self._as_given(known=past.known, is_complete=past.is_complete)
+        if self._booster is not None and state is not None:
+            turn = self._booster.add_unboosted(state, context, is_leading=past.is_empty)
+        fields, delta = self._write(fields, history, context, turn=turn, is_boosted=False)
+        return BoostResult(fields, None, len(context.documents), bypass=bypass, delta=delta)
 
     def in_place(self) -> BoostResult:
         """Reorder documents in messages that the client resends with every later turn.
@@ -217,8 +232,11 @@ class _Rewriting:
     def beside_messages(self) -> BoostResult:
         """Reorder documents of this request alone; equal ones keep their order over turns."""
         body, found, conversation = self._body, self._found, self._conversation
-        history = _history(body, found, conversation, seed=_seed(found))
         inside = _history(body, found, conversation)  # earlier turns with documents in messages
+        if not is_boost_wanted(ragboost_fields(body.fields)):
+            fields = with_messages(without_object(body.fields), inside.sent)
+            return BoostResult(fields, bypass=Bypass("option"))
+        history = _history(body, found, conversation, seed=_seed(found))
         fields = with_messages(without_object(body.fields), {**inside.sent, **history.sent})
         earlier = list(history.sent.values())
         if history.repeated is not None:
@@ -234,10 +252,10 @@ class _Rewriting:
     def _keep_or_boost(self, order: Sequence[str] | None, text_before: str) -> Context | Bypass:
         if order is not None:
             return self._keep_order(order, text_before)
-        return self._boost(None, (), text_before)
+        return self._boost(None, {}, text_before)
 
     def _boost(
-        self, conversation: Conversation | None, carried: Collection[str], text_before: str
+        self, conversation: Conversation | None, carried: Mapping[str, str], text_before: str
     ) -> Context | Bypass:
         """Boost the documents. Errors that the caller can correct are raised, all others bypass."""
         assert self._booster is not None, "a request that is rendered is not boosted"
@@ -268,11 +286,20 @@ class _Rewriting:
             index_entry=entry,
         )
 
-    def _as_given(self) -> Context:
+    def _as_given(
+        self, *, known: Mapping[str, str] = _NO_LABELS, is_complete: bool = True
+    ) -> Context:
         documents = self._found.documents
-        return replace(self._context(documents), positions=tuple(range(len(documents))))
+        context = self._context(documents, known=known, is_complete=is_complete)
+        return replace(context, positions=tuple(range(len(documents))))
 
-    def _context(self, documents: tuple[Document, ...]) -> Context:
+    def _context(
+        self,
+        documents: tuple[Document, ...],
+        *,
+        known: Mapping[str, str] = _NO_LABELS,
+        is_complete: bool = True,
+    ) -> Context:
         """Return a context with the documents in a given order, without hints."""
         index = {document.key: at for at, document in enumerate(documents)}
         return Context(
@@ -280,7 +307,9 @@ class _Rewriting:
             documents=documents,
             retrieved=self._found.documents,
             positions=tuple([index[document.key] for document in self._found.documents]),
-            labels=label_documents(documents, template=self._label_template, known={}),
+            labels=label_documents(
+                documents, template=self._label_template, known=known, is_complete=is_complete
+            ),
         )
 
     def _write(
@@ -290,6 +319,7 @@ class _Rewriting:
         context: Context,
         *,
         turn: Turn | None = None,
+        is_boosted: bool = True,
     ) -> tuple[dict[str, Any], HistoryDelta]:
         """Write a context into the body, and keep the bytes of the message that carries it."""
         written = self._shape.replace(fields, self._found, context)
@@ -303,7 +333,9 @@ class _Rewriting:
             messages = list(written["messages"])
             messages[message] = Raw(sent)
             written = {**written, "messages": messages}
-        kept = SentMessage(sent, _keys(context.retrieved), _keys(context.documents))
+        retrieved, documents = _keys(context.retrieved), _keys(context.documents)
+        labels = context.labels if self._shape.in_message else ()
+        kept = SentMessage(sent, retrieved, documents, is_boosted, labels)
         return written, HistoryDelta(((history.links[message], kept),), turn)
 
     def _boosted(

@@ -7,7 +7,7 @@ finds none, and the conversation starts over. Does not know texts of documents o
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from itertools import zip_longest
 from typing import Any, NamedTuple, Self
 
 from msgspec import Raw
@@ -26,11 +26,15 @@ class SentMessage(NamedTuple):
         message: its bytes as the engine received them.
         retrieved: keys of the documents that the client gave with it, in relevance order.
         documents: keys of the documents that it carries in full, in prompt order.
+        is_boosted: they were boosted; else they are in the order given, without hints.
+        labels: of `documents`, as the message shows them; empty if it shows none.
     """
 
     message: bytes
     retrieved: tuple[str, ...]
     documents: tuple[str, ...]
+    is_boosted: bool = True
+    labels: tuple[str, ...] = ()
 
     @property
     def referred(self) -> set[str]:
@@ -128,13 +132,13 @@ class ResentMessages(NamedTuple):
 
     Attributes:
         sent: by index of the message, all before the question.
-        carried: keys of the documents that they carry.
+        carried: labels of the documents that they carry, by key; empty labels are not shown.
         links: of all messages; empty without a conversation.
         repeated: what the question's message was rewritten to in an earlier request, or None.
     """
 
     sent: Mapping[int, SentMessage] = {}
-    carried: AbstractSet[str] = frozenset()
+    carried: Mapping[str, str] = {}
     links: Sequence[Link] = ()
     repeated: SentMessage | None = None
 
@@ -159,15 +163,15 @@ class ResentMessages(NamedTuple):
             return cls()
         links = chain_links(body.message_digests, seed=seed)
         sent: dict[int, SentMessage] = {}
-        carried: set[str] = set()
+        carried: dict[str, str] = {}
         for at, link in enumerate(links[:question]):
             old = conversation.sent.get(link)
             # Drop a message whose referents were evicted: its turn starts over, too.
-            if old is not None and old.referred <= carried:
+            if old is not None and old.referred <= carried.keys():
                 sent[at] = old
-                carried.update(old.documents)
+                carried.update(zip_longest(old.documents, old.labels, fillvalue=""))
         repeated = None if question is None else conversation.sent.get(links[question])
-        if repeated is not None and not repeated.referred <= carried:
+        if repeated is not None and not repeated.referred <= carried.keys():
             repeated = None
         return cls(sent, carried, links, repeated)
 

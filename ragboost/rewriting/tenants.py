@@ -1,4 +1,4 @@
-"""Keep tenants apart: one per model and cache salt.
+"""Keep tenants apart: one per model, cache salt and team.
 
 Each backend has a prefix cache of its own, so that a tenant has a Booster per backend.
 """
@@ -12,23 +12,39 @@ from ragboost.booster import Booster
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import DedupSettings, OrderingSettings, Settings
 from ragboost.index import EvictionForecast
+from ragboost.ordering import CorpusPrior, read_prior
 from ragboost.rewriting.headers import RawHeaders
+from ragboost.rewriting.names import bounded_name
 from ragboost.tokens import TokenCounter, make_counter
 
 _MAX_MODELS = 64
 
 
 class TenantKey(NamedTuple):
-    """The fields of a request that select a prefix cache in the engine."""
+    """What two requests must have in common to share a context index.
+
+    Model and salt select a prefix cache in the engine. They are short and printable: this is where
+    the client's text becomes a key in memory, a label of metrics and a field of the log.
+
+    Attributes:
+        model: named by the request, or a hash of a name that cannot be shown; empty without one.
+        cache_salt: likewise.
+        team: of the request's API key; empty where all keys are of one team.
+    """
 
     model: str
     cache_salt: str
+    team: str = ""
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> "TenantKey":
+    def of(cls, fields: Mapping[str, Any], *, team: str = "") -> "TenantKey":
         """Return the key of a request; fields that are not strings count as absent."""
         model, salt = fields.get("model"), fields.get("cache_salt")
-        return cls(model if isinstance(model, str) else "", salt if isinstance(salt, str) else "")
+        return cls(
+            bounded_name(model) if isinstance(model, str) else "",
+            bounded_name(salt) if isinstance(salt, str) else "",
+            team,
+        )
 
 
 class CacheMode(NamedTuple):
@@ -55,6 +71,7 @@ class Tenant:
         settings: of its Boosters.
         modes: by name of the backend.
         tokens: lengths of documents, for all its Boosters; None: its own.
+        prior: of the popularity tail, for all its Boosters; None: each reads it.
     """
 
     def __init__(
@@ -64,12 +81,14 @@ class Tenant:
         modes: Mapping[str, CacheMode] | None = None,
         *,
         tokens: TokenCounter | None = None,
+        prior: CorpusPrior | None = None,
     ) -> None:
         self.key = key
         self.tokens = make_counter(settings.tokens) if tokens is None else tokens
         self.lock = asyncio.Lock()
         self._modes = {} if modes is None else modes
         self._settings = settings
+        self._prior = prior
         self._boosters: dict[str, Booster] = {}
         self._originals: dict[str, Booster] = {}
 
@@ -77,7 +96,7 @@ class Tenant:
         """Return the Booster that mirrors the prefix cache of a backend."""
         booster = self._boosters.get(backend)
         if booster is None:
-            booster = Booster(self._settings, tokens=self.tokens)
+            booster = Booster(self._settings, tokens=self.tokens, prior=self._prior)
             mode = self._modes.get(backend, CacheMode())
             booster.residency.follow(
                 is_exact=mode.is_exact,
@@ -129,6 +148,7 @@ class Tenants:
         self.is_counting = False
         self.counters: BoundedMap[str, TokenCounter] = BoundedMap(max_entries=_MAX_MODELS)
         self._settings = settings
+        self._prior = read_prior(settings.ordering)
         self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(
             max_entries=settings.proxy.max_tenants
         )
@@ -140,7 +160,13 @@ class Tenants:
         """Return the tenant of a key; an unknown one is new."""
         tenant = self._tenants.get(key)
         if tenant is None:
-            tenant = Tenant(key, self._settings, self.modes, tokens=self._counter(key.model))
+            tenant = Tenant(
+                key,
+                self._settings,
+                self.modes,
+                tokens=self._counter(key.model),
+                prior=self._prior,
+            )
             self._tenants.put(key, tenant)
         return tenant
 

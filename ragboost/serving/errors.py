@@ -5,6 +5,7 @@ import msgspec
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "invalid_request_error",
     408: "request_timeout_error",
     409: "conflict_error",

@@ -44,8 +44,17 @@ class ChatSessionStore(Protocol):
     """Storage of sessions and their turns. Used by one event loop, between `open` and `close`.
 
     A session that has expired, or belongs to another owner, counts as unknown. The least recently
-    used sessions are dropped beyond the bounds. No method blocks the event loop.
+    used sessions are dropped beyond the bounds. No method blocks the event loop. A method that
+    fails raises SessionStoreError and has changed nothing.
+
+    Attributes:
+        problem: the last failure; None if something was written since.
     """
+
+    problem: str | None
+
+    def now(self) -> float:
+        """Return the time in seconds since 1970, steady while the system's clock is set."""
 
     async def open(self) -> None:
         """Open the store.
@@ -56,6 +65,9 @@ class ChatSessionStore(Protocol):
 
     async def close(self) -> None:
         """Release all resources."""
+
+    async def check(self) -> None:
+        """Raise SessionStoreError if a turn could not be stored now; free without a `problem`."""
 
     async def create(self, session: ChatSession) -> None:
         """Add a session without turns."""

@@ -1,6 +1,5 @@
 """Chat sessions in this process, lost when it ends."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -8,6 +7,7 @@ from itertools import chain
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
 from ragboost.sessions.base import ChatSession, Page
+from ragboost.sessions.clock import steady_clock
 
 
 @dataclass(slots=True)
@@ -22,12 +22,15 @@ class MemoryStore:
 
     Args:
         settings: bounds and expiry; all sessions but the newest have at most `max_bytes`.
-        clock: seconds since 1970.
+        clock: seconds since 1970; None: a steady one.
     """
 
+    problem: str | None = None
+
     def __init__(
-        self, settings: SessionSettings, *, clock: Callable[[], float] = time.time
+        self, settings: SessionSettings, *, clock: Callable[[], float] | None = None
     ) -> None:
+        clock = steady_clock() if clock is None else clock
         self._max_bytes = settings.max_bytes
         self._clock = clock
         self._entries: BoundedMap[str, _Entry] = BoundedMap(
@@ -39,9 +42,14 @@ class MemoryStore:
         """Bytes of all sessions."""
         return self._entries.size
 
+    def now(self) -> float:
+        return self._clock()
+
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
+
+    async def check(self) -> None: ...
 
     async def create(self, session: ChatSession) -> None:
         texts = (session.model or "", session.system or "", *chain(*session.metadata.items()))

@@ -5,15 +5,21 @@ One connection in one worker thread, so that neither locks nor disks block the e
 
 import asyncio
 import json
+import logging
+import os
 import sqlite3
-import time
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ragboost.config import SessionSettings
-from ragboost.errors import ConfigError
+from ragboost.errors import ConfigError, SessionStoreError
 from ragboost.sessions.base import ChatSession, Page
+from ragboost.sessions.clock import steady_clock
+
+logger = logging.getLogger(__name__)
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -37,7 +43,10 @@ CREATE TABLE turns (
 );
 """
 _COLUMNS = "id, owner, created_at, used_at, num_turns, model, system, metadata"
-_BUSY_TIMEOUT_S = 10.0
+_BUSY_TIMEOUT_S = 5.0
+_BUSY_TIMEOUT_AFTER_FAILURE_S = 0.05  # all sessions wait for the one thread
+_CHECKED_BYTES = 65536
+_OWNER_ONLY = 0o600
 
 T = TypeVar("T")
 
@@ -47,14 +56,24 @@ class SqliteStore:
 
     Args:
         settings: the file, bounds and expiry.
-        clock: seconds since 1970.
+        clock: seconds since 1970; None: a steady one.
+        on_failure: called for every operation that fails.
     """
 
     def __init__(
-        self, settings: SessionSettings, *, clock: Callable[[], float] = time.time
+        self,
+        settings: SessionSettings,
+        *,
+        clock: Callable[[], float] | None = None,
+        on_failure: Callable[[], None] | None = None,
     ) -> None:
+        self.problem: str | None = None
         self._settings = settings
-        self._clock = clock
+        self._clock = steady_clock() if clock is None else clock
+        self._on_failure = on_failure
+
+    def now(self) -> float:
+        return self._clock()
 
     async def open(self) -> None:
         """Open the file; create it if it does not exist.
@@ -64,46 +83,87 @@ class SqliteStore:
         """
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ragboost-sessions")
         try:
-            self._connection = await self._run(self._connect)
-        except sqlite3.Error as error:
+            self._connection = await self._in_thread(self._connect)
+        except (sqlite3.Error, OSError) as error:
             self._executor.shutdown()
             raise ConfigError(
                 f"session.path: cannot use {self._settings.path} as an SQLite file: {error}"
             ) from error
 
     async def close(self) -> None:
-        await self._run(self._connection.close)
+        await self._in_thread(self._connection.close)
         self._executor.shutdown()
 
+    async def check(self) -> None:
+        if self.problem is not None:
+            await self._write(self._allocate)
+
     async def create(self, session: ChatSession) -> None:
-        await self._run(lambda: self._create(session))
+        await self._write(lambda: self._create(session))
 
     async def get(self, owner: str, session_id: str) -> ChatSession | None:
-        return await self._run(lambda: self._get(owner, session_id))
+        return await self._read(lambda: self._get(owner, session_id))
 
     async def turns(self, session_id: str) -> list[bytes]:
         query = "SELECT turn FROM turns WHERE session_id = ? ORDER BY number"
-        rows = await self._run(lambda: self._connection.execute(query, (session_id,)).fetchall())
+        rows = await self._read(lambda: self._connection.execute(query, (session_id,)).fetchall())
         return [bytes(turn) for (turn,) in rows]
 
     async def append(self, session: ChatSession, turn: bytes) -> bool:
-        return await self._run(lambda: self._append(session, turn))
+        return await self._write(lambda: self._append(session, turn))
 
     async def delete(self, owner: str, session_id: str) -> bool:
-        return await self._run(lambda: self._delete(owner, session_id))
+        return await self._write(lambda: self._delete(owner, session_id))
 
     async def list(self, owner: str, *, limit: int, after: str | None = None) -> Page | None:
-        return await self._run(lambda: self._list(owner, limit, after))
+        return await self._read(lambda: self._list(owner, limit, after))
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    async def _read(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._in_thread(work)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        result = await self._read(work)
+        if self.problem is not None:
+            self.problem = None
+            logger.info("the session store works again")
+            await self._in_thread(lambda: self._wait_for_locks(_BUSY_TIMEOUT_S))
+        return result
+
+    def _failed(self, error: sqlite3.Error) -> SessionStoreError:
+        if self._on_failure is not None:
+            self._on_failure()
+        if self.problem is None:
+            logger.error("the session store fails: %s", error)
+            self._executor.submit(self._wait_for_locks, _BUSY_TIMEOUT_AFTER_FAILURE_S)
+        self.problem = str(error)
+        return SessionStoreError(f"the session store fails: {error}")
+
+    def _wait_for_locks(self, seconds: float) -> None:
+        self._connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+    def _allocate(self) -> None:
+        """Write and free some pages."""
+        self._connection.execute(
+            f"CREATE TABLE IF NOT EXISTS space AS SELECT zeroblob({_CHECKED_BYTES}) AS bytes"
+        )
+        self._connection.execute("DROP TABLE IF EXISTS space")
+
     def _connect(self) -> sqlite3.Connection:
+        _restrict(Path(self._settings.path))
         connection = sqlite3.connect(
             self._settings.path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False
         )
         try:
             _set_up(connection)
+            with connection:  # written before the system's clock was set back
+                now = self._clock()
+                connection.execute("UPDATE sessions SET used_at = ? WHERE used_at > ?", (now, now))
         except sqlite3.Error:
             connection.close()
             raise
@@ -179,6 +239,19 @@ class SqliteStore:
 
     def _limit(self) -> float:
         return self._clock() - self._settings.ttl_s
+
+
+def _restrict(path: Path) -> None:
+    """Create a database file that only its owner reads, or make an existing one so."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY))
+    for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        if not each.exists() or not stat.S_IMODE(each.stat().st_mode) & 0o077:
+            continue
+        try:
+            each.chmod(_OWNER_ONLY)
+            logger.warning("%s was accessible to other users; it is no longer", each)
+        except PermissionError:
+            logger.warning("%s is accessible to other users, and not ours to restrict", each)
 
 
 def _set_up(connection: sqlite3.Connection) -> None:

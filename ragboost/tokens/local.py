@@ -1,4 +1,4 @@
-"""Count documents with a local tokenizer, in a background thread.
+"""Count documents with a local tokenizer: in a background thread, or at once for offline jobs.
 
 Exact if the tokenizer is the model's own. Needs the extra `tokens`, imported only if the settings
 name a tokenizer.
@@ -37,6 +37,21 @@ def make_counter(
     if settings.tokenizer is not None and count_tokens is None:
         count_in_background(counter, load_tokenizer(settings.tokenizer))
     return counter
+
+
+def make_offline_counter(settings: "TokenSettings") -> TokenCounter:
+    """Return a counter that has exact lengths at once if the settings name a tokenizer.
+
+    Remembers no lengths: an offline job counts each document once.
+
+    Raises:
+        ConfigError: the tokenizer cannot be loaded.
+        MissingExtraError: the package `tokenizers` is not installed.
+    """
+    if settings.tokenizer is None:
+        return TokenCounter(max_documents=1)
+    encode = load_tokenizer(settings.tokenizer)
+    return TokenCounter(lambda text: len(encode([text])[0]), max_documents=1)
 
 
 def count_in_background(counter: TokenCounter, encode: Encode) -> threading.Thread:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ragboost.batch import run_batch
 from ragboost.batch.forecast import forecast
-from ragboost.batch.report import write_plot
-from ragboost.config import Settings
+from ragboost.batch.report import forecast_sentence, write_plot
+from ragboost.config import Settings, TokenSettings
 from ragboost.errors import RequestError
 
 TEXTS = {name: f"{name} " * 100 for name in "abcdef"}
@@ -23,6 +24,15 @@ def write(path: Path, orders: Sequence[str]) -> Path:
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+def word_tokenizer(folder: Path) -> Path:
+    """Save a tokenizer that splits at white space."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra tokens")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"unk": 0}, unk_token="unk"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def simulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -60,6 +70,28 @@ def test_sizes_can_be_chosen_and_never_fall_below_a_request(tmp_path: Path) -> N
     sizes = [point.cache_tokens or 0 for point in default.points[:-1]]
     assert sizes == sorted(sizes)
     assert sizes[0] == default.document_tokens // 2
+
+
+def test_a_forecast_counts_documents_with_the_tokenizer_of_the_settings(tmp_path: Path) -> None:
+    settings = Settings(tokens=TokenSettings(tokenizer=word_tokenizer(tmp_path)))
+    trace = write(tmp_path / "trace.jsonl", ["abc", "cba"])
+
+    counted = forecast(trace, settings=settings)
+    estimated = forecast(trace)
+
+    assert (counted.document_tokens, estimated.document_tokens) == (600, 300)
+    assert "600 document tokens (counted)" in forecast_sentence(counted)
+    assert "300 document tokens (estimated)" in forecast_sentence(estimated)
+
+
+def test_a_batch_counts_documents_with_the_tokenizer_of_the_settings(tmp_path: Path) -> None:
+    settings = Settings(tokens=TokenSettings(tokenizer=word_tokenizer(tmp_path)))
+    source = write(tmp_path / "in.jsonl", ["abc", "cba"])
+
+    summary = run_batch(source, tmp_path / "out.jsonl", settings=settings)
+
+    assert summary.before.prompt_tokens == 600
+    assert summary.after.cached_tokens == 300
 
 
 def test_without_ordering_nothing_changes(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.end_to_end import load, measure, parse
 from benchmarks.replays import INDEPENDENT, rounds_of_sizes, stretches
-from benchmarks.served import Served, serve
+from benchmarks.served import Mode, Served, serve
 
 # The same three documents in another order, or others.
 ORDERS = ("012", "345", "210", "678", "120", "543")
@@ -20,7 +20,8 @@ ORDERS = ("012", "345", "210", "678", "120", "543")
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, Served]]:
-    with serve(INDEPENDENT, engine="embedded", cache_tokens=8_000, max_model_len=8_192) as by_mode:
+    modes = {name: Mode() for name in INDEPENDENT}
+    with serve(modes, engine="embedded", cache_tokens=8_000, max_model_len=8_192) as by_mode:
         yield by_mode
 
 

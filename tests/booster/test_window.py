@@ -100,6 +100,19 @@ def test_the_most_relevant_documents_stay_last_in_a_window() -> None:
     assert sent[0][0][:2] == sent[1][0][:2]
 
 
+@pytest.mark.parametrize(("tail", "expected"), [("relevance", "5467"), ("popularity", "5764")])
+def test_a_window_orders_documents_behind_the_cached_prefix_as_the_tail_says(
+    tail: str, expected: str
+) -> None:
+    made = booster(ordering={"tail": tail})
+    for _ in range(20):
+        boost(made, [request(5, 7, 6), request(5, 7, 8)])
+    made.index.clear()
+    made.boost("q", request(5).documents)
+    sent = boost(made, [request(4, 6, 7, 5), request(1, 2)])
+    assert "".join(str(each) for each in sent[0][0]) == expected
+
+
 @pytest.mark.parametrize("tail", ["relevance", "popularity"])
 def test_without_ordering_a_window_stays_as_it_is(tail: str) -> None:
     made = booster(ordering={"enabled": False, "tail": tail})

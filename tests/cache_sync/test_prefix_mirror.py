@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
 from ragboost.engine_hooks.events import (
+    APPROXIMATE,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -247,3 +248,19 @@ def test_the_mirror_equals_the_cache_after_any_events(
             assert (told or 0) <= truth  # a request that hits all of another's blocks has no event
             assert known.get(request, 0) == (told or 0)
         assert not mirror.is_partial
+
+
+def test_withdrawn_blocks_are_no_hit_and_leave_the_mirror_exact() -> None:
+    mirror = empty()
+    prompt = list(range(48))
+    withdrawn = removed(70, medium=APPROXIMATE)
+
+    apply(mirror, stored([1], prompt[:16]), stored([70, 71], prompt[16:], parent=1), withdrawn)
+    assert mirror.match_tokens(prompt) == 16
+
+    apply(mirror, stored([2, 3], prompt[16:], parent=1))  # the same tokens, computed exactly
+    assert mirror.match_tokens(prompt) == 48
+
+    apply(mirror, withdrawn, removed(71), removed(70), withdrawn)  # used again, then evicted
+    assert mirror.match_tokens(prompt) == 48
+    assert not mirror.is_partial

@@ -62,6 +62,18 @@ def test_the_health_check_of_the_image_tells_a_proxy_from_none(
         assert (done.returncode == 0) == is_healthy
 
 
+def test_images_have_exact_tags_which_a_digest_can_replace() -> None:
+    default = re.search(r"^ARG PYTHON_IMAGE=(.+)$", DOCKERFILE, flags=re.MULTILINE)
+    assert default is not None
+    assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-\w+", default[1])
+    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.MULTILINE)
+    assert set(bases) == {"${PYTHON_IMAGE}"}
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
+    assert re.fullmatch(r"\$\{VLLM_IMAGE:-\S+:v\d+\.\d+\.\d+\}", services["vllm"]["image"])
+    built = services["ragboost"]["build"]["args"]["PYTHON_IMAGE"]
+    assert built == f"${{PYTHON_IMAGE:-{default[1]}}}"
+
+
 def test_the_compose_file_fits_its_schema() -> None:
     run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
 
@@ -92,10 +104,14 @@ def test_the_chart_passes_the_linter() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {},
+        {"insecure": True},
+        {"apiKeysSecret": "keys"},
         {
             "backends": ["http://vllm-0:8000", "http://vllm-1:8000"],
             "apiKeysSecret": "keys",
+            "backendKeySecret": "engine-key",
+            "reportKeySecret": "hook-key",
+            "sessionUrlSecret": "redis",
             "config": "[ordering]\nkeep_last = 1\n",
             "nodeSelector": {"pool": "cpu"},
             "podAnnotations": {"team": "rag"},
@@ -110,15 +126,29 @@ def test_the_chart_renders_valid_objects(values: dict[str, Any]) -> None:
     for item in objects.values():
         kubernetes.validate(item, kubernetes.latest_version(), strict=True)
     container = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]
-    assert ("--insecure" in container["args"]) == ("apiKeysSecret" not in values)
+    assert ("--insecure" in container["args"]) == ("insecure" in values)
+    secrets = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container.get("env", [])}
+    expected = {
+        "RAGBOOST_PROXY__API_KEYS": values.get("apiKeysSecret"),
+        "RAGBOOST_BACKEND__API_KEY": values.get("backendKeySecret"),
+        "RAGBOOST_ENGINE_HOOKS__REPORT_KEY": values.get("reportKeySecret"),
+        "RAGBOOST_SESSION__URL": values.get("sessionUrlSecret"),
+    }
+    assert secrets == {key: {"name": name, "key": key} for key, name in expected.items() if name}
     assert container["image"] == f"ragboost:{__version__}"
+
+
+def test_the_chart_accepts_any_client_only_if_told_to() -> None:
+    with pytest.raises(helm.HelmError, match="set apiKeysSecret"):
+        rendered({})
 
 
 def test_the_chart_refuses_unknown_values_and_can_be_scraped() -> None:
     with pytest.raises(helm.HelmError, match="backend"):
         rendered({"backend": "http://vllm:8000"})
 
-    monitor = rendered({"serviceMonitor": {"enabled": True}})["ServiceMonitor"]
+    values = {"apiKeysSecret": "keys", "serviceMonitor": {"enabled": True}}
+    monitor = rendered(values)["ServiceMonitor"]
 
     assert monitor["spec"]["endpoints"][0]["path"] == "/metrics"
 

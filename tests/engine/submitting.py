@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, make_engine
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens, ReuseOptions
+from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.runtime.sampling import SamplingParams
+from ragboost.engine_chunks.options import ReuseOptions
 
 
 @contextmanager

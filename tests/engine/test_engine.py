@@ -1,7 +1,7 @@
 """The engine thread and its scheduler, without HTTP."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from ragboost.config import EngineSettings
 from ragboost.engine.builtin import build_tokenizer
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
+from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.request import Output
+from ragboost.engine.runtime.model_runner import ModelRunner
+from ragboost.engine.runtime.prompt import PromptTokens
+from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.runtime.sampling import SamplingParams, sample
 from ragboost.errors import ConfigError
 from tests.engine.submitting import Request, running
@@ -146,26 +149,121 @@ def test_stopping_fails_what_is_running(loaded: LoadedModel) -> None:
     assert not Request(engine, prompt(10)).is_accepted
 
 
+POISON = 3
+
+
+class NoMemory:
+    """A forward that fails like a full device whenever a batch holds the token `POISON`."""
+
+    def __init__(self, runner: ModelRunner, *, error: type[Exception]) -> None:
+        self._forward, self._error = runner.forward, error
+        self.num_failed = 0
+        self.may_begin = threading.Event()
+
+    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+        self.may_begin.wait()
+        if any(POISON in segment.token_ids for segment in segments):
+            self.num_failed += 1
+            raise self._error("out of memory")
+        return self._forward(segments)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, IndexError, ValueError])
+def test_a_failing_request_fails_alone_and_the_engine_goes_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    alone = [Request(engine, prompt(40, first=i), max_tokens=20).tokens() for i in range(2)]
+    engine.reset_prefix_cache().result()
+    forward = NoMemory(engine.runner, error=error)
+    monkeypatch.setattr(engine.runner, "forward", forward)
+    first = Request(engine, prompt(40, first=0), max_tokens=20)
+    failing = Request(engine, [*prompt(20), POISON, *prompt(100)])
+    second = Request(engine, prompt(40, first=1), max_tokens=20)
+    forward.may_begin.set()
+
+    assert failing.finish() == [Output(None, "error", 0)]
+    assert [first.tokens(), second.tokens()] == alone
+    assert forward.num_failed == 2, "once in the batch, once by itself"
+    assert failing.submitted.kv is None
+    assert not failing.submitted.held
+    assert engine.is_healthy
+    assert Request(engine, prompt(40, first=0), max_tokens=20).tokens() == alone[0]
+    engine.stop()
+    engine.store.cache.evict(512)
+    assert len(engine.store.cache) == 0, "no block is held"
+
+
+def test_memory_that_is_short_anywhere_fails_one_request_and_leaves_no_block_without_kv(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = Request(engine, prompt(100)).tokens()
+    for owner, name in (
+        (engine.runner, "new_kv"),
+        (engine.store._pool, "load"),
+        (engine.store._pool, "store"),
+        (EngineRequest, "append"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, raising(MemoryError("short")))
+            tail = prompt(60, first=9)
+            failed = Request(engine, [*prompt(100), *tail]).finish()
+        assert failed[-1].finish_reason == "error", name
+        engine.store.cache.check_integrity()
+        assert Request(engine, prompt(100)).tokens() == want, name
+        assert Request(engine, [*prompt(100), *tail]).finish()[-1].finish_reason == "length"
+        engine.reset_prefix_cache().result()
+        assert Request(engine, prompt(100)).tokens() == want
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_args: object, **_options: object) -> None:
+        raise error
+
+    return fail
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_failing_step_fails_all_requests_and_the_engines_health(
+def test_a_broken_invariant_fails_all_requests_and_the_engines_health(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_submitted = threading.Event()
-
-    def fail(segments: object) -> None:
-        is_submitted.wait()
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(loaded.runner, "forward", fail)
+    forward = NoMemory(loaded.runner, error=AssertionError)
+    monkeypatch.setattr(loaded.runner, "forward", forward)
     engine = make_engine(loaded, SETTINGS)
     engine.start()
-    requests = [Request(engine, prompt(64)) for _ in range(2)]
-    is_submitted.set()
+    requests = [Request(engine, [POISON, *prompt(64)]) for _ in range(2)]
+    forward.may_begin.set()
     assert [request.finish()[-1] for request in requests] == [Output(None, "error", 0)] * 2
     assert not engine.is_healthy
     assert not Request(engine, prompt(10)).is_accepted
     engine.reset_prefix_cache().result()
     engine.stop()
+
+
+def test_requests_wait_until_their_kv_fits_beside_that_of_the_running_ones(
+    loaded: LoadedModel,
+) -> None:
+    """Stepped by hand: two of 100 tokens fit into 250, a third and a small one behind it wait."""
+    settings = SETTINGS.model_copy(update={"max_running_tokens": 250})
+    engine = make_engine(loaded, settings)
+    requests = [
+        EngineRequest(
+            PromptTokens(prompt(60, first=number)),
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            emit=lambda _output: None,
+        )
+        for number, max_tokens in enumerate((40, 40, 40, 1, 900))
+    ]
+    for request in requests:
+        engine.scheduler.add(request)
+    seen = set()
+    while engine.scheduler.has_work:
+        engine.scheduler.step()
+        running = engine.scheduler.running
+        seen.add(tuple(requests.index(request) for request in running))
+        assert len(running) == 1 or sum(r.max_kv_tokens for r in running) <= 250
+    assert (0, 1) in seen
+    assert (4,) in seen, "one that needs more than there is runs by itself"
+    assert all(request.finish_reason == "length" for request in requests)
 
 
 def test_top_p_keeps_only_the_nucleus_and_a_seed_repeats() -> None:

@@ -188,7 +188,9 @@ def test_a_cache_that_looks_at_the_queue_hits_more_and_answers_the_same() -> Non
         store = PrefixStore(
             runner.layout, capacity_tokens=64, block_size=8, policy=make_eviction_policy(name)
         )
-        scheduler = Scheduler(runner, store, max_running=1, max_step_tokens=64)
+        scheduler = Scheduler(
+            runner, store, max_running=1, max_running_tokens=4096, max_step_tokens=64
+        )
         params = SamplingParams(temperature=0, max_tokens=2)
         requests = [
             EngineRequest(PromptTokens(ids), params, emit=lambda _output: None) for ids in prompts

@@ -42,11 +42,11 @@ def test_chunks_outlive_the_engine(loaded: LoadedModel, tmp_path: Path) -> None:
     filled(loaded, tmp_path)
     engine = started(loaded, tmp_path)
     request = Request(engine, parts_of([3, 1, 2], question=2), reuse=approx())
-    assert request.sources() == (20 + 40, 60, 20, 12)
+    assert request.sources() == (20, 90, 30, 12)
     assert engine.chunk_scheduler is not None
     store = engine.chunk_scheduler.reuse.store
     assert isinstance(store, TieredStore)
-    assert store.num_misses == 0
+    assert store.num_hits == 4
     engine.stop()
 
 
@@ -87,3 +87,9 @@ def test_a_directory_that_cannot_be_used_is_told_by_the_setting(
     file.write_text("")
     with pytest.raises(ConfigError, match=r"engine\.reuse_directory: .* cannot hold chunk files"):
         make_engine(loaded, settings_for(file))
+
+
+def test_a_directory_with_a_crafted_catalog_is_refused(loaded: LoadedModel, tmp_path: Path) -> None:
+    (tmp_path / "catalog.jsonl").write_text('{"document": "a", "key": "../victim"}\n')
+    with pytest.raises(ConfigError, match=r"engine\.reuse_directory: .*:1 is not a catalog entry"):
+        make_engine(loaded, settings_for(tmp_path))

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_servers import ROOT, EngineServer, Kind
+from benchmarks.engine_servers import ROOT, EngineServer, Kind, free_port
+from ragboost.cache_sync.discovery import EventSource
 from tests.engines.conftest import KINDS, require
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
@@ -64,3 +65,18 @@ def test_each_finding_names_the_flag_that_mends_it(kind: Kind) -> None:
     assert PREFIX_CACHE[kind] in found["prefix cache"]["fix"]
     assert found["KV events"]["status"] == "advice"
     assert "--kv-events-config" in found["KV events"]["fix"]
+
+
+class ConnectingServer(EngineServer):
+    """A vLLM that was given an address without a wildcard, to which it connects."""
+
+    def _source(self) -> EventSource:
+        return EventSource(f"{self.kind}/0", f"tcp://127.0.0.1:{free_port()}")
+
+
+def test_a_vllm_that_connects_to_its_address_is_found_out() -> None:
+    require("vllm")
+    with ConnectingServer("vllm") as server:
+        code, found = doctor(server.url)
+    assert (code, found["KV events"]["status"]) == (1, "failed"), found
+    assert f"tcp://*:{server.source.endpoint.rpartition(':')[2]}" in found["KV events"]["fix"]

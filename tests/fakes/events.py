@@ -16,20 +16,23 @@ class EventPublisher(Publisher):
         endpoint: endpoint of the events; a restarted engine passes its former one.
         replay_endpoint: endpoint of the replay, likewise.
         deliver: as in `Publisher`.
+        is_connecting: as in `Publisher`.
     """
 
     def __init__(
         self,
         endpoint: str = "tcp://127.0.0.1:*",
         *,
-        replay_endpoint: str = "tcp://127.0.0.1:*",
+        replay_endpoint: str | None = "tcp://127.0.0.1:*",
         deliver: Callable[[int, bytes], list[tuple[int, bytes]]] | None = None,
+        is_connecting: bool = False,
     ) -> None:
         super().__init__(
             endpoint,
             replay_endpoint=replay_endpoint,
             topic="kv-events",
             deliver=deliver,
+            is_connecting=is_connecting,
         )
 
     @property

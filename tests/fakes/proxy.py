@@ -5,17 +5,23 @@ from typing import Any, Self
 
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
-from ragboost.proxy.server import listen, make_server
+from ragboost.proxy.server import guarded, listen, make_server
 from tests.eventually import DEADLINE_S, eventually
 
 
 class ProxyServer:
-    """Proxy in a thread, on a free port."""
+    """Proxy in a thread, on a free port.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: of the proxy.
+        is_guarded: it refuses what `ragboost serve` refuses; otherwise tests may use any `host`.
+    """
+
+    def __init__(self, settings: Settings, *, is_guarded: bool = False) -> None:
         self.settings = settings
         self.app = create_app(settings)
-        self.server = make_server(self.app, settings.proxy)
+        app = guarded(self.app, settings.proxy) if is_guarded else self.app
+        self.server = make_server(app, settings.proxy)
         listener = listen(settings.proxy)
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -34,8 +40,11 @@ class ProxyServer:
 
 
 def proxy_settings(backend_url: str, **sections: dict[str, Any]) -> Settings:
-    """Return settings for a test: a free port, a short drain time, and the given sections."""
-    proxy = {"port": 0, "drain_s": 1, **sections.pop("proxy", {})}
+    """Return settings for a test: a free port, a short drain time, and the given sections.
+
+    All paths are forwarded, so that a test may use any.
+    """
+    proxy = {"port": 0, "drain_s": 1, "forwarded_paths": ["/"], **sections.pop("proxy", {})}
     backend = {"url": backend_url, "connect_timeout_s": DEADLINE_S, **sections.pop("backend", {})}
     # Token lengths are estimates, so that the engine receives the test's requests only.
     sections.setdefault("tokens", {"ask_backend": False})

@@ -20,6 +20,8 @@ class Publisher:
             or reorder.
         has_topic: replayed messages carry the topic (vLLM and current SGLang; not older ones).
         is_mute: the replay endpoint receives requests and never responds.
+        is_connecting: connect to the endpoint instead of binding it, as engines do for an address
+            without a wildcard.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class Publisher:
         deliver: Callable[[int, bytes], list[tuple[int, bytes]]] | None = None,
         has_topic: bool = True,
         is_mute: bool = False,
+        is_connecting: bool = False,
     ) -> None:
         self.deliver = deliver or (lambda seq, payload: [(seq, payload)])
         self.is_mute = is_mute
+        self._is_connecting = is_connecting
         self.sent = 0
         self.is_subscribed = False
         self.topic, self._has_topic = topic, has_topic
@@ -71,7 +75,10 @@ class Publisher:
     def _bind(self, kind: int, endpoint: str) -> tuple["zmq.Socket[bytes]", str]:
         bound = self._context.socket(kind)
         bound.set_hwm(100_000)
-        bound.bind(endpoint)
+        if self._is_connecting and kind == zmq.XPUB:
+            bound.connect(endpoint)
+        else:
+            bound.bind(endpoint)
         return bound, bound.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def _run(self) -> None:

@@ -18,7 +18,7 @@ def decode(body: bytes) -> dict[str, Any]:
     """Return the fields of a request body, or none if it is not a JSON object."""
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 

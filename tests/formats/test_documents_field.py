@@ -11,7 +11,7 @@ from ragboost.context import Context
 from ragboost.formats import Found, UnknownShapeError
 from ragboost.formats.documents_field import DocumentsField
 
-FIELD = DocumentsField(HintSettings())
+FIELD = DocumentsField(HintSettings(), max_documents=100)
 
 
 def body_of(documents: Any, question: Any = "why?") -> dict[str, Any]:
@@ -52,6 +52,13 @@ def test_objects_are_moved_and_kept_as_they_are(documents: list[Any]) -> None:
     assert body == body_of(documents)
 
 
+def test_equal_documents_that_keep_their_places_get_no_order_hint() -> None:
+    body = body_of([{"text": text} for text in ("one", "two", "three", "two")])
+    new = moved(body, [0, 1, 2, 3])
+    assert question(new) == "why?"
+    assert new["documents"] == body["documents"]
+
+
 def test_a_body_that_keeps_its_order_is_the_same() -> None:
     body = body_of(["one", "two"])
     assert all(
@@ -77,9 +84,9 @@ def test_equal_titles_are_no_names() -> None:
 
 
 def test_the_hint_stands_where_the_settings_say() -> None:
-    shape = DocumentsField(HintSettings(position="after_question"))
+    shape = DocumentsField(HintSettings(position="after_question"), max_documents=100)
     assert question(moved(body_of(["one", "two"]), [1, 0], shape)).startswith("why?\n\n")
-    shape = DocumentsField(HintSettings(order=False))
+    shape = DocumentsField(HintSettings(order=False), max_documents=100)
     assert question(moved(body_of(["one", "two"]), [1, 0], shape)) == "why?"
 
 

@@ -8,7 +8,7 @@ from ragboost.booster.booster import Booster
 from ragboost.errors import RequestError
 from ragboost.formats.ragboost_object import RagboostObject
 
-SHAPE = RagboostObject()
+SHAPE = RagboostObject(max_documents=100)
 
 
 def boost(body: dict[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,22 @@ def test_the_longest_prefix_in_tokens_is_found_where_the_greedy_descent_misses_i
     assert greedy == ("ax", 20)
 
 
+@pytest.mark.parametrize("max_visits", [1, 4, 32])
+def test_a_long_prefix_is_followed_to_its_end_however_few_nodes_a_search_may_compare(
+    max_visits: int,
+) -> None:
+    grown = [tuple(range(length)) for length in range(1, 61)]
+    others = [(*context, f"other {len(context)}") for context in grown]
+    index = ContextIndex(max_visits=max_visits)
+    for context in grown + others:  # a chain of 60 nodes, each with another child
+        index.insert(context, (10,) * len(context))
+
+    match = index.search(grown[-1], (10,) * 60)
+
+    assert match.documents == grown[-1]
+    assert match.cached_tokens == 600
+
+
 def test_of_equally_long_prefixes_the_one_with_the_more_relevant_document_is_found() -> None:
     index = filled("abc", "xyz")
 

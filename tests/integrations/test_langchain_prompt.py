@@ -159,7 +159,8 @@ def test_a_conversation_through_the_proxy_sends_documents_once(
     history: list[BaseMessage] = []
     for question, names in TURNS:
         history.append(HumanMessage(question))
-        history.append(model.invoke(history, extra_body=extra_body(documents(names))))
+        body = extra_body(documents(names), session_id="user-42")
+        history.append(model.invoke(history, extra_body=body))
 
     sent = num_copies(engine.completions[-1].prompt)
     assert sent == dict.fromkeys(("lease", "rent", "pets", "parking"), 1)

@@ -27,17 +27,26 @@ def test_each_step_takes_the_greatest_expected_saving_of_window_and_relevance(
     assert len(recent) == len(inside)
     assert sorted(ordered) == sorted(documents)
     before = set(prefix)
-    worth = {document: 2.0 * 0.8**rank for rank, document in enumerate(documents)}
+    prior = {document: 5 * 0.85 * 0.95**rank for rank, document in enumerate(documents)}
     for i, document in enumerate(ordered):
         held = [context for context in inside if before <= set(context)]
-        if not any(d in context for context in held for d in ordered[i:]):  # nothing is known
-            assert ordered[i:] == [d for d in documents if d in ordered[i:]]
-            break
-        savings = {
-            d: (sum(d in context for context in held) + worth[d]) * TOKENS[d] for d in ordered[i:]
+        share = {
+            d: (sum(d in context for context in held) + prior[d]) / (len(held) + 5)
+            for d in ordered[i:]
         }
+        savings = {d: p / (1 - p) * TOKENS[d] for d, p in share.items()}
         assert savings[document] == pytest.approx(max(savings.values()))
         before.add(document)
+
+
+def test_a_short_document_that_all_of_them_hold_precedes_a_long_one_that_half_of_them_hold() -> (
+    None
+):
+    recent = RecentContexts()
+    for context in ("ab", "a") * 50:
+        recent.add(context)
+
+    assert recent.order("ba", {"a": 10, "b": 100}) == ["a", "b"]
 
 
 def test_without_recent_contexts_documents_of_equal_length_keep_their_order() -> None:

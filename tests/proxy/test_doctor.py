@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fakes import FakeEngine
+from tests.fakes.events import EventPublisher
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "ragboost", "doctor")
@@ -63,7 +65,7 @@ def test_without_a_prefix_cache_it_says_so() -> None:
     assert (code, found["prefix cache"]["status"]) == (1, "failed")
 
 
-def test_a_socket_of_cache_events_is_recognised_by_its_greeting(unused_port: int) -> None:
+def test_events_at_a_given_address_are_recognised_by_an_event_of_its_own(unused_port: int) -> None:
     with FakeEngine(events=True) as engine:
         assert engine.events is not None
         _, found = doctor("--backend", engine.url, "--kv-events", engine.events.endpoint)
@@ -109,7 +111,47 @@ def test_where_usage_is_silent_the_engine_is_asked_for_its_settings(
     assert code == (status == "failed")
 
 
-def test_events_with_a_replay_are_fine(engine: FakeEngine) -> None:
+def test_events_with_a_replay_are_fine_if_one_arrives() -> None:
     with FakeEngine(events=True) as engine:
         _, found = doctor("--backend", engine.url)
+        assert engine.completions[-1].json["session_id"]
     assert found["KV events"]["status"] == "ok"
+    assert "the event of a request arrived" in found["KV events"]["message"]
+
+
+def test_events_without_a_replay_arrive_and_the_replay_is_advised() -> None:
+    with FakeEngine(events=EventPublisher(replay_endpoint=None)) as engine:
+        code, found = doctor("--backend", engine.url)
+    assert (code, found["KV events"]["status"]) == (0, "advice")
+    assert "replay_endpoint" in found["KV events"]["message"]
+
+
+def test_an_engine_that_connects_to_the_announced_address_is_found_out(unused_port: int) -> None:
+    address = f"tcp://127.0.0.1:{unused_port}"
+    with FakeEngine(events=EventPublisher(address, is_connecting=True)) as engine:
+        code, found = doctor("--backend", engine.url)
+    assert (code, found["KV events"]["status"]) == (1, "failed")
+    assert f"tcp://*:{unused_port}" in found["KV events"]["fix"]
+    assert "hook" in found["KV events"]["fix"]
+
+
+def test_a_publisher_that_publishes_nothing_is_found_out() -> None:
+    events = EventPublisher(replay_endpoint=None, deliver=lambda _seq, _payload: [])
+    with FakeEngine(events=events) as engine:
+        code, found = doctor("--backend", engine.url)
+    assert (code, found["KV events"]["status"]) == (1, "failed")
+    assert "no event of a request arrived" in found["KV events"]["message"]
+
+
+def test_events_without_request_ids_are_named(engine: FakeEngine) -> None:
+    def without_ids(seq: int, payload: bytes) -> list[tuple[int, bytes]]:
+        ts, events, *rest = msgspec.msgpack.decode(payload)
+        for event in events:
+            event.pop("session_id", None)
+        return [(seq, msgspec.msgpack.encode([ts, events, *rest]))]
+
+    events = EventPublisher(replay_endpoint=None, deliver=without_ids)
+    with FakeEngine(events=events) as engine:
+        code, found = doctor("--backend", engine.url)
+    assert (code, found["KV events"]["status"]) == (0, "advice")
+    assert "session_id" in found["KV events"]["fix"]

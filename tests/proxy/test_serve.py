@@ -85,7 +85,7 @@ def test_a_client_that_does_not_read_costs_no_memory(
     body = b'{"messages":[{"role":"user","content":"why?"}],"stream":true%b}' % (
         b',"ragboost":{"documents":["one","two"]}' if is_boosted else b""
     )
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
     address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
     before = psutil.Process(process.pid).memory_info().rss
     with socket.create_connection(address) as connection:

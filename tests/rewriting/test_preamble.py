@@ -89,7 +89,7 @@ def test_a_later_turn_knows_the_text_before_its_first_documents(
     first = (("system", "Be brief."), ("user", "why?"))
     said = ask(proxy.url, *first, **in_object(0, 1)).json()["choices"][0]["message"]["content"]
     again = (*first, ("assistant", said), ("user", "how?"))
-    answer = ask(proxy.url, *again, **in_object(1, 2))
+    answer = ask(proxy.url, *again, **in_object(1, 2, 0))
     assert 0.8 * engine.requests[-1].cached_tokens < predicted(answer) > 400
 
 

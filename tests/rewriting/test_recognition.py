@@ -1,10 +1,10 @@
-"""Histories without a session id: bounded, and evicted from their ends."""
+"""Histories without a session id: claimed by their documents, bounded, evicted from their ends."""
 
 from typing import Any
 
 from ragboost.config import SessionSettings
-from ragboost.rewriting.message_chain import history_links
-from ragboost.rewriting.recognition import UNCHANGED, Histories
+from ragboost.rewriting.message_chain import chain_links
+from ragboost.rewriting.recognition import UNCHANGED, ChainMatch, Claim, Histories
 from ragboost.rewriting.sent_history import HistoryDelta, SentMessage
 
 
@@ -14,42 +14,114 @@ def make(**limits: Any) -> Histories:
     return Histories(SessionSettings(**limits), clock=lambda: now[0])
 
 
-def links(*texts: str, scope: bytes = b"") -> list[bytes]:
-    roles = ("user", "assistant")
-    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
-    return history_links(messages, [text.encode() for text in texts], scope=scope)
+def claim(*texts: str, documents: str = "d", shape: str = "ragboost_object") -> Claim:
+    """A letter is a document."""
+    return Claim(chain_links([text.encode() for text in texts]), shape, tuple(documents))
 
 
-def turn(histories: Histories, *texts: str, answer: str = "a", size: int = 10) -> bytes:
-    match = histories.match(links(*texts), b"documents")
-    sent = SentMessage(b"x" * size + texts[-1].encode(), (), ())
-    digest = histories.add(match, HistoryDelta(((match.links[-1], sent),)))
-    histories.add_answers(match.links[-1], digest, [{"content": answer}])
-    return digest
+def turn(
+    histories: Histories,
+    *texts: str,
+    documents: str = "d",
+    shape: str = "ragboost_object",
+    size: int = 10,
+    is_boosted: bool = True,
+) -> bytes:
+    match = histories.match(claim(*texts, documents=documents, shape=shape))
+    text = b"x" * size + texts[-1].encode()
+    sent = SentMessage(text, tuple(documents), tuple(documents), is_boosted)
+    return histories.add(match, HistoryDelta(((match.claim.links[-1], sent),)))
+
+
+def texts_of(match: ChainMatch) -> list[str]:
+    return [sent.message.decode().lstrip("x") for sent in match.conversation.sent.values()]
 
 
 def test_a_history_is_found_by_its_longest_known_part() -> None:
     histories = make()
-    turn(histories, "q1", answer="a1")
-    second = turn(histories, "q1", "a1", "q2", answer="a2")
-    match = histories.match(links("q1", "a1", "q2", "a2", "q3"))
+    turn(histories, "q1")
+    second = turn(histories, "q1", "a1", "q2")
+    match = histories.match(claim("q1", "a1", "q2", "a2", "q3"))
     assert match.digest == second
-    assert len(match.conversation.sent) == 2
-    assert len(histories.match(links("q1", "a1", "other")).conversation.sent) == 1
-    for texts in (("q1",), ("q1", "other", "q2"), ("q1", "a1 ", "q2", "a2", "q3")):
-        found = histories.match(links(*texts))
-        assert (found.digest == UNCHANGED) is (texts[1:2] != ("a1 ",))
-    assert histories.match(links("q1", "a1", "q2", scope=b"other")).digest == UNCHANGED
+    assert texts_of(match) == ["q1", "q2"]
+    assert texts_of(histories.match(claim("q1", "a1", "other"))) == ["q1"]
+    for texts in (("q",), ("other", "a1", "q2"), ("q2", "a2", "q3"), ("a1", "q2", "a2", "q3")):
+        assert histories.match(claim(*texts)).digest == UNCHANGED
+
+
+def test_only_a_request_with_all_documents_of_a_history_finds_it() -> None:
+    histories = make()
+    turn(histories, "q1", documents="ab")
+    turn(histories, "q1", "a1", "q2", documents="abc")
+    for documents, expected in (("", []), ("a", []), ("ab", ["q1"]), ("dcba", ["q1", "q2"])):
+        match = histories.match(claim("q1", "a1", "q2", "a2", "q3", documents=documents))
+        assert texts_of(match) == expected
+
+
+def test_the_same_question_again_needs_the_same_documents_in_the_same_order() -> None:
+    histories = make()
+    turn(histories, "q1", documents="ab")
+    for documents in ("ba", "abc", "a"):
+        assert histories.match(claim("q1", documents=documents)).digest == UNCHANGED
+    again = claim("q1", documents="ab")
+    assert texts_of(histories.match(again)) == ["q1"]
+    assert histories.match(again._replace(is_boosted=False)).digest == UNCHANGED
+
+
+def test_an_unboosted_message_is_resent_but_does_not_answer_the_question_again() -> None:
+    histories = make()
+    turn(histories, "q1", is_boosted=False)
+    assert texts_of(histories.match(claim("q1"))) == []
+    assert texts_of(histories.match(claim("q1", "a1", "q2"))) == ["q1"]
+
+
+def test_documents_in_another_shape_find_nothing() -> None:
+    histories = make()
+    turn(histories, "q1", shape="documents_field")
+    assert texts_of(histories.match(claim("q1", "a1", "q2"))) == []
+    turn(histories, "p1", shape="")  # in the messages
+    assert texts_of(histories.match(claim("p1", "a1", "q2"))) == ["p1"]
+
+
+def test_equal_histories_with_other_documents_are_told_apart() -> None:
+    histories = make()
+    for documents in ("ab", "c", "d"):
+        turn(histories, "q1", documents=documents)
+        turn(histories, "q1", "a1", "q2", documents=documents + "x")
+    for documents in ("ab", "c", "d"):
+        match = histories.match(claim("q1", "a1", "q2", "a2", "q3", documents=documents + "xy"))
+        assert [sent.documents for sent in match.conversation.sent.values()] == [
+            tuple(documents),
+            tuple(documents + "x"),
+        ]
+
+
+def test_the_rewritings_of_one_question_are_bounded() -> None:
+    histories = make()
+    for i in range(100):
+        turn(histories, "q1", documents=chr(1000 + i))
+    found = [
+        bool(texts_of(histories.match(claim("q1", "a", "q2", documents=chr(1000 + i)))))
+        for i in range(100)
+    ]
+    assert found == [False] * 36 + [True] * 64
 
 
 def test_the_last_turns_of_a_conversation_are_evicted_first() -> None:
     histories = make(max_sessions=2)
-    turn(histories, "q1", answer="a1")
-    turn(histories, "q1", "a1", "q2", answer="a2")
-    turn(histories, "other", answer="a")
-    match = histories.match(links("q1", "a1", "q2", "a2", "q3"))
-    assert len(match.conversation.sent) == 1
+    turn(histories, "q1")
+    turn(histories, "q1", "a1", "q2")
+    turn(histories, "other")
+    assert texts_of(histories.match(claim("q1", "a1", "q2", "a2", "q3"))) == ["q1"]
     assert len(histories) == 2
+
+
+def test_a_conversation_in_use_is_found_however_many_others_begin() -> None:
+    histories = make(max_sessions=3)
+    turn(histories, "q1")
+    for i in range(10):
+        turn(histories, f"other {i}")
+        assert texts_of(histories.match(claim("q1", "a1", "q2"))) == ["q1"]
 
 
 def test_bytes_are_bounded() -> None:
@@ -63,18 +135,7 @@ def test_bytes_are_bounded() -> None:
 def test_histories_expire() -> None:
     now = [0.0]
     histories = make(now=now)
-    turn(histories, "q1", answer="a1")
+    turn(histories, "q1")
     now[0] = 101.0
-    assert histories.match(links("q1", "a1", "q2")).digest == UNCHANGED
+    assert histories.match(claim("q1", "a1", "q2")).digest == UNCHANGED
     assert (len(histories), histories.num_bytes) == (0, 0)
-
-
-def test_links_are_bounded() -> None:
-    histories = make(max_sessions=1)
-    for i in range(40):
-        plain = histories.match(links(f"q{i}"))
-        histories.add_answers(plain.links[-1], plain.digest, [{"content": "a"}])
-    turn(histories, "q39")
-    assert histories.match(links("q39", "a", "next")).digest == UNCHANGED, "known, so ambiguous now"
-    turn(histories, "q0")
-    assert histories.match(links("q0", "a", "next")).digest != UNCHANGED, "evicted before"

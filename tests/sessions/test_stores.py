@@ -1,17 +1,21 @@
 """All stores of chat sessions satisfy one contract."""
 
 import sqlite3
+import stat
 import threading
+import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ragboost.config import SessionSettings
-from ragboost.errors import ConfigError
-from ragboost.sessions import ChatSession, ChatSessionStore
+from ragboost.errors import ConfigError, SessionStoreError
+from ragboost.sessions import ChatSession, ChatSessionStore, sqlite
 from ragboost.sessions.memory import MemoryStore
+from ragboost.sessions.redis import RedisStore
 from ragboost.sessions.sqlite import SqliteStore
 
 
@@ -29,13 +33,18 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "redis"])
 async def store(
     request: pytest.FixtureRequest, clock: Clock, tmp_path: Path
 ) -> AsyncIterator[ChatSessionStore]:
-    settings = SessionSettings(max_sessions=3, ttl_s=50.0, path=tmp_path / "s.db", max_bytes=4096)
-    kind = MemoryStore if request.param == "memory" else SqliteStore
-    store: ChatSessionStore = kind(settings, clock=clock)
+    bounds = {"max_sessions": 3, "ttl_s": 50.0, "max_bytes": 4096}
+    store: ChatSessionStore
+    if request.param == "redis":
+        server = request.getfixturevalue("redis_server")
+        store = RedisStore(SessionSettings(url=server.url, **bounds), clock=clock)
+    else:
+        kind = MemoryStore if request.param == "memory" else SqliteStore
+        store = kind(SessionSettings(path=tmp_path / "s.db", **bounds), clock=clock)
     await store.open()
     yield store
     await store.close()
@@ -159,3 +168,125 @@ async def test_a_file_that_is_not_a_session_store_is_refused(tmp_path: Path) -> 
     for path in (text, newer, tmp_path / "missing" / "s.db"):
         with pytest.raises(ConfigError, match=r"session\.path"):
             await SqliteStore(SessionSettings(path=path)).open()
+
+
+def jump(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Set the system's clock."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + seconds)
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, SqliteStore])
+@pytest.mark.parametrize("seconds", [-1e8, 1e8])
+async def test_no_session_is_lost_when_the_clock_is_set(
+    kind: type[MemoryStore | SqliteStore],
+    seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    store: ChatSessionStore = kind(SessionSettings(path=tmp_path / "s.db"))
+    await store.open()
+    for name in "ab":
+        now = store.now()
+        session = ChatSession(name, "alice", now, now)
+        await store.create(session)
+        assert await store.append(session, b"1")
+        jump(monkeypatch, seconds)
+    page = await store.list("alice", limit=10)
+    assert page is not None
+    assert [session.id for session in page.sessions] == ["b", "a"]
+    assert await store.turns("a") == [b"1"]
+    await store.close()
+
+
+async def test_a_time_in_the_future_counts_as_the_time_of_opening(
+    tmp_path: Path, clock: Clock
+) -> None:
+    settings = SessionSettings(path=tmp_path / "s.db", ttl_s=50.0)
+    clock.now = 1e9
+    store = SqliteStore(settings, clock=clock)
+    await store.open()
+    await store.create(make("a", clock))
+    await store.close()
+    clock.now = 100.0
+    store = SqliteStore(settings, clock=clock)
+    await store.open()
+    assert await store.get("alice", "a") is not None
+    clock.now += 60
+    assert await store.get("alice", "a") is None
+    await store.close()
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+async def test_only_the_owner_may_read_the_file(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SqliteStore(SessionSettings(path=tmp_path / "s.db"), clock=clock)
+    expected = {"s.db": 0o600, "s.db-wal": 0o600, "s.db-shm": 0o600}
+    await store.open()
+    await store.create(make("a", clock))
+    assert modes(tmp_path) == expected
+    for name in expected:
+        (tmp_path / name).chmod(0o644)
+    assert not caplog.records
+    again = SqliteStore(SessionSettings(path=tmp_path / "s.db"), clock=clock)
+    await again.open()
+    assert modes(tmp_path) == expected
+    assert len(caplog.records) == 3
+    assert await again.get("alice", "a") is not None
+    await again.close()
+    await store.close()
+
+
+async def test_a_failed_write_changes_nothing_and_is_reported_until_one_succeeds(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_S", 0.01)
+    failures: list[None] = []
+    store = SqliteStore(
+        SessionSettings(path=tmp_path / "s.db"),
+        clock=clock,
+        on_failure=lambda: failures.append(None),
+    )
+    await store.open()
+    session = make("a", clock)
+    await store.create(session)
+    await store.check()
+    with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SessionStoreError, match="database is locked"):
+            await store.append(session, b"1")
+        assert store.problem == "database is locked"
+        with pytest.raises(SessionStoreError, match="database is locked"):
+            await store.check()
+        assert await store.turns("a") == []
+        other.execute("ROLLBACK")
+    assert len(failures) == 2
+    await store.check()
+    assert store.problem is None
+    assert await store.append(session, b"1")
+    assert await store.turns("a") == [b"1"]
+    await store.close()
+
+
+async def test_a_full_disk_is_noticed_before_the_next_turn(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "s.db"
+    store = SqliteStore(SessionSettings(path=path), clock=clock)
+    await store.open()
+    session = make("a", clock)
+    await store.create(session)
+    connection = store._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(SessionStoreError, match="full"):
+        await store.append(session, b"x" * 50_000)
+    with pytest.raises(SessionStoreError, match="full"):
+        await store.check()
+    assert await store.get("alice", "a") == session
+    connection.execute("PRAGMA max_page_count = 10000")
+    await store.check()
+    assert await store.append(session, b"x" * 50_000)
+    await store.close()

@@ -11,12 +11,10 @@ from ragboost.chunk_cache.eval.runner import evaluate
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.errors import ChunkCacheError
 from ragboost.plots import check_plot
 
-OFFLINE = frozenset({"hybrid-offline", "cachecraft", "cachecraft-peak"})
-"""Policies that use measurements stored with a chunk."""
 NEIGHBOURS = 4
 """Number of chunks of the previous case that a chunk is computed after for these measurements."""
 
@@ -55,7 +53,7 @@ def run(
     cases = read_cases(data, tokenizer=load_tokenizer(model), limit=limit)
     adapter, tokenizer, checked = load(model, device=device)
     reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=4 << 30))
-    if OFFLINE & set(policies):
+    if MEASURED & set(policies):
         _measure(reuse, cases)
     rows = evaluate(
         reuse,

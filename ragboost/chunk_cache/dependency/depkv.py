@@ -6,6 +6,7 @@ Knows token ids, a model and the tree cache. Does not know texts, graphs or HTTP
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.errors import ChunkCacheError
 
@@ -105,8 +107,9 @@ class DepCache:
         policy: str = DEFAULT_POLICY,
         salt: str = "",
         into: RequestCache | None = None,
+        pace: Pace = AT_ONCE,
     ) -> DepKV:
-        """Return the KV of a prompt, computing what is missing in one pass and storing it.
+        """Return the KV of a prompt, computing what is missing and storing it.
 
         Args:
             prompt: the prompt, or its layout.
@@ -115,17 +118,18 @@ class DepCache:
             policy: selects them; a name in `selection.POLICIES`.
             salt: KV is shared between prompts with the same salt.
             into: cache to fill, with a slot for each token and finite values; None: a new one.
+            pace: splits the computation into pieces; no lock is held between them.
         """
         layout = self.layout(prompt) if isinstance(prompt, DepPrompt) else prompt
         cache = self.adapter.empty_cache(len(layout)) if into is None else into
         missing = self._load(layout, cache, salt)
         num_recomputed = 0
         rows = missing[missing < layout.task] if recompute_ratio else missing
-        logits = self._compute(layout, cache, rows)
+        logits = self._compute(layout, cache, rows, pace)
         self._store(layout, cache, salt)
         if recompute_ratio:
             logits, num_recomputed = repair(
-                self.adapter, layout, cache, ratio=recompute_ratio, policy=policy
+                self.adapter, layout, cache, ratio=recompute_ratio, policy=policy, pace=pace
             )
         assert logits is not None, "the task is computed"
         return DepKV(cache, logits, layout, missing, num_recomputed)
@@ -163,7 +167,7 @@ class DepCache:
         cache = self.adapter.empty_cache(len(layout))
         missing = self._load(layout, cache, salt)
         rows = missing[missing < layout.task]
-        self._compute(layout, cache, rows)
+        self._compute(layout, cache, rows, AT_ONCE)
         self._store(layout, cache, salt)
         return len(rows)
 
@@ -229,22 +233,25 @@ class DepCache:
             request = self._request(layout, salt)
             found: TreeMatch = self.tree.match(request)
             slots, rows = self.tree.insert(request, found)
-            if slots:
-                at = torch.tensor(slots, device=self.adapter.device)
-                self._pool.store(
-                    cache,
-                    slots=at,
-                    rows=torch.tensor(rows, device=self.adapter.device),
-                    at=layout.positions[at],
-                )
+            with ExitStack() as on_failure:  # no path may stay without its KV
+                on_failure.callback(self.tree.clear)
+                if slots:
+                    at = torch.tensor(slots, device=self.adapter.device)
+                    self._pool.store(
+                        cache,
+                        slots=at,
+                        rows=torch.tensor(rows, device=self.adapter.device),
+                        at=layout.positions[at],
+                    )
+                on_failure.pop_all()
 
     def _compute(
-        self, layout: Layout, cache: RequestCache, rows: torch.Tensor
+        self, layout: Layout, cache: RequestCache, rows: torch.Tensor, pace: Pace
     ) -> torch.Tensor | None:
-        if not len(rows):
-            return None
-        rows = rows.to(self.adapter.device)
-        plan = ForwardPlan(rows, backend=TreeAttention(layout))
-        tokens = [layout.tokens[slot] for slot in rows.tolist()]
         cache.positions = layout.positions
-        return self.adapter.forward(tokens, cache, plan=plan)
+        logits = None
+        for piece in pace.pieces(rows.to(self.adapter.device)):
+            plan = ForwardPlan(piece, backend=TreeAttention(layout))
+            tokens = [layout.tokens[slot] for slot in piece.tolist()]
+            logits = self.adapter.forward(tokens, cache, plan=plan)
+        return logits

@@ -12,6 +12,7 @@ from ragboost.chunk_cache.dependency.layout import Layout
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.recompute import recompute
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import budget, choose
@@ -19,7 +20,13 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 def repair(
-    adapter: ModelAdapter, layout: Layout, cache: RequestCache, *, ratio: float, policy: str
+    adapter: ModelAdapter,
+    layout: Layout,
+    cache: RequestCache,
+    *,
+    ratio: float,
+    policy: str,
+    pace: Pace = AT_ONCE,
 ) -> tuple[torch.Tensor, int]:
     """Recompute a share of the trees' tokens, and compute the task.
 
@@ -29,6 +36,7 @@ def repair(
         cache: KV of the prompt, complete but for the task; written to.
         ratio: share of the trees' tokens, 0 to 1.
         policy: a name in `selection.POLICIES`.
+        pace: splits the computation into pieces.
 
     Returns:
         The logits of the last token, (vocabulary,), and the number of recomputed tokens.
@@ -41,9 +49,10 @@ def repair(
     backend = make_backend("tiled")
     selected = candidates[:num_tokens]
     if 0 < num_tokens < len(candidates):
-        view = SelectionView(adapter, assembly, budget=num_tokens, backend=backend)
+        view = SelectionView(adapter, assembly, budget=num_tokens, backend=backend, pace=pace)
         selected = choose(assembly, chooser.score(view), num_tokens=num_tokens)
-    return recompute(adapter, assembly, selected=selected, backend=backend), len(selected)
+    logits = recompute(adapter, assembly, selected=selected, backend=backend, pace=pace)
+    return logits, len(selected)
 
 
 def _assembly(layout: Layout, cache: RequestCache) -> Assembly:

@@ -1,7 +1,7 @@
 """Answer cases with several policies and ratios, and compare with full attention and full reuse."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +59,11 @@ def evaluate(
     granularity: int = 1,
     tokenizer: Any | None = None,
     max_new_tokens: int = 32,
+    store: Callable[[Case], object] | None = None,
 ) -> list[EvalRow]:
     """Measure every policy at every ratio, and full reuse (ratio 0) and full attention (1) once.
 
-    Chunks are computed and stored first, outside the timing.
+    Chunks are stored first, outside the timing.
 
     Args:
         reuse: the model and its store.
@@ -72,13 +73,17 @@ def evaluate(
         granularity: block size of the selection in tokens; 1: single tokens.
         tokenizer: decodes text answers; None: cases have the id of the next token.
         max_new_tokens: maximum length of text answers.
+        store: stores the chunks of a case; None: each is computed alone.
     """
     plans = [("full", 1.0), ("reuse", 0.0)]
     plans += [(p, r) for p in policies if p not in ("full", "reuse") for r in ratios]
     outcomes: dict[tuple[str, str, float], list[EvalOutcome]] = {}
     score = AnswerScorer(reuse, tokenizer, max_new_tokens)
     for case in cases:
-        reuse.precompute(case.system, case.chunks)
+        if store is not None:
+            store(case)
+        else:
+            reuse.precompute(case.system, case.chunks)
         full: Prefill | None = None
         for name, ratio in plans:
             policy = _policy(name, case)

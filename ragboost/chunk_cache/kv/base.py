@@ -13,6 +13,10 @@ class KVStore(Protocol):
     valid after an eviction.
     """
 
+    def __contains__(self, key: str) -> bool:
+        """Return True if the KV is stored, without marking it as used."""
+        ...
+
     def get(self, key: str) -> ChunkKV | None:
         """Return the KV and mark it as used. None if it is not stored, or if loading it would take
         longer than computing it. Called between two engine steps, which wait for it."""

@@ -2,11 +2,16 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ragboost.errors import ChunkCacheError
+
 LAYOUT_VERSION = 1
 """Version of the meaning of stored KV; older KV has other keys and is not found."""
+
+_KEY = re.compile(r"[A-Za-z0-9 _-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,17 @@ def chunk_key(
     made_from = [one.model, one.tokenizer, one.dtype, one.lora, one.recipe, one.salt, regime]
     ids = [[int(token) for token in part] for part in (system, tokens)]
     return _digest([LAYOUT_VERSION, *made_from, *ids])
+
+
+def check_key(key: str) -> str:
+    """Return a key that can be the name of a file in a directory.
+
+    Raises:
+        ChunkCacheError: it could name a file elsewhere.
+    """
+    if not _KEY.fullmatch(key):
+        raise ChunkCacheError(f"{key!r} is not the key of a chunk")
+    return key
 
 
 def _digest(content: object) -> str:

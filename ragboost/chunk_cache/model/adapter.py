@@ -35,6 +35,7 @@ class ModelAdapter:
         model: the model in evaluation mode, with our attention installed (see `planned_attention`).
         num_layers, device, dtype: properties of the model.
         layouts: RoPE layout of each layer's keys.
+        kv_shapes: KV heads, dimension of keys and dimension of values of each layer.
         can_drop_rows: a pass may drop rows between two layers (see `row_hooks`).
         can_resume: a pass may begin with the hidden states of an earlier one.
 
@@ -117,7 +118,7 @@ class ModelAdapter:
                     torch.zeros(1, heads, length, key, **like),
                     torch.zeros(1, heads, length, value, **like),
                 )
-                for heads, key, value in self._kv_shapes
+                for heads, key, value in self.kv_shapes
             ]
         )
 
@@ -257,7 +258,7 @@ class ModelAdapter:
                     f"sliding_window={plan.windows[layer]} to its attention"
                 )
         layers = [(layer.keys, layer.values) for layer in cache.layers]
-        self._kv_shapes = [(k.shape[1], k.shape[3], v.shape[3]) for k, v in layers]
+        self.kv_shapes = [(k.shape[1], k.shape[3], v.shape[3]) for k, v in layers]
         return [keys for keys, _ in layers]
 
     def _probe_tokens(self) -> list[int]:

@@ -12,7 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic_core import from_json
+
 from ragboost.chunk_cache.kv.influence import chunk_name
+from ragboost.chunk_cache.kv.keys import check_key
 from ragboost.errors import ChunkCacheError
 
 FILE = "catalog.jsonl"
@@ -129,23 +132,23 @@ class ChunkCatalog(Mapping[str, str]):
 
     def _apply(self, line: dict[str, object]) -> None:
         document = str(line["document"])
+        entry = _entry(line) if len(line) > 1 else None
         old = self._entries.pop(document, None)
         if old is not None and not any(e.plain == old.plain for e in self._entries.values()):
             self._recipes.pop(old.plain, None)
-        if len(line) > 1:
-            entry = PreparedChunk(**line)  # type: ignore[arg-type]
+        if entry is not None:
             self._entries[document] = entry
             if entry.recipe:
                 self._recipes[entry.plain] = entry.recipe
 
     def _read(self) -> None:
-        lines = self._path.read_text(encoding="utf-8").split("\n")
+        lines = self._path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
             if not line:
                 continue
             try:
-                self._apply(json.loads(line))
-            except (json.JSONDecodeError, TypeError, KeyError) as error:
+                self._apply(from_json(line))
+            except (ValueError, TypeError, KeyError, ChunkCacheError) as error:
                 if number == len(lines):  # without a newline: a crash truncated it
                     return
                 raise ChunkCacheError(
@@ -161,3 +164,16 @@ class ChunkCatalog(Mapping[str, str]):
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(self._path)
+
+
+def _entry(line: dict[str, object]) -> PreparedChunk:
+    entry = PreparedChunk(**line)  # type: ignore[arg-type]
+    texts = (entry.document, entry.plain, entry.recipe, entry.key)
+    numbers = (entry.num_tokens, entry.size_bytes)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("document, plain, recipe and key must be texts")
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise TypeError("num_tokens and size_bytes must be numbers from 0 on")
+    check_key(entry.plain)
+    check_key(entry.key)
+    return entry

@@ -27,6 +27,8 @@ POLICIES = {
     "hybrid": "hybrid:Hybrid",
     "hybrid-offline": "hybrid:HybridOffline",
 }
+MEASURED = frozenset({"hybrid-offline", "cachecraft", "cachecraft-peak"})
+"""Policies that need measurements stored with each chunk, see `precompute.prime`."""
 DEFAULT_POLICY = "gradual"
 DEFAULT_RATIO = 0.15
 

@@ -5,10 +5,11 @@ computed and do not count towards the budget.
 """
 
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import torch
 
-from ragboost.chunk_cache.assemble import Assembly
+from ragboost.chunk_cache.assemble import Assembly, TokenSource
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.errors import ChunkCacheError
 
@@ -45,6 +46,25 @@ def budget(ratio: float, num_candidates: int) -> int:
     if not 0.0 <= ratio <= 1.0:
         raise ChunkCacheError(f"recompute ratio must be in [0, 1], got {ratio}")
     return round(ratio * num_candidates)
+
+
+def require_measured(
+    assembly: Assembly, measure: Literal["sensitivity", "influence"], *, policy: str
+) -> None:
+    """Check that a measure is stored with every chunk that has candidates.
+
+    Raises:
+        ChunkCacheError: a chunk lacks it.
+    """
+    is_candidate = assembly.source == TokenSource.APPROXIMATE
+    stored = assembly.stored or [None] * len(assembly.chunks)
+    for number, ((start, stop), kv) in enumerate(zip(assembly.chunks, stored, strict=True)):
+        if bool(is_candidate[start:stop].any()) and (kv is None or getattr(kv, measure) is None):
+            raise ChunkCacheError(
+                f"the policy {policy} needs the {measure} of every reused chunk, and chunk "
+                f"{number} was stored without it; prepare the chunks with `ragboost precompute`, "
+                "or use a policy that needs no measurements, such as gradual"
+            )
 
 
 def choose(

@@ -9,15 +9,13 @@ import torch
 
 from ragboost.chunk_cache.assemble import Assembly
 from ragboost.chunk_cache.kv.influence import Order, chunk_name
-from ragboost.chunk_cache.selection.base import SelectionPolicy
+from ragboost.chunk_cache.selection.base import SelectionPolicy, require_measured
 from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class CacheCraft(SelectionPolicy):
     """Selection of the k-th token of a chunk's order once alpha x CCI x (1 - beta') x length
     exceeds k, counted from 0.
-
-    A chunk without an influence counts as changed throughout, from its start.
 
     Args:
         order: order of the tokens within a chunk.
@@ -29,6 +27,7 @@ class CacheCraft(SelectionPolicy):
         self.literal = literal
 
     def score(self, view: SelectionView) -> torch.Tensor:
+        require_measured(view.assembly, "influence", policy="cachecraft")
         return -self._needed_alpha(view.assembly)[view.candidates]
 
     def _needed_alpha(self, assembly: Assembly) -> torch.Tensor:
@@ -38,8 +37,8 @@ class CacheCraft(SelectionPolicy):
         for (start, stop), kv in zip(assembly.chunks, assembly.stored, strict=True):
             length = stop - start
             influence = None if kv is None else kv.influence
-            order, weight = torch.arange(length), 1.0
-            if influence is not None:
+            order, weight = torch.arange(length), 0.0
+            if influence is not None:  # else it has no candidates
                 overlap = influence.overlap(prefix)
                 weight = influence.impact(literal=self.literal) * (1.0 - overlap)
                 order = torch.tensor(influence.tokens(self.order), dtype=torch.long)

@@ -5,7 +5,7 @@ The two measures have no common scale, so their ranks are added.
 
 import torch
 
-from ragboost.chunk_cache.selection.base import SelectionPolicy
+from ragboost.chunk_cache.selection.base import SelectionPolicy, require_measured
 from ragboost.chunk_cache.selection.view import SelectionView
 
 
@@ -23,11 +23,14 @@ class HybridOffline(SelectionPolicy):
     """Selection like `Hybrid` with a sensitivity that was measured when the chunk was stored."""
 
     def score(self, view: SelectionView) -> torch.Tensor:
+        require_measured(view.assembly, "sensitivity", policy="hybrid-offline")
         attention = view.mean_question_attention()[view.candidates]
         return rank(attention) + rank(view.assembly.sensitivity[view.candidates])
 
 
 def rank(values: torch.Tensor) -> torch.Tensor:
-    """Return the rank of each value from 0 (lowest) to 1 (highest), (n,) float."""
-    places = values.argsort(stable=True).argsort(stable=True).float()
-    return places / max(1, len(values) - 1)
+    """Return the rank of each value from 0 (lowest) to 1 (highest), (n,) float. Equal values share
+    the mean of their ranks."""
+    _, group, sizes = values.unique(return_inverse=True, return_counts=True)
+    places = sizes.cumsum(0) - (sizes + 1) / 2
+    return places[group] / max(1, len(values) - 1)

@@ -11,9 +11,9 @@ import torch
 
 from ragboost.chunk_cache.assemble import Assembly, TokenSource
 from ragboost.chunk_cache.kv.request_cache import RequestCache
-from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.base import AttentionBackend, AttentionInputs, exact_mask
 from ragboost.chunk_cache.model.attention.dense import attention_weights, weighted_values
+from ragboost.chunk_cache.model.base import ReusableModel
 from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden, StopForwardError
 from ragboost.chunk_cache.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.recompute import recompute, rows_to_compute
@@ -52,7 +52,7 @@ class SelectionView:
 
     def __init__(
         self,
-        adapter: ModelAdapter,
+        adapter: ReusableModel,
         assembly: Assembly,
         *,
         budget: int,
@@ -112,8 +112,10 @@ class SelectionView:
 
     def fresh_layer(self) -> FreshLayer:
         """Return layer `CHECK_LAYER` computed for all tokens that are not exact, at the cost of
-        that many layers of a full prefill. The reused KV of this layer and later ones does not
-        change. The layer's input is stored in the assembly, so that later passes begin there.
+        that many layers of a full prefill. The KV of this layer and those before it is that of an
+        ordinary forward pass, and replaces the reused KV (A3 eq. 4): the tokens that are not
+        selected keep it. The layer's input is stored in the assembly, so that later passes begin
+        there.
 
         Raises:
             ChunkCacheError: the model has too few layers.
@@ -125,12 +127,10 @@ class SelectionView:
             if kept:
                 states = torch.cat([part.states for part in kept], 1)
                 self.assembly.hidden = Hidden(CHECK_LAYER, rows, states)
-                # Passes that begin there do not write the layers before it. Reused KV of layer 0 is
-                # exact, since it depends only on a token and its position; missing KV is not.
-                for layer in range(CHECK_LAYER):
-                    new, old = fresh.layers[layer], self.assembly.cache.layers[layer]
-                    old.keys.index_copy_(2, rows, new.keys[:, :, rows])
-                    old.values.index_copy_(2, rows, new.values[:, :, rows])
+            for new, old in zip(fresh.layers, self.assembly.cache.layers, strict=False):
+                old.keys.index_copy_(2, rows, new.keys[:, :, rows])
+                old.values.index_copy_(2, rows, new.values[:, :, rows])
+            self._attention = None
         return self._fresh
 
     def deeper_layer(self, positions: torch.Tensor) -> FreshLayer:

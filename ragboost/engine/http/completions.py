@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from ragboost.engine.http import protocol, sse
 from ragboost.engine.http import responses as replies
-from ragboost.engine.http.extension import ReuseDefaults
 from ragboost.engine.http.metrics import EngineMetrics
 from ragboost.engine.http.prompts import Prompts
 from ragboost.engine.http.protocol import ApiError, GenerationRequest
@@ -26,6 +25,7 @@ from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.text.tokenizer import TextStream
+from ragboost.engine_chunks.options import ReuseDefaults
 from ragboost.errors import RequestError
 
 T = TypeVar("T")
@@ -125,14 +125,15 @@ class CompletionService:
         return Response(orjson.dumps(whole), media_type="application/json")
 
     def _max_tokens(self, wanted: GenerationRequest, num_prompt_tokens: int) -> int:
-        limit = self.loaded.runner.max_length
+        limit = min(self.loaded.runner.max_length, self.engine.max_running_tokens)
         room, asked = limit - num_prompt_tokens, wanted.num_tokens
         if room >= 1 and (asked is None or asked <= room):
             return min(self._default_max_tokens, room) if asked is None else asked
         also = f" and {asked} tokens were asked for" if asked is not None else ""
         raise ApiError(
-            f"the model takes {limit} tokens at most; the prompt has {num_prompt_tokens}{also}: "
-            "shorten one of them",
+            f"the engine takes {limit} tokens at most; the prompt has {num_prompt_tokens}{also}: "
+            "shorten one of them, or raise the lower one of engine.max_model_len and "
+            "engine.max_running_tokens",
             status=400,
             code="context_length_exceeded",
             param="messages" if asked is None or room < 1 else "max_tokens",

@@ -1,8 +1,6 @@
 """Read the `ragboost` object of a request: chunk reuse, chunk positions and graphs.
 
-    {"reuse": "exact" | "approx" | {"policy": "gradual", "ratio": 0.15},
-     "chunks": [[start, stop], ...],             in a prompt: characters, or tokens if it is ids
-               [[message, start, stop], ...],    in messages: characters of a message's text
+    {"reuse": ..., "chunks": ...,    see `ragboost.engine_chunks.options`
      "graph": {"paths": [["Elon Musk", "founded", "SpaceX", "located in", "Texas"], ...]}
             | {"triplets": [["Elon Musk", "founded", "SpaceX"], ...], "entities": ["Elon Musk"]}}
 
@@ -17,25 +15,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ragboost.chunk_cache.selection import POLICIES
 from ragboost.engine.http.protocol import Fields, Text, read_fields
-from ragboost.engine.runtime.prompt import ReuseOptions
 from ragboost.engine.text.cutting import TextSpan
 from ragboost.engine.text.graph_prompts import GraphRequest
+from ragboost.engine_chunks.options import (
+    MAX_CHUNKS,
+    ReuseDefaults,
+    ReuseOptions,
+    read_options,
+    read_positions,
+)
 from ragboost.errors import RequestError
 from ragboost.graph.retrieve import paths_of
 from ragboost.graph.triplets import RelationPath, as_triplet
 
 FIELD = "ragboost"
 MAX_PATHS = 20_000
-_MAX_CHUNKS = 4096
-
-
-class ReuseFields(Fields):
-    """Options of chunk reuse."""
-
-    policy: str | None = Field(None, description="Selects the tokens to recompute.")
-    ratio: float | None = Field(None, ge=0, le=1, description="Share of them.")
 
 
 def _check_path(path: list[str]) -> list[str]:
@@ -71,7 +66,7 @@ class RagboostFields(Fields):
     )
     chunks: list[list[Annotated[int, Field(ge=0)]]] = Field(
         [],
-        max_length=_MAX_CHUNKS,
+        max_length=MAX_CHUNKS,
         description="Positions of documents: [message, start, stop], or [start, stop] in a prompt.",
     )
     graph: GraphFields | None = None
@@ -92,21 +87,6 @@ class Extension:
     graph: GraphRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReuseDefaults:
-    """Chunk reuse of requests that do not specify it.
-
-    Attributes:
-        is_approx: whether they reuse chunks.
-        options: policy and ratio, unless a request gives them.
-        refusal: why this engine cannot reuse chunks; None: it can.
-    """
-
-    is_approx: bool
-    options: ReuseOptions
-    refusal: str | None = None
-
-
 def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extension:
     """Read the `ragboost` object of a chat or text completion."""
     given = body.get(FIELD)
@@ -120,17 +100,11 @@ def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extensi
                 f"{FIELD}.graph and {FIELD}.chunks exclude each other", param=f"{FIELD}.chunks"
             )
         return Extension(None, graph=_graph_request(fields.graph))
-    reuse = _reuse(fields.reuse, defaults)
-    shape = "[message, start, stop]" if is_chat else "[start, stop]"
+    asked = {"reuse": fields.reuse, "chunks": fields.chunks}
     spans: defaultdict[int, list[TextSpan]] = defaultdict(list)
-    for number, row in enumerate(fields.chunks):
-        if len(row) != (3 if is_chat else 2):
-            where = f"{FIELD}.chunks[{number}]"
-            raise RequestError(f"{where} must be {shape}, got {row!r}", param=where)
-        spans[row[0] if is_chat else 0].append(TextSpan(*row[-2:]))
-    for inner in spans.values():
-        _check_order(inner)
-    return Extension(reuse, spans)
+    for number, start, stop in read_positions(asked, is_chat=is_chat):
+        spans[number].append(TextSpan(start, stop))
+    return Extension(read_options(asked, defaults), spans)
 
 
 def parse_graph(given: Any) -> GraphRequest:
@@ -162,38 +136,3 @@ def _graph_request(fields: GraphFields) -> GraphRequest:
             param=name,
         )
     return GraphRequest(tuple(paths), fields.attention, fields.recompute_ratio)
-
-
-def _reuse(given: Any, defaults: ReuseDefaults) -> ReuseOptions | None:
-    where = f"{FIELD}.reuse"
-    if given is None:
-        return defaults.options if defaults.is_approx and defaults.refusal is None else None
-    if given == "exact":
-        return None
-    if given != "approx" and not isinstance(given, dict):
-        raise RequestError(
-            f'{where} must be "exact", "approx" or an object with policy and ratio', param=where
-        )
-    if defaults.refusal is not None:
-        raise RequestError(
-            f"{where}: chunks cannot be reused here: {defaults.refusal}", param=where
-        )
-    fields = read_fields(ReuseFields, {} if given == "approx" else given, name=where)
-    policy = defaults.options.policy if fields.policy is None else fields.policy
-    if policy not in POLICIES:
-        raise RequestError(
-            f"{where}.policy must be one of {', '.join(POLICIES)}, got {policy!r}",
-            param=f"{where}.policy",
-        )
-    return ReuseOptions(policy, defaults.options.ratio if fields.ratio is None else fields.ratio)
-
-
-def _check_order(spans: Sequence[TextSpan]) -> None:
-    end = 0
-    for start, stop in spans:
-        if not end <= start < stop:
-            raise RequestError(
-                f"{FIELD}.chunks must ascend without overlaps: [{start}, {stop}] follows {end}",
-                param=f"{FIELD}.chunks",
-            )
-        end = stop

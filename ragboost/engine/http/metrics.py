@@ -40,7 +40,7 @@ class _EngineCounters(Collector):
             )
             for source in ("exact", "approximate", "recomputed", "computed"):
                 tokens.add_metric([source], getattr(totals, source))
-            stored = _counter("chunks_stored", "Chunks computed and stored.", totals.chunks_stored)
+            stored = _counter("chunks_stored", "Chunks stored.", totals.chunks_stored)
             families += [tokens, stored]
         return families
 

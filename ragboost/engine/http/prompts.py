@@ -7,11 +7,12 @@ tokenizer's thread. An invalid field raises `RequestError`, which names it.
 from typing import Any
 
 from ragboost.engine.http import protocol
-from ragboost.engine.http.extension import Extension, ReuseDefaults, check_inside, parse_extension
+from ragboost.engine.http.extension import Extension, check_inside, parse_extension
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
 from ragboost.engine.text.cutting import cut_text, cut_tokens, find_documents, find_in_messages
 from ragboost.engine.text.graph_prompts import GraphRequest
+from ragboost.engine_chunks.options import ReuseDefaults
 from ragboost.errors import RequestError
 
 

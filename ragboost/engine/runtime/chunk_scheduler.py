@@ -1,11 +1,11 @@
-"""Chunk reuse in the engine: select the prompt rows to compute, and store missing chunks.
+"""Chunk reuse in the engine: select the prompt rows to compute, and store the chunks of computed
+prompts.
 
-Both run in pieces between the scheduler's steps. Knows requests and stored chunks. Does not know
-how steps are planned. Belongs to the engine thread, except for `prefetch`.
+Selection runs in pieces between the scheduler's steps. Knows requests and stored chunks. Does not
+know how steps are planned. Belongs to the engine thread, except for `prefetch`.
 """
 
 import logging
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -17,20 +17,15 @@ from ragboost.chunk_cache.prefill import Counts
 from ragboost.chunk_cache.recompute import rows_to_compute
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.engine.runtime.chunk_task import ChunkTask
+from ragboost.engine.runtime.chunk_task import COMPUTE_ERRORS, RowSelector
 from ragboost.engine.runtime.request import EngineRequest
+from ragboost.errors import RagBoostError
 
 logger = logging.getLogger(__name__)
-
-MAX_MISSING = 1024
-"""Missing chunks queued for storing; beyond that the oldest are dropped."""
 
 MIN_REUSED_SHARE = 1 / 2
 """With fewer reused tokens per missing token the whole prompt is computed, and exact. A model of 14
 layers breaks even there with the default policy; deeper ones a little earlier."""
-
-Chunk = tuple[str | None, tuple[int, ...], tuple[int, ...]]
-"""Cache salt, ids of the system prompt and ids of the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +35,12 @@ class SelectedRows:
     Attributes:
         rows: positions, (rows,), ascending; the last token is among them.
         counts: where the tokens come from.
-        missing: chunks that were not stored.
+        new_chunks: positions (start, stop) of the chunks that were not stored.
     """
 
     rows: torch.Tensor
     counts: Counts
-    missing: list[Chunk]
+    new_chunks: list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -59,7 +54,7 @@ class ReuseTotals:
     chunks_stored: int = 0
 
 
-class ChunkScheduler:
+class ChunkScheduler(RowSelector[SelectedRows]):
     """Runs chunk reuse between the steps of one engine.
 
     Args:
@@ -67,21 +62,12 @@ class ChunkScheduler:
 
     Attributes:
         totals: counts since the start.
-        selecting: the request whose selection has begun and is not done; None: there is none.
     """
 
     def __init__(self, reuse: ChunkReuse) -> None:
+        super().__init__()
         self.reuse = reuse
         self.totals = ReuseTotals()
-        self.selecting: EngineRequest | None = None
-        self._selection: ChunkTask[SelectedRows] | None = None
-        self._missing: OrderedDict[Chunk, None] = OrderedDict()
-        self._storing: ChunkTask[int] | None = None
-
-    @property
-    def has_work(self) -> bool:
-        """True if chunks wait to be stored."""
-        return self._storing is not None or bool(self._missing)
 
     def prefetch(self, request: EngineRequest) -> None:
         """Tell the store which chunks a waiting request will need; safe in any thread."""
@@ -92,87 +78,52 @@ class ChunkScheduler:
                 keys += chunks.keys(cut.system, chunk)
             self.reuse.store.prefetch(keys)
 
-    def select(self, request: EngineRequest, *, rows: int) -> None:
-        """Advance the selection of rows for a request by one piece of at most `rows` rows.
-
-        It is done once `request.is_selecting` is false.
-        """
-        if self._selection is None:
-            self.selecting = request
-            self._selection = ChunkTask(
-                lambda pace: self._select(request, pace), name="ragboost-selecting"
-            )
-        assert self.selecting is request, "one request selects at a time"
-        if not self._selection.advance(rows=rows):
+    def take(self, request: EngineRequest) -> None:
+        """Store the chunks of a computed prompt that were not stored. Does nothing if there are
+        none, or if they were taken before."""
+        spans, request.new_chunks = request.new_chunks, []
+        if not spans:
             return
-        selected, error = self._selection.result, self._selection.error
-        self.selecting = self._selection = None
-        if selected is None:
-            logger.warning("computing a whole prompt instead of reusing chunks: %s", error)
-            request.is_selecting = False
-        else:
-            self._apply(request, selected)
-
-    def store_missing(self, *, rows: int) -> None:
-        """Advance the storing of missing chunks by one piece of at most `rows` rows."""
-        if self._storing is None:
-            (salt, system, chunk), _ = self._missing.popitem(last=False)
-            self._storing = ChunkTask(
-                lambda pace: self._store(salt, system, chunk, pace), name="ragboost-storing"
+        assert request.prompt.cut is not None, "a prompt that is not cut at its chunks"
+        end, exact_until = request.num_prompt_tokens, request.exact_until
+        try:
+            self.totals.chunks_stored += self.reuse.for_tenant(request.salt).chunks.take(
+                _prompt_cache(request),
+                request.prompt.token_ids,
+                num_system=len(request.prompt.cut.system),
+                spans=spans,
+                num_exact=end if exact_until is None else exact_until,
             )
-        if self._storing.advance(rows=rows):
-            if self._storing.error is not None:
-                logger.warning("a chunk was not stored: %s", self._storing.error)
-            self.totals.chunks_stored += self._storing.result or 0
-            self._storing = None
-
-    def cancel(self, request: EngineRequest) -> None:
-        """Cancel the selection for a request, if one is active; its KV is not used afterwards."""
-        if self._selection is not None and self.selecting is request:
-            self._selection.cancel()
-            self.selecting = self._selection = None
+        except COMPUTE_ERRORS as error:  # such as no memory for the copies
+            logger.warning("the chunks of a prompt were not stored: %s", error)
 
     def close(self) -> None:
         """Cancel all work and close the chunk store."""
-        for task in (self._selection, self._storing):
-            if task is not None:
-                task.cancel()
-        self.selecting = self._selection = self._storing = None
-        self._missing.clear()
+        super().close()
         self.reuse.store.close()
 
     def _select(self, request: EngineRequest, pace: Pace) -> SelectedRows:
-        cut, options, kv = request.prompt.cut, request.prompt.reuse, request.kv
+        cut, options = request.prompt.cut, request.prompt.reuse
         assert cut is not None, "a prompt that is not cut at its chunks"
         assert options is not None, "a request without chunk reuse"
-        assert kv is not None, "a request without KV"
-        end = request.num_prompt_tokens
         with torch.inference_mode():
-            own = [(keys[None, :, :end], values[None, :, :end]) for keys, values in kv.layers]
             assembly = self.reuse.for_tenant(request.salt).assemble(
                 cut.system,
                 [part.tokens for part in cut.parts],
                 cut.question,
-                into=RequestCache(own),
+                into=_prompt_cache(request),
                 num_held=request.num_computed,
             )
             policy, ratio = make_policy(options.policy), options.ratio
             if policy.looks_at_all and ratio > 0 and not _pays_off(assembly):
                 ratio = 1.0
             selected = self.reuse.select(assembly, policy=policy, ratio=ratio, pace=pace)
-            missing = [
-                (request.salt, cut.system, part.tokens)
-                for part, (start, _) in zip(cut.parts, assembly.chunks, strict=True)
-                if part.is_chunk and assembly.source[start] == TokenSource.MISSING
-            ]
+            chunks = {
+                span for part, span in zip(cut.parts, assembly.chunks, strict=True) if part.is_chunk
+            }
+            new = [span for span in assembly.unstored if span in chunks]
             rows = rows_to_compute(assembly, selected)
-            return SelectedRows(rows, Counts.of(assembly, selected), missing)
-
-    def _store(
-        self, salt: str | None, system: tuple[int, ...], chunk: tuple[int, ...], pace: Pace
-    ) -> int:
-        with torch.inference_mode():
-            return self.reuse.for_tenant(salt).chunks.precompute(system, [chunk], pace=pace)
+            return SelectedRows(rows, Counts.of(assembly, selected), new)
 
     def _apply(self, request: EngineRequest, selected: SelectedRows) -> None:
         counts = selected.counts
@@ -181,9 +132,20 @@ class ChunkScheduler:
         self.totals.approximate += counts.num_approximate
         self.totals.recomputed += counts.num_recomputed
         self.totals.computed += counts.num_computed
-        self._missing.update(dict.fromkeys(selected.missing))
-        while len(self._missing) > MAX_MISSING:
-            self._missing.popitem(last=False)
+        request.new_chunks = selected.new_chunks
+
+    def _refuse(self, request: EngineRequest, error: RagBoostError) -> None:
+        logger.warning("computing a whole prompt instead of reusing chunks: %s", error)
+        request.is_selecting = False
+
+
+def _prompt_cache(request: EngineRequest) -> RequestCache:
+    """Return the prompt's part of the request's KV, sharing its memory."""
+    assert request.kv is not None, "a request without KV"
+    end = request.num_prompt_tokens
+    return RequestCache(
+        [(keys[None, :, :end], values[None, :, :end]) for keys, values in request.kv.layers]
+    )
 
 
 def _pays_off(assembly: Assembly) -> bool:

@@ -23,7 +23,8 @@ class Engine:
 
     Args:
         runner, store: the model and its prefix cache.
-        max_running, max_step_tokens: requests in one batch and tokens computed in one step.
+        max_running, max_running_tokens, max_step_tokens: requests in one batch, tokens of KV that
+            they may need, and tokens computed in one step.
         max_waiting: requests that may wait; further ones are rejected.
         publish: called in the engine thread with the cache events of each step.
         chunk_scheduler: reuses chunks; None: no request may ask for it.
@@ -31,6 +32,7 @@ class Engine:
 
     Attributes:
         max_pending: requests that may run or wait.
+        max_running_tokens: as above.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Engine:
         store: PrefixStore,
         *,
         max_running: int,
+        max_running_tokens: int,
         max_step_tokens: int,
         max_waiting: int,
         publish: Callable[[Sequence[Event]], None] | None = None,
@@ -52,11 +55,13 @@ class Engine:
             runner,
             store,
             max_running=max_running,
+            max_running_tokens=max_running_tokens,
             max_step_tokens=max_step_tokens,
             chunk_scheduler=chunk_scheduler,
             graph_runner=graph_runner,
         )
         self.max_pending = max_running + max_waiting
+        self.max_running_tokens = max_running_tokens
         self._publish = publish
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._pending: set[EngineRequest] = set()  # submitted and not ended
@@ -66,7 +71,7 @@ class Engine:
 
     @property
     def is_healthy(self) -> bool:
-        """True while the thread runs and no step has failed."""
+        """True while the thread runs."""
         return self._thread is not None and self._thread.is_alive() and not self._has_ended
 
     @property
@@ -119,7 +124,8 @@ class Engine:
         return done
 
     def _run(self) -> None:
-        """Step until stopped. A step that fails ends the thread; its hook logs the error."""
+        """Step until stopped. A broken invariant ends the thread, and its hook logs the error; a
+        failed computation does not (see `Scheduler`)."""
         try:
             while True:
                 self._run_commands()

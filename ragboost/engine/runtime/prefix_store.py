@@ -4,6 +4,7 @@ Joins `BlockCache` (which blocks are cached) and `KVPool` (their memory). Only e
 """
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 from ragboost.chunk_cache.eviction import EvictionPolicy
 from ragboost.engine.runtime.kv import KVLayout, KVPool
@@ -62,8 +63,8 @@ class PrefixStore:
             return
         assert request.kv is not None, "load before the request has KV"
         self.cache.acquire(blocks)
+        request.held += blocks  # before the copy, which may fail: `release` frees them
         self._pool.load([b.slot for b in blocks], request.kv, start=request.num_computed)
-        request.held += blocks
         tokens = len(blocks) * self.block_size
         request.num_computed += tokens
         request.cached_tokens += tokens
@@ -85,10 +86,13 @@ class PrefixStore:
             salt=request.salt,
             session_id=request.session_id,
         )
+        request.held += inserted.blocks
         if new := inserted.blocks[inserted.num_found :]:
             position = (start + inserted.num_found) * self.block_size
-            self._pool.store([block.slot for block in new], request.kv, start=position)
-        request.held += inserted.blocks
+            with ExitStack() as on_failure:  # no block may stay without its KV
+                on_failure.callback(self.cache.clear)
+                self._pool.store([block.slot for block in new], request.kv, start=position)
+                on_failure.pop_all()
 
     def release(self, request: EngineRequest) -> None:
         """Release the KV and blocks of a request; the blocks stay cached, as most recently used."""

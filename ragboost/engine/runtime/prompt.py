@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ragboost.chunk_cache.dependency.layout import Layout
+from ragboost.engine_chunks.options import ReuseOptions
 
 
 class PromptPart(NamedTuple):
@@ -44,19 +45,6 @@ class CutPrompt(NamedTuple):
     def chunks(self) -> list[tuple[int, ...]]:
         """Ids of each chunk."""
         return [part.tokens for part in self.parts if part.is_chunk]
-
-
-@dataclass(frozen=True, slots=True)
-class ReuseOptions:
-    """Options of approximate chunk reuse.
-
-    Attributes:
-        policy: selects the reused tokens to recompute, one of `POLICIES`.
-        ratio: recompute ratio, from 0 to 1.
-    """
-
-    policy: str
-    ratio: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,11 @@ class EngineRequest:
         cached_tokens: prompt tokens served from exact cached KV.
         held: prefix-cache blocks of the leading tokens, root first.
         kv: private KV; None before the first step and after the request has ended.
-        is_selecting: whether the prompt rows to compute are still to be selected (chunk reuse).
+        is_selecting: whether the prompt rows to compute are still to be selected (chunk reuse, or
+            a graph).
         rows: scattered prompt positions still to compute, (rows,), ascending; None: all positions
             from `num_computed` on.
+        new_chunks: positions (start, stop) of chunks to store once the prompt is computed.
         exact_until: first position whose KV differs from that of a plain prefill. KV from here on
             never enters the prefix cache. None: all KV is exact.
         finish_reason: set when the request has ended.
@@ -91,8 +93,9 @@ class EngineRequest:
         self.cached_tokens = 0
         self.held: list[CacheBlock] = []
         self.kv: RequestKV | None = None
-        self.is_selecting = prompt.reuse is not None
+        self.is_selecting = prompt.reuse is not None or prompt.graph is not None
         self.rows: Tensor | None = None
+        self.new_chunks: list[tuple[int, int]] = []
         self.exact_until: int | None = None
         self.finish_reason: str | None = None
         self._emit = emit
@@ -106,6 +109,11 @@ class EngineRequest:
         """True if more than the newest token is still to be computed."""
         has_gap = len(self.token_ids) - self.num_computed > 1
         return has_gap or self.is_selecting or self.rows is not None
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Tokens of KV that the request may need."""
+        return self.num_prompt_tokens + self.params.max_tokens
 
     def block_keys(self, num_blocks: int, block_size: int) -> list[bytes]:
         """Return the keys of the first `num_blocks` blocks; each is hashed once."""

@@ -4,22 +4,25 @@ Knows requests, the prefix store and when chunks are reused. Does not know threa
 model's internals.
 """
 
+import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
+from ragboost.engine.runtime.chunk_task import COMPUTE_ERRORS, RowSelector
 from ragboost.engine.runtime.graph import GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.request import EngineRequest
 
-STORING_SHARE = 8
-"""A step that also computes requests spends one part in this many on storing chunks."""
+logger = logging.getLogger(__name__)
+
 _MAX_EXPECTED_TOKENS = 256  # generated tokens that a new KV buffer has room for
 
 
@@ -30,12 +33,21 @@ class ScheduledRows(NamedTuple):
     positions: Tensor
 
 
+class ComputedRows(NamedTuple):
+    """Scheduled rows after the forward, and the logits that follow the last one, (vocab,), if it
+    ends the request's tokens."""
+
+    request: EngineRequest
+    positions: Tensor
+    logits: Tensor | None
+
+
 class StepPlan(NamedTuple):
     """Work of one step.
 
     Attributes:
         rows: rows of one forward.
-        selecting: a request that selects the rows to compute (chunk reuse), or None.
+        selecting: a request that selects the rows to compute, or None.
         budget: rows left for that.
     """
 
@@ -53,13 +65,23 @@ class Scheduler:
 
     A prompt with reused chunks first selects the rows to compute, in pieces that use up prefill
     budget; these rows, wherever they are in the prompt, are then computed in ordinary steps.
-    Missing chunks are computed and stored with an eighth of each step, or with whole steps while
-    there is nothing else to compute. A prompt with a graph is computed in one step, whatever its
-    length, except for its last token.
+    Once the prompt is computed, its chunks are stored for later requests. A prompt with a graph is
+    computed like a selection, except for its last token.
+
+    A request whose computation fails, such as for lack of memory, fails alone. If a batch fails,
+    each of its requests is computed by itself, and those that fail again are failed.
+
+    Args:
+        runner, store: the model and its prefix cache.
+        max_running: maximum requests in a batch.
+        max_running_tokens: maximum tokens of KV that they may need, prompts and answers. A request
+            that needs more runs by itself.
+        max_step_tokens: tokens computed in one step.
+        chunk_scheduler, graph_runner: select rows; None: no request may ask for it.
 
     Attributes:
         waiting: requests not yet started.
-        running: started requests, at most `max_running`.
+        running: started requests.
     """
 
     def __init__(
@@ -68,6 +90,7 @@ class Scheduler:
         store: PrefixStore,
         *,
         max_running: int,
+        max_running_tokens: int,
         max_step_tokens: int,
         chunk_scheduler: ChunkScheduler | None = None,
         graph_runner: GraphRunner | None = None,
@@ -78,6 +101,7 @@ class Scheduler:
         self._runner = runner
         self._store = store
         self._max_running = max_running
+        self._max_running_tokens = max_running_tokens
         self._max_step_tokens = max_step_tokens
         self._chunks = chunk_scheduler
         self._graphs = graph_runner
@@ -87,8 +111,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True if `step` has anything to compute."""
-        is_storing = self._chunks is not None and self._chunks.has_work
-        return bool(self.waiting or self.running) or is_storing
+        return bool(self.waiting or self.running)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request."""
@@ -98,16 +121,16 @@ class Scheduler:
             self._chunks.prefetch(request)
 
     def close(self) -> None:
-        """Stop chunk reuse and close its store."""
-        if self._chunks is not None:
-            self._chunks.close()
+        """Cancel all selections and close the chunk store."""
+        for selector in self._selectors():
+            selector.close()
 
     def abort(self, request: EngineRequest) -> None:
         """Remove a request and release what it holds. Unknown ones are ignored."""
         if request in self.running:
             self.running.remove(request)
-            if self._chunks is not None:
-                self._chunks.cancel(request)
+            for selector in self._selectors():
+                selector.cancel(request)
             self._store.release(request)
         elif request in self.waiting:
             self.waiting.remove(request)
@@ -120,35 +143,54 @@ class Scheduler:
             if self._has_queue_changed:
                 self._has_queue_changed = False
                 self._store.look_ahead(self.waiting)
-            for (request, positions), logits in zip(
-                plan.rows, self._forward(plan.rows), strict=True
-            ):
-                request.mark_computed(positions)
-                self._store.save(request)
-                if logits is not None:
-                    request.append(logits)
-            self._run_chunk_tasks(plan)
+            for request, positions, logits in self._forward(plan.rows):
+                with _failing_alone(request):
+                    request.mark_computed(positions)
+                    self._store.save(request)
+                    if logits is not None:
+                        request.append(logits)
+                        if self._chunks is not None:
+                            self._chunks.take(request)
+            self._select(plan)
         ended = [request for request in self.running if request.finish_reason is not None]
         for request in ended:
             self.abort(request)
         return ended
 
-    def _run_chunk_tasks(self, plan: StepPlan) -> None:
-        if self._chunks is None:
+    def _select(self, plan: StepPlan) -> None:
+        request = plan.selecting
+        if request is None:
             return
-        if plan.selecting is not None:
-            self._chunks.select(plan.selecting, rows=plan.budget)
-        elif self._chunks.has_work:
-            share = STORING_SHARE if plan.rows else 1
-            self._chunks.store_missing(rows=max(1, self._max_step_tokens // share))
+        selector = self._chunks if request.prompt.graph is None else self._graphs
+        assert selector is not None, "a request that selects rows without a selector"
+        with _failing_alone(request):
+            selector.select(request, rows=plan.budget)
 
-    def _forward(self, scheduled: Sequence[ScheduledRows]) -> list[Tensor | None]:
-        """Run the model; return logits for the rows that end at a request's newest token."""
-        if not scheduled:
-            return []
+    def _forward(self, scheduled: Sequence[ScheduledRows]) -> list[ComputedRows]:
+        """Run the model. If that fails, run each request by itself, which computes the same rows
+        again, and fail those that fail."""
+        if len(scheduled) > 1:
+            try:
+                return self._run(scheduled)
+            except COMPUTE_ERRORS as error:
+                logger.warning(
+                    "a batch of %d requests failed and is computed one by one: %s",
+                    len(scheduled),
+                    error,
+                )
+        computed = []
+        for one in scheduled:
+            with _failing_alone(one.request):
+                computed += self._run([one])
+        return computed
+
+    def _run(self, scheduled: Sequence[ScheduledRows]) -> list[ComputedRows]:
         segments = [self._segment(request, positions) for request, positions in scheduled]
         logits = iter(self._runner.forward(segments))
-        return [next(logits) if segment.wants_logits else None for segment in segments]
+        return [
+            ComputedRows(*rows, next(logits) if segment.wants_logits else None)
+            for rows, segment in zip(scheduled, segments, strict=True)
+        ]
 
     def _segment(self, request: EngineRequest, positions: Tensor) -> Segment:
         assert request.kv is not None, "scheduled without KV"
@@ -169,14 +211,14 @@ class Scheduler:
         # Decode alone may fill the budget; prefill must still advance, or it would starve.
         budget = max(self._max_step_tokens - len(rows), self._store.block_size)
         prefilling = deque(request for request in self.running if request.is_prefilling)
-        selecting = self._chunks.selecting if self._chunks is not None else None
+        selecting = [selector.selecting for selector in self._selectors()]
         while budget > 0 and (request := self._next_prefill(prefilling)) is not None:
-            if request is selecting:  # its KV must stay as it was when selection began
+            if request in selecting:  # its KV must stay as it was when selection began
                 return StepPlan(rows, request, budget)
-            if self._graphs is not None and request.prompt.graph is not None:
-                budget -= self._graphs.compute(request)
-            elif request.rows is None:
-                self._store.load(request)
+            with _failing_alone(request):
+                self._begin(request)
+            if request.finish_reason is not None:
+                continue
             if request.is_selecting:
                 return StepPlan(rows, request, budget)
             positions = self._next_rows(request, budget)
@@ -189,15 +231,27 @@ class Scheduler:
     def _next_prefill(self, prefilling: deque[EngineRequest]) -> EngineRequest | None:
         if prefilling:
             return prefilling.popleft()
-        if not self.waiting or len(self.running) >= self._max_running:
+        if not self.waiting or not self._has_room(self.waiting[0]):
             return None
         request = self.waiting.popleft()
         self._has_queue_changed = True
-        expected = min(request.params.max_tokens, _MAX_EXPECTED_TOKENS)
-        request.kv = self._runner.new_kv(request.num_prompt_tokens + expected)
         self._store.queried_tokens += request.num_prompt_tokens
         self.running.append(request)
         return request
+
+    def _has_room(self, request: EngineRequest) -> bool:
+        if not self.running:
+            return True
+        num_tokens = sum(one.max_kv_tokens for one in [*self.running, request])
+        return len(self.running) < self._max_running and num_tokens <= self._max_running_tokens
+
+    def _begin(self, request: EngineRequest) -> None:
+        """Give a request its KV, and load the cached prefix that continues it."""
+        if request.kv is None:
+            expected = min(request.params.max_tokens, _MAX_EXPECTED_TOKENS)
+            request.kv = self._runner.new_kv(request.num_prompt_tokens + expected)
+        if request.rows is None and request.prompt.graph is None:
+            self._store.load(request)
 
     def _next_rows(self, request: EngineRequest, budget: int) -> Tensor:
         if request.rows is not None:
@@ -210,3 +264,16 @@ class Scheduler:
 
     def _range(self, start: int, end: int) -> Tensor:
         return torch.arange(start, max(start, end), device=self._runner.device)
+
+    def _selectors(self) -> list[RowSelector[Any]]:
+        return [one for one in (self._chunks, self._graphs) if one is not None]
+
+
+@contextmanager
+def _failing_alone(request: EngineRequest) -> Iterator[None]:
+    """Fail the request if its computation fails; the end of the step releases what it holds."""
+    try:
+        yield
+    except COMPUTE_ERRORS as error:
+        logger.error("a request of %d tokens failed", len(request.token_ids), exc_info=error)
+        request.fail()

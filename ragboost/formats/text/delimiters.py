@@ -6,7 +6,7 @@ delimiters do not alternate, or in which an enclosed list occurs twice, are left
 
 from ragboost.config import Delimiters
 from ragboost.formats.groups import DocumentBlock, TextGroup
-from ragboost.formats.text.spans import runs, strip
+from ragboost.formats.text.spans import check_number, runs, strip
 
 
 def find(text: str, delimiters: Delimiters) -> list[TextGroup]:
@@ -31,6 +31,7 @@ def _delimited(text: str, delimiters: Delimiters) -> list[DocumentBlock]:
         end = close + len(closer)
         start, stop = strip(text, inner, close)
         blocks.append(DocumentBlock(at, end, text[start:stop] or None, start, stop))
+        check_number(blocks)
         at = text.find(opener, end)
     return blocks
 
@@ -48,5 +49,6 @@ def _separated(text: str, delimiters: Delimiters, separator: str) -> list[TextGr
         first, last = strip(text, at, at + len(piece))
         if first < last:
             blocks.append(DocumentBlock(first, last, text[first:last], first, last))
+            check_number(blocks)
         at += len(piece) + len(separator)
     return [TextGroup(text, tuple(blocks), end)] if len(blocks) > 1 else []

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from ragboost.formats.groups import DocumentBlock, TextGroup
+from ragboost.formats.text.spans import check_number
 
 LISTS = ("results", "documents", "passages", "chunks", "hits", "matches")
 TEXTS = ("text", "page_content", "content", "snippet")
@@ -76,6 +77,7 @@ def _elements(text: str, start: int) -> tuple[list[DocumentBlock], int]:
         if found is None:
             return [], start
         blocks.append(_block(text, at, end, value, found))
+        check_number(blocks)
         at = _skip(text, end)
     return (blocks, at + 1) if text[at : at + 1] == "]" else ([], start)
 

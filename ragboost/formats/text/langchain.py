@@ -6,7 +6,7 @@ end of a document cannot be told from the end of a paragraph (register a separat
 
 from ragboost.formats.groups import DocumentBlock, TextGroup
 from ragboost.formats.text.frames import Frame
-from ragboost.formats.text.spans import line_starts, strip
+from ragboost.formats.text.spans import check_number, line_starts, strip
 
 _SOURCE = "Source: "
 _CONTENT = "\nContent:"
@@ -21,6 +21,7 @@ def find(text: str, frame: Frame | None = None) -> list[TextGroup]:
         line_end = text.find("\n", at, min(where.end, at + _MAX_SOURCE))
         if line_end >= 0 and text.startswith(_CONTENT, line_end):
             starts.append((at, line_end + len(_CONTENT)))
+            check_number(starts)
     if len(starts) < 2 or (frame is None and starts[0][0] != where.start):
         return []
     ends = [at for at, _ in starts[1:]] + [where.end]

@@ -6,7 +6,7 @@ lines separate paragraphs as well. Sources of the citation engine have the shape
 
 from ragboost.formats.groups import DocumentBlock, TextGroup
 from ragboost.formats.text.frames import Frame
-from ragboost.formats.text.spans import line_starts, strip
+from ragboost.formats.text.spans import check_number, line_starts, strip
 
 _MAX_KEYS = 32
 _MAX_LINE = 2000
@@ -25,6 +25,7 @@ def find(text: str, frame: Frame) -> list[TextGroup]:
         header_end = _header_end(text, at, frame.end, keys) if at >= behind else -1
         if header_end >= 0:
             starts.append((at, header_end))
+            check_number(starts)
             behind = header_end
     if len(starts) < 2:
         return []

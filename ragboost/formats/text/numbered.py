@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ragboost.formats.groups import DocumentBlock, Number, TextGroup
 from ragboost.formats.text.frames import Frame
-from ragboost.formats.text.spans import code_fences, is_in_code, strip
+from ragboost.formats.text.spans import check_number, code_fences, is_in_code, strip
 
 _FORMS = (
     ("[Doc_", "]"),
@@ -89,7 +89,9 @@ def _labels(
             if text.startswith(prefix, at, where.end):
                 label = _label(text, at, prefix, suffix)
                 if label is not None:
-                    found.setdefault(prefix, []).append(label)
+                    labels = found.setdefault(prefix, [])
+                    labels.append(label)
+                    check_number(labels)
     several = [(labels[0].start, prefix) for prefix, labels in found.items() if len(labels) > 1]
     if not several:
         return [], None

@@ -2,10 +2,13 @@
 
 import re
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Protocol, TypeVar
 
+from ragboost.formats.base import TooManyDocumentsError
+
 _MAX_CLOSING_TAG = 64
+_MAX_DOCUMENTS = 100_000  # the greatest value of `formats.max_documents`
 _FENCE = "```"
 _CLOSING_TAG = re.compile("</([A-Za-z_]{1,64})>")
 
@@ -20,6 +23,16 @@ class Spanned(Protocol):
 
 
 T = TypeVar("T", bound=Spanned)
+
+
+def check_number(found: Sized) -> None:
+    """Stop the search of a text that has absurdly many documents, before they fill the memory.
+
+    Raises:
+        TooManyDocumentsError: there are more than any setting allows.
+    """
+    if len(found) > _MAX_DOCUMENTS:
+        raise TooManyDocumentsError(len(found), _MAX_DOCUMENTS)
 
 
 def strip(text: str, start: int, end: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ragboost.formats.groups import DocumentBlock, Number, TextGroup
 from ragboost.formats.text.spans import (
     behind_closing_tag,
+    check_number,
     code_fences,
     is_in_code,
     runs,
@@ -95,6 +96,7 @@ def _elements(text: str, tag: str) -> list[_Element]:
             behind_name = start + 1 + len(tag)
             attributes = _attributes(text, behind_name, inner) if inner > behind_name + 1 else {}
             elements.append(_Element(start, behind, inner, at, content, attributes))
+            check_number(elements)
             start = -1
     return elements if start < 0 else []
 

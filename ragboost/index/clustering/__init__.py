@@ -2,6 +2,7 @@
 
 from ragboost.index.clustering.base import ClusterTree
 from ragboost.index.clustering.cluster import Linkage, cluster
+from ragboost.index.clustering.improve import KeepImproving
 from ragboost.index.clustering.large import EXACT_CONTEXTS
 
-__all__ = ["EXACT_CONTEXTS", "ClusterTree", "Linkage", "cluster"]
+__all__ = ["EXACT_CONTEXTS", "ClusterTree", "KeepImproving", "Linkage", "cluster"]

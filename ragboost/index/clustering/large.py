@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ragboost.index.clustering import savings
 from ragboost.index.clustering.base import Ints, Merges, Rows
 
-EXACT_CONTEXTS = 16_000
+EXACT_CONTEXTS = 50_000
 """Batches up to this size are clustered whole; the parts of larger ones are half as large."""
 
 _KEEP = 0.3  # share of clusters that enter the next level

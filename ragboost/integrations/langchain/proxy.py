@@ -18,6 +18,6 @@ def extra_body(
 
     Args:
         documents: most relevant first; blank ones are skipped.
-        session_id: the conversation, if its history does not identify it.
+        session_id: the conversation; None: documents of its earlier turns are not sent again.
     """
     return ragboost_body(map(as_document, documents), session_id=session_id)

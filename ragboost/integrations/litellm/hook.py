@@ -66,7 +66,7 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__()
         settings = settings or Settings()
-        self._parser = RequestParser(settings, has_links=False)
+        self._parser = RequestParser(settings, has_claims=False)
         self._rewriter = Rewriter(settings)
         self._tenants = Tenants(settings)
         self._conversations = Conversations(settings.session)

@@ -52,7 +52,7 @@ def extra_body(nodes: Sequence[NodeWithScore], *, session_id: str | None = None)
 
     Args:
         nodes: most relevant first; those without text are skipped.
-        session_id: the conversation, if its history does not identify it.
+        session_id: the conversation; None: documents of its earlier turns are not sent again.
     """
     return ragboost_body(map(as_document, nodes), session_id=session_id)
 

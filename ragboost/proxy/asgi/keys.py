@@ -22,27 +22,38 @@ class UnauthorizedError(RequestError):
 class ApiKeys:
     """The accepted API keys; if there are none, every request is accepted."""
 
-    def __init__(self, keys: Sequence[SecretStr]) -> None:
-        self._digests = [_digest(key.get_secret_value()) for key in keys]
+    def __init__(self, keys: Sequence[SecretStr | Sequence[SecretStr]]) -> None:
+        teams = [(key,) if isinstance(key, SecretStr) else key for key in keys]
+        self._teams = [
+            (_digest(key.get_secret_value()), str(at) if len(teams) > 1 else "")
+            for at, team in enumerate(teams)
+            for key in team
+        ]
 
-    def check(self, headers: RawHeaders) -> None:
+    def check(self, headers: RawHeaders) -> str:
         """Look for an accepted key in `authorization: Bearer` or `x-api-key`.
+
+        Returns:
+            The team of the key, which shares context indexes; empty if there is one team.
 
         Raises:
             UnauthorizedError: there is none.
         """
-        if not self._digests:
-            return
+        if not self._teams:
+            return ""
         scheme, _, token = (get_header(headers, b"authorization") or "").partition(" ")
         candidates = [get_header(headers, b"x-api-key")]
         if scheme.lower() == "bearer":
             candidates.append(token.strip())
         given = [_digest(key) for key in candidates if key]
-        matches = [hmac.compare_digest(one, two) for one in given for two in self._digests]
-        if not any(matches):
+        matches = [
+            team for one in given for key, team in self._teams if hmac.compare_digest(one, key)
+        ]
+        if not matches:
             raise UnauthorizedError(
                 "invalid API key" if given else "missing API key: send authorization: Bearer KEY"
             )
+        return matches[0]
 
 
 def _digest(key: str) -> bytes:

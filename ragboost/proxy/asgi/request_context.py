@@ -1,5 +1,6 @@
 """Hold one request and its response, as the endpoints see them."""
 
+import re
 import time
 from urllib.parse import quote
 
@@ -8,8 +9,10 @@ from starlette.types import Receive, Scope, Send
 
 from ragboost.proxy.asgi.errors import error_response
 from ragboost.rewriting.headers import decode_value, get_header, new_request_id
+from ragboost.rewriting.names import printable
 
 REQUEST_ID = b"x-request-id"
+_CONVERSATION = re.compile(r"(/(?:sessions|responses|conversations|threads)/+)[^/]+")
 
 
 class RequestContext:
@@ -19,6 +22,7 @@ class RequestContext:
         endpoint: name of the route in metrics.
         headers: the request's, names in lower case.
         request_id: the client's `x-request-id`, or a new one.
+        team: of the client's API key; empty if there is one team.
         model: the requested model; empty if unknown.
         outcome: label for metrics; `ok` unless the request failed or was refused.
         status: HTTP status of the response; 0 if none was sent.
@@ -34,7 +38,9 @@ class RequestContext:
         self.send = send
         self.endpoint = endpoint
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._path = str(scope["path"])
         self.request_id = get_header(self.headers, REQUEST_ID) or new_request_id()
+        self.team = ""
         self.model = ""
         self.outcome = "ok"
         self.status = 0
@@ -59,9 +65,9 @@ class RequestContext:
         return decode_value(path + b"?" + query if query else path)
 
     @property
-    def logged_path(self) -> str:
-        """Path as the client sent it, without its query: printable, with no line break decoded."""
-        return self.target.partition("?")[0]
+    def shown_path(self) -> str:
+        """Path for logs: printable, without the ids of conversations."""
+        return printable(_CONVERSATION.sub(r"\1*", self._path))
 
     @property
     def query(self) -> QueryParams:

@@ -1,4 +1,4 @@
-"""Log one line of JSON per request, without documents, query strings or keys.
+"""Log one line of JSON per request, without documents, query strings, session ids or keys.
 
 The lines are messages of the logger `ragboost.access`, complete without a formatter.
 """
@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from ragboost.proxy.asgi.request_context import RequestContext
+from ragboost.rewriting.names import printable
 
 logger = logging.getLogger("ragboost.access")
 
@@ -19,9 +20,9 @@ def log_access(request: RequestContext) -> None:
     now = time.perf_counter()
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "request_id": request.request_id,
+        "request_id": printable(request.request_id),
         "method": request.method,
-        "path": request.scope["path"],
+        "path": request.shown_path,
         "endpoint": request.endpoint,
         "model": request.model,
         "status": request.status,
@@ -30,5 +31,4 @@ def log_access(request: RequestContext) -> None:
     }
     if request.first_byte is not None:
         line["first_byte_ms"] = round((request.first_byte - request.started) * 1000, 3)
-    data = msgspec.json.encode({**line, **request.notes}, enc_hook=str)
-    logger.info("%s", data.decode("utf-8", "replace"))
+    logger.info("%s", msgspec.json.encode({**line, **request.notes}, enc_hook=str).decode())

@@ -48,6 +48,7 @@ class Metrics:
         registry: the registry.
         index_nodes, sessions, queue_depth, backend_up, backend_running: gauges that are set when
             the metrics are read.
+        session_store_failures: counter of failed operations.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,14 @@ class Metrics:
         gauge = partial(Gauge, registry=self.registry)
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
         self.sessions = gauge("ragboost_sessions", "Conversations in memory.")
+        self.session_store_failures = Counter(
+            "ragboost_session_store_failures_total",
+            "Operations of the session API's store that failed.",
+            registry=self.registry,
+        )
+        self.tasks = gauge(
+            "ragboost_tasks", "Tasks on the event loop: a few, and those of running requests."
+        )
         self.queue_depth = gauge("ragboost_queue_depth", "Requests in the waiting room.")
         self.backend_up = gauge(
             "ragboost_backend_up", "1 for a backend that is sent requests, else 0.", ("backend",)
@@ -129,6 +138,10 @@ class Metrics:
         self._cached_tokens = counter(
             "ragboost_cached_prompt_tokens_total",
             "Prompt tokens that backends reported as read from the prefix cache.",
+        )
+        self._reused_tokens = counter(
+            "ragboost_reused_prompt_tokens_total",
+            "Prompt tokens that backends reported as reused from stored chunks.",
         )
         self._predicted_tokens = counter(
             "ragboost_predicted_cached_prompt_tokens_total",
@@ -232,6 +245,8 @@ class Metrics:
         """Count the tokens that a backend reported."""
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
+        if usage.reused_tokens:
+            self._reused_tokens.inc(usage.reused_tokens)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
         """Record the error of a prediction of cached tokens, and the rolling figures."""
@@ -254,6 +269,11 @@ class _StreamMetrics(Collector):
         gaps = CounterMetricFamily(
             "ragboost_kv_event_gaps", "Gaps in the sequence of event batches.", labels=labels
         )
+        rejected = CounterMetricFamily(
+            "ragboost_kv_event_rejected_frames",
+            "Frames of cache events that were malformed or misnumbered.",
+            labels=labels,
+        )
         states = GaugeMetricFamily(
             "ragboost_kv_event_stream_state",
             "1 for the state that a stream is in, else 0.",
@@ -262,12 +282,13 @@ class _StreamMetrics(Collector):
         tokens = GaugeMetricFamily(
             "ragboost_kv_resident_tokens", "Tokens in the mirror of a prefix cache.", labels=labels
         )
-        for backend, stream in self._sync.streams:
+        for backend, stream, _ in self._sync.streams:
             values, status = [backend, stream.name], stream.status()
             for kind in ("stored", "removed", "cleared"):
                 events.add_metric([*values, kind], getattr(status, f"num_{kind}"))
             gaps.add_metric(values, status.num_gaps)
+            rejected.add_metric(values, stream.num_rejected)
             for state in StreamState:
                 states.add_metric([*values, state], float(state is status.state))
             tokens.add_metric(values, status.num_resident_tokens)
-        return [events, gaps, states, tokens]
+        return [events, gaps, rejected, states, tokens]

@@ -5,7 +5,7 @@ Holds labels and numbers, bounded; never the text of documents or questions.
 
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any
 
 from ragboost.bounded_map import BoundedMap
@@ -26,12 +26,12 @@ class RecentRequests:
     """
 
     def __init__(self, *, max_requests: int = 50, max_labels: int = 20_000) -> None:
-        self._requests: deque[dict[str, Any]] = deque(maxlen=max_requests)
+        self._requests: deque[tuple[str, dict[str, Any]]] = deque(maxlen=max_requests)
         self._labels: BoundedMap[Hashable, str] = BoundedMap(max_entries=max_labels)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Iterate over the completions as JSON values, latest first."""
-        yield from reversed(self._requests)
+    def of_team(self, team: str) -> list[dict[str, Any]]:
+        """Return the completions of a team's API keys as JSON values, latest first."""
+        return [entry for owner, entry in reversed(self._requests) if owner == team]
 
     def label(self, key: Hashable) -> str:
         """Return the label of a document in prompts, or digits of its key while it is unknown."""
@@ -66,12 +66,13 @@ class RecentRequests:
             "ttft_ms": None if first_byte is None else (first_byte - request.started) * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,
+            "reused_tokens": usage.reused_tokens if usage else None,
             "before": [],
             "after": [],
         }
         if context is not None:
             entry["before"], entry["after"] = self._orders(context)
-        self._requests.append(entry)
+        self._requests.append((request.team, entry))
 
     def _orders(self, context: Context) -> tuple[list[str], list[str]]:
         after = [label[:_MAX_LABEL] for label in context.labels]

@@ -23,11 +23,13 @@ class Completions(Passthrough):
     ) -> None:
         has_stream_options = self.endpoint in ("chat", "completions")
         upstream = await self._boosting.prepare(
-            body, exchange.headers, admission, has_stream_options=has_stream_options
+            body,
+            exchange.headers,
+            admission,
+            has_stream_options=has_stream_options,
+            team=exchange.team,
         )
-        reader = ResponseReader(
-            strips_usage=upstream.is_usage_added, on_messages=upstream.on_answers
-        )
+        reader = ResponseReader(strips_usage=upstream.is_usage_added)
         await self._relay(exchange, watch, admission, upstream, reader=reader)
 
     async def _relay(

@@ -2,14 +2,14 @@
 
 import time
 
-from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ragboost.errors import RequestError
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.headers import request_headers
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.limits import ClientDisconnectedError, read_body
+from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.tracing import Tracing
@@ -20,25 +20,18 @@ from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.rewriting.headers import get_header
 
 
-class AnyPath(BaseRoute):
-    """Take every request, whatever its path: line breaks, `*`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        return (Match.FULL if scope["type"] == "http" else Match.NONE), {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-
-
 class Passthrough:
-    """Relay any request unchanged."""
+    """Relay any request unchanged.
+
+    Args:
+        state: of the app.
+        paths: those that are forwarded; None: the path is one of the proxy's own.
+    """
 
     endpoint = "other"
 
-    def __init__(self, state: ProxyState) -> None:
+    def __init__(self, state: ProxyState, *, paths: ForwardedPaths | None = None) -> None:
+        self._paths = paths
         self._settings = settings = state.settings
         self._keys = ApiKeys(settings.proxy.api_keys)
         self._tracing = Tracing() if settings.proxy.tracing else None
@@ -68,7 +61,9 @@ class Passthrough:
 
     async def _answer_or_refuse(self, exchange: RequestContext) -> None:
         try:
-            self._keys.check(exchange.headers)
+            exchange.team = self._keys.check(exchange.headers)
+            if self._paths is not None:
+                self._paths.check(exchange.target.partition("?")[0])
             await self._answer(exchange)
         except RequestError as error:
             exchange.outcome = "refused"

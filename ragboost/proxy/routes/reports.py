@@ -1,25 +1,77 @@
-"""`POST /v1/index/events`: the cache reports of the hook inside an engine."""
+"""`POST /v1/index/events`: the cache reports of the hook inside an engine.
+
+A report decides what a backend is believed to hold, so it needs a key that no client has.
+"""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ragboost.config import Settings
 from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH
-from ragboost.proxy.asgi.keys import ApiKeys
+from ragboost.errors import ConfigError, RequestError
+from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
 from ragboost.proxy.asgi.limits import read_body
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 
 _BODY = {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+_SETTING = "engine_hooks.report_key (RAGBOOST_ENGINE_HOOKS__REPORT_KEY)"
+_LOCAL = ("127.", "::1", "::ffff:127.")
+
+
+class ReportsForbiddenError(RequestError):
+    """Reports need a key, and the proxy has none for them."""
+
+    status = 403
+
+
+class _ReportKey:
+    """Admits the hook and no client.
+
+    Raises:
+        ConfigError: a client has the same key.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        key, clients = settings.engine_hooks.report_key, settings.proxy.api_keys
+        if key is not None and key in clients:
+            raise ConfigError(f"{_SETTING} is also in proxy.api_keys: choose another key")
+        self._keys = None if key is None else ApiKeys([key])
+        self._is_open = not clients
+
+    def check(self, request: Request) -> None:
+        """Check the key of a report; without one configured, that it comes from this machine.
+
+        Raises:
+            UnauthorizedError: no key, or a wrong one.
+            ReportsForbiddenError: no key is configured, and clients have keys, or the report comes
+                from another machine.
+        """
+        if self._keys is None:
+            host = request.client.host if request.client else ""
+            if not self._is_open or not host.startswith(_LOCAL):
+                raise ReportsForbiddenError(
+                    f"reports need a key: set {_SETTING} for the proxy and for the engine"
+                )
+            return
+        try:
+            self._keys.check(request.scope["headers"])
+        except UnauthorizedError as error:
+            raise UnauthorizedError(f"{error}; reports need the key of {_SETTING}") from None
 
 
 def report_route(state: ProxyState) -> TypedRoute:
-    """Make the route."""
+    """Make the route.
+
+    Raises:
+        ConfigError: a client has the key of reports.
+    """
     settings = state.settings.proxy
-    keys = ApiKeys(settings.api_keys)
+    key = _ReportKey(state.settings)
 
     async def receive_report(request: Request) -> Response:
         """Apply a report of cache events by the in-engine hook; msgpack both ways."""
-        keys.check(request.scope["headers"])
+        key.check(request)
         declared = request.headers.get("content-length")
         body = await read_body(request.receive, declared=declared, settings=settings)
         return Response(await state.sync.report(body), media_type=CONTENT_TYPE)
@@ -29,7 +81,7 @@ def report_route(state: ProxyState) -> TypedRoute:
         receive_report,
         method="POST",
         tag="engine hooks",
-        errors=(400, 401, 408, 413),
+        errors=(400, 401, 403, 408, 413),
         response_class=Response,
         responses={200: _BODY},
         openapi_extra={"requestBody": _BODY},

@@ -14,19 +14,34 @@ class RunningTurn:
     """A turn that is being answered.
 
     Attributes:
-        is_ending: returns True if the client may have the whole response already.
-        commit: the task that stores the turn; None before the response is complete.
-        is_over: set when another turn may begin.
+        commit: the task that stores the turn; None before the backend's response is complete.
     """
 
-    def __init__(self) -> None:
-        self.is_ending: Callable[[], bool] = lambda: False
+    def __init__(self, release: Callable[[], None]) -> None:
         self.commit: asyncio.Task[None] | None = None
-        self.is_over = asyncio.Event()
+        self._release = release
 
-    def start_commit(self, work: Coroutine[None, None, None]) -> None:
-        """Store the turn in a task of its own: the client may leave with the whole response."""
-        self.commit = asyncio.create_task(work)
+    def end(self, commit: Coroutine[None, None, None] | None) -> None:
+        """End the turn when its response is complete.
+
+        Args:
+            commit: stores it, in a task of its own: the client may leave meanwhile. None: there is
+                nothing to store.
+        """
+        if commit is None:
+            self._release()
+            return
+        self.commit = asyncio.create_task(commit)
+        self.commit.add_done_callback(lambda _: self._release())
+
+    async def stored(self) -> None:
+        """Wait until the turn is stored, if it is to be.
+
+        Raises:
+            RequestError: it could not be stored.
+        """
+        if self.commit is not None:
+            await asyncio.shield(self.commit)
 
 
 class RunningTurns:
@@ -39,43 +54,30 @@ class RunningTurns:
     async def hold(self, session_id: str) -> AsyncIterator[RunningTurn]:
         """Reserve a session for a turn until the turn has ended and is stored.
 
-        Waits for another turn whose client may have the whole response already.
-
         Raises:
             SessionConflictError: another turn of the session is being answered.
         """
-        while (other := self._turns.get(session_id)) is not None:
-            if not other.is_ending():
-                raise SessionConflictError(
-                    f"session {session_id} is answering another turn; retry when that has ended",
-                    param="session_id",
-                )
-            await other.is_over.wait()
-        turn = self._turns[session_id] = RunningTurn()
+        if session_id in self._turns:
+            raise SessionConflictError(
+                f"session {session_id} is answering another turn; retry when that has ended",
+                param="session_id",
+            )
+        turn = self._turns[session_id] = RunningTurn(lambda: self._release(session_id, turn))
         try:
             yield turn
         finally:
             if turn.commit is None:
-                self._release(session_id)
-            else:
-                turn.commit.add_done_callback(lambda task: self._committed(session_id, task))
-
-    async def settled(self, session_id: str) -> None:
-        """Wait until a turn whose client may have the whole response is stored."""
-        turn = self._turns.get(session_id)
-        if turn is not None and turn.is_ending():
-            await turn.is_over.wait()
+                self._release(session_id, turn)
 
     async def drain(self) -> None:
         """Wait until every completed turn is stored."""
         tasks = [turn.commit for turn in self._turns.values() if turn.commit is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _release(self, session_id: str) -> None:
-        self._turns.pop(session_id).is_over.set()
-
-    def _committed(self, session_id: str, task: asyncio.Task[None]) -> None:
-        self._release(session_id)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            logger.error("a turn of session %s was not stored", session_id, exc_info=error)
+    def _release(self, session_id: str, turn: RunningTurn) -> None:
+        if self._turns.get(session_id) is turn:
+            del self._turns[session_id]
+        if turn.commit is None or not turn.commit.done() or turn.commit.cancelled():
+            return
+        if (error := turn.commit.exception()) is not None:
+            logger.error("session %s: %s", session_id, error)

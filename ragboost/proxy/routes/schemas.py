@@ -89,12 +89,18 @@ class EventStreamReadiness(BaseModel):
 
     backend: str
     state: str = Field(description="`exact`, `degraded` or `fallback`.")
+    reason: str | None = Field(
+        None, description="Why nothing arrives, and the way out; absent if something does."
+    )
 
 
 class Readiness(BaseModel):
-    """Readiness of the backends, and of the streams of their cache events."""
+    """Readiness of the backends, of the session store, and of the streams of cache events."""
 
-    status: Literal["ready", "backend unreachable"]
+    status: Literal["ready", "degraded", "backend unreachable"]
+    sessions: str | None = Field(
+        None, description="Last failure of the session API's store; absent if it works."
+    )
     kv_events: dict[str, EventStreamReadiness] | None = Field(
         None, description="By name of the stream; absent without streams."
     )
@@ -115,6 +121,7 @@ class DashboardTotals(BaseModel):
     documents_dropped: float
     prompt_tokens: float
     cached_tokens: float
+    reused_tokens: float = Field(description="Reused from stored chunks.")
     index_nodes: int
     sessions: int
     waiting: int
@@ -151,7 +158,9 @@ class DashboardBackend(BaseModel):
     is_healthy: bool
     running: int
     prefill_tokens: int
-    kv_events: list[str] = Field(description="States of its streams of cache events.")
+    kv_events: list[str] = Field(
+        description="States of its streams of cache events, with the reason of silence."
+    )
 
 
 class HotPrefix(BaseModel):
@@ -187,6 +196,7 @@ class RecentCompletion(BaseModel):
     ttft_ms: float | None
     prompt_tokens: int | None
     cached_tokens: int | None
+    reused_tokens: int | None = Field(description="Reused from stored chunks.")
     before: list[str]
     after: list[str]
 

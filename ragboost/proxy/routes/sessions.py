@@ -1,11 +1,9 @@
 """The chat-session API: the client sends only new turns, the proxy keeps the history.
 
-A turn is added when its response is complete; until then the session does not change. Does not know
-how histories are rewritten or stored.
+A turn is added when its response is complete, and before the client gets the response's end; until
+then the session does not change. Does not know how histories are rewritten or stored.
 """
 
-import logging
-import time
 import uuid
 from functools import partial
 from typing import Annotated
@@ -18,7 +16,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message
 
-from ragboost.errors import RequestError, SessionNotFoundError
+from ragboost.errors import (
+    RequestError,
+    SessionConflictError,
+    SessionNotFoundError,
+    SessionStoreError,
+)
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.errors import invalid_request
 from ragboost.proxy.asgi.limits import BodyTooLargeError, read_body
@@ -44,8 +47,6 @@ from ragboost.rewriting.sent_history import HistoryDelta
 from ragboost.rewriting.tenants import user_of
 from ragboost.sessions import ChatSession, ChatSessionStore
 
-logger = logging.getLogger(__name__)
-
 _CHAT = "/v1/chat/completions"
 _PATH = "/v1/sessions"
 _TAG = "sessions"
@@ -57,7 +58,6 @@ class SessionRoutes:
     def __init__(self, state: ProxyState) -> None:
         self._ttl_s = state.settings.session.ttl_s
         self._store = state.store
-        self._turns = state.turns
         self._guard = partial(_Guarded, state=state)
         self._chat = SessionTurns(state)
 
@@ -91,7 +91,7 @@ class SessionRoutes:
             new = NewSession.model_validate_json(await request.body() or b"{}")
         except ValidationError as error:
             raise invalid_request(error.errors()) from None
-        now = time.time()
+        now = self._store.now()
         session = ChatSession(
             id=f"sess_{uuid.uuid4().hex}",
             owner=user_of(request.scope["headers"]),
@@ -124,7 +124,6 @@ class SessionRoutes:
 
     async def get_session(self, request: Request, session_id: str) -> Response:
         """Return a session with its messages."""
-        await self._turns.settled(session_id)
         session = await _get(self._store, user_of(request.scope["headers"]), session_id)
         history = read_history(await self._store.turns(session_id), system=session.system)
         # The messages stay byte for byte as they were written.
@@ -134,7 +133,6 @@ class SessionRoutes:
 
     async def delete_session(self, request: Request, session_id: str) -> DeletedSession:
         """Delete a session."""
-        await self._turns.settled(session_id)
         if not await self._store.delete(user_of(request.scope["headers"]), session_id):
             raise _not_found(session_id)
         return DeletedSession(id=session_id)
@@ -194,6 +192,7 @@ class SessionTurns(Completions):
             str(exchange.scope["path_params"]["session_id"]),
         )
         await _get(self._store, owner, session_id)  # nobody learns of others' sessions by a 409
+        await self._store.check()
         async with self._turns.hold(session_id) as running:
             session = await _get(self._store, owner, session_id)
             turns = await self._store.turns(session_id)
@@ -203,13 +202,19 @@ class SessionTurns(Completions):
             exchange.scope = {**exchange.scope, "path": _CHAT, "raw_path": _CHAT.encode()}
 
             def commit(answers: list[AnswerMessage]) -> None:
-                if answers:  # the first choice continues the session
-                    delta = upstream.result.delta if upstream.result is not None else None
-                    answered = SessionTurn.of(request.new, answers[0], delta or HistoryDelta())
-                    running.start_commit(self._commit(session, answered))
+                if not answers:
+                    running.end(None)
+                    return
+                delta = upstream.result.delta if upstream.result is not None else None
+                # The first choice continues the session.
+                answered = SessionTurn.of(request.new, answers[0], delta or HistoryDelta())
+                running.end(self._commit(session, answered))
 
-            reader = ResponseReader(strips_usage=upstream.is_usage_added, on_messages=commit)
-            running.is_ending = lambda: reader.is_ending
+            reader = ResponseReader(
+                strips_usage=upstream.is_usage_added,
+                on_messages=commit,
+                before_end=running.stored,
+            )
             await self._relay(exchange, watch, admission, upstream, reader=reader)
 
     async def _prepare(
@@ -233,6 +238,7 @@ class SessionTurns(Completions):
                 admission,
                 session=exchange.scope["path_params"]["session_id"],
                 history=history.sent,
+                team=exchange.team,
             )
         except RequestError as error:
             if request.is_flat and error.param:  # the client gave the field without our object
@@ -241,8 +247,15 @@ class SessionTurns(Completions):
             raise
 
     async def _commit(self, session: ChatSession, turn: SessionTurn) -> None:
-        if not await self._store.append(session, turn.encode()):
-            logger.warning("session %s was deleted or continued elsewhere", session.id)
+        try:
+            is_stored = await self._store.append(session, turn.encode())
+        except SessionStoreError as error:
+            raise SessionStoreError(f"this turn is not stored: {error}") from error
+        if not is_stored:
+            raise SessionConflictError(
+                f"this turn is not stored: session {session.id} was deleted or continued elsewhere",
+                param="session_id",
+            )
 
 
 async def _get(store: ChatSessionStore, owner: str, session_id: str) -> ChatSession:

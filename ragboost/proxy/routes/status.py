@@ -1,6 +1,8 @@
 """The endpoints for operators: health, readiness, version and metrics."""
 
+import asyncio
 from collections.abc import Sequence
+from typing import Literal
 
 from starlette.responses import Response
 
@@ -54,15 +56,24 @@ class StatusRoutes:
         return Liveness()
 
     async def ready(self, response: Response) -> Readiness:
-        """Report if any backend responds; 503 if not."""
+        """Report if any backend responds; 503 if not.
+
+        The status is `degraded` if the session API cannot store turns: all else works.
+        """
         streams = {
-            view.stream.name: EventStreamReadiness(backend=view.backend, state=view.stream.state)
+            view.stream.name: EventStreamReadiness(
+                backend=view.backend, state=view.stream.state, reason=view.silence
+            )
             for view in self._state.sync.streams
         }
         is_ready = await self._state.backends.is_ready()
         response.status_code = 200 if is_ready else 503
+        problem = self._state.store.problem
+        status: Literal["ready", "degraded"] = "ready" if problem is None else "degraded"
         return Readiness(
-            status="ready" if is_ready else "backend unreachable", kv_events=streams or None
+            status=status if is_ready else "backend unreachable",
+            sessions=problem,
+            kv_events=streams or None,
         )
 
     async def version(self) -> VersionInfo:
@@ -78,6 +89,7 @@ class StatusRoutes:
         state, metrics = self._state, self._state.metrics
         metrics.index_nodes.set(state.boosting.tenants.num_nodes)
         metrics.sessions.set(len(state.boosting.conversations))
+        metrics.tasks.set(len(asyncio.all_tasks()))
         metrics.queue_depth.set(state.dispatcher.num_waiting)
         for backend in state.backends.all:
             metrics.backend_up.labels(backend.name).set(backend.is_healthy)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from ragboost.config import BackendSettings, ReplicaSettings, Settings
+from ragboost.config.proxy import public_url
 from ragboost.errors import (
     BackendConnectionError,
     BackendError,
@@ -55,7 +56,7 @@ class Backend:
     """One upstream server, used on one event loop.
 
     Attributes:
-        url: base URL, without `/v1` and without a slash at the end.
+        url: base URL, without `/v1`, a slash at the end, user and password: it may be shown.
         name: in headers, metrics and logs; unique among the backends.
         max_concurrency: completions that may run on it at a time; None: unlimited.
         load: its requests.
@@ -65,7 +66,8 @@ class Backend:
     """
 
     def __init__(self, settings: BackendSettings, replica: ReplicaSettings | None = None) -> None:
-        self.url = (replica or settings).url.rstrip("/").removesuffix("/v1")
+        configured = (replica or settings).url
+        self.url = public_url(configured)
         self.name = (replica and replica.name) or self.url.partition("://")[2]
         self.max_concurrency = (replica and replica.max_concurrency) or settings.max_concurrency
         self.load = BackendLoad()
@@ -76,8 +78,9 @@ class Backend:
         self.hides_client_keys = False
         address = urlsplit(self.url)
         self._path = address.path
-        self._host = address.netloc.rpartition("@")[2].encode()
-        self._login = _basic(address.username, address.password)
+        self._host = address.netloc.encode()
+        login = urlsplit(configured)
+        self._login = _basic(login.username, login.password)
         self._connections = ConnectionPool(
             self.url,
             connect_timeout_s=settings.connect_timeout_s,
@@ -153,13 +156,19 @@ class Backend:
         return data if status == 200 else b""
 
     async def ask(
-        self, path: str, *, body: bytes | None = None, timeout_s: float = _READY_TIMEOUT_S
+        self,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: RawHeaders = (),
+        timeout_s: float = _READY_TIMEOUT_S,
     ) -> tuple[int, bytes]:
         """Send a request of the proxy's own on a new connection; return its status and body.
 
         Args:
             path: to GET.
             body: JSON to POST instead.
+            headers: further headers.
             timeout_s: for the whole exchange.
 
         Raises:
@@ -167,7 +176,7 @@ class Backend:
             BackendTimeoutError: no complete response within `timeout_s`.
         """
         method = "GET" if body is None else "POST"
-        own = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        own = [(b"content-type", b"application/json"), (b"connection", b"close"), *headers]
         head = self._head(method, path, self.with_key(own), len(body or b""))
         try:
             async with asyncio.timeout(timeout_s):

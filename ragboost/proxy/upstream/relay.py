@@ -9,7 +9,7 @@ import time
 from typing import Protocol
 
 from ragboost.cache_sync.usage import Usage
-from ragboost.errors import BackendError, BackendTimeoutError
+from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.headers import response_headers, with_header
 from ragboost.proxy.asgi.request_context import REQUEST_ID, RequestContext
@@ -95,7 +95,7 @@ async def _request(
                 exchange.method, exchange.target, headers=headers, body=upstream.body
             )
         except BackendError as error:
-            logger.warning("%s %s: %s", exchange.method, exchange.logged_path, error)
+            logger.warning("%s %s: %s", exchange.method, exchange.shown_path, error)
             if slot.fail_over(error):
                 continue
             is_timeout = isinstance(error, BackendTimeoutError)
@@ -135,7 +135,7 @@ async def _send_body(
     response: UpstreamResponse,
     reader: ResponseReader | None,
 ) -> bool:
-    last = b""
+    last = sent = b""
     send = exchange.send
     try:
         while chunk := await response.read():
@@ -145,33 +145,47 @@ async def _send_body(
             last = reader.feed(chunk) if reader else chunk
             if response.is_complete:
                 break
+            if reader and reader.must_settle:
+                await reader.settle()
             if last:
                 await send({"type": "http.response.body", "body": last, "more_body": True})
+                sent = last
         else:
             last = b""  # everything was sent
+        rest = last + (reader.finish() if reader else b"")
+        if reader and reader.must_settle:
+            await reader.settle()
+    except RequestError as error:
+        exchange.outcome = "truncated"
+        await _send_cut(exchange, watch, response, sent, status=error.status, reason=str(error))
+        return False
     except BackendError as error:
         exchange.outcome = "truncated"
-        path = exchange.logged_path
-        logger.warning("%s: the backend's response ended early: %s", path, error)
+        logger.warning("%s: the backend's response ended early: %s", exchange.shown_path, error)
         if held := reader.take_held() if reader else b"":
             last = held
             await send({"type": "http.response.body", "body": held, "more_body": True})
         await _send_cut(exchange, watch, response, last)
         return False
-    rest = last + (reader.finish() if reader else b"")
     watch.finish()
     await send({"type": "http.response.body", "body": rest, "more_body": False})
     return True
 
 
 async def _send_cut(
-    exchange: RequestContext, watch: ClientWatch, response: UpstreamResponse, last: bytes
+    exchange: RequestContext,
+    watch: ClientWatch,
+    response: UpstreamResponse,
+    last: bytes,
+    *,
+    status: int = 502,
+    reason: str = "the backend's response ended early",
 ) -> None:
     """End an incomplete response. The server closes the connection if the end is not sent."""
     watch.finish()
     is_between_events = last.endswith((b"\n\n", b"\r\n\r\n")) or not last
     if _is_stream(response) and is_between_events:
-        event = b"data: " + error_body(502, "the backend's response ended early") + b"\n\n"
+        event = b"data: " + error_body(status, reason) + b"\n\n"
         await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
 
 

@@ -1,7 +1,6 @@
 """A request as its backend gets it, with what the proxy reports about it afterwards."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.context import Context
@@ -9,9 +8,6 @@ from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import Bypass
 from ragboost.rewriting.rewriter import BoostResult
 from ragboost.rewriting.tenants import Tenant
-
-OnAnswers = Callable[[Sequence[Mapping[str, Any]]], None]
-"""Takes the assistant's messages of a complete response, one per choice."""
 
 
 class UpstreamRequest(NamedTuple):
@@ -26,7 +22,6 @@ class UpstreamRequest(NamedTuple):
         tenant: whose context index was used, or None.
         tracked: how its cache events are followed; None if nothing was boosted.
         history: digest of the rewritten history, for a conversation without a name; or empty.
-        on_answers: to call with the answers of such a conversation; None for all others.
         is_usage_added: the response's usage event was asked for by the proxy, not the client.
         seconds: the time that preparing it took, without waiting; None if it is no completion.
     """
@@ -39,7 +34,6 @@ class UpstreamRequest(NamedTuple):
     tenant: Tenant | None = None
     tracked: TrackedRequest | None = None
     history: bytes = b""
-    on_answers: OnAnswers | None = None
     is_usage_added: bool = False
     seconds: float | None = None
 

@@ -4,7 +4,7 @@ Knows completions as JSON and as server-sent events. Does not know sockets or se
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -30,10 +30,11 @@ class ResponseReader:
         on_messages: called once, when the response is complete and before the client can know
             that it is, with the assistant's message of each choice: an empty list if the response
             is too long, an error, or of another shape. Not called for a truncated response.
+        before_end: to be awaited by `settle`.
 
     Attributes:
         usage: the usage read so far, or None.
-        is_ending: the client may soon have the whole response; True when `on_messages` is called.
+        must_settle: `on_messages` was called: call `settle` before anything else is sent.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class ResponseReader:
         *,
         strips_usage: bool = False,
         on_messages: Callable[[list[AnswerMessage]], None] | None = None,
+        before_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.usage: Usage | None = None
-        self.is_ending = False
+        self.must_settle = False
         self._strips_usage = strips_usage
         self._on_messages = on_messages
+        self._before_end = before_end
         self._is_stream = False
         self._is_readable = True
         self._num_bytes = 0
@@ -65,7 +68,6 @@ class ResponseReader:
             is_stream: the body is server-sent events, not JSON.
         """
         self._is_stream = is_stream
-        self.is_ending = not is_stream  # a JSON response is sent when it is complete
         return is_stream and self._strips_usage
 
     def feed(self, chunk: bytes) -> bytes:
@@ -96,6 +98,16 @@ class ResponseReader:
         """Return the bytes of an incomplete event that were held back from the client."""
         held, self._rest = self._rest, b""
         return held if self._strips_usage else b""
+
+    async def settle(self) -> None:
+        """Wait until the end of the response may be sent.
+
+        Raises:
+            RequestError: it must not be sent.
+        """
+        assert self._before_end is not None, "nothing to wait for"
+        self.must_settle = False
+        await self._before_end()
 
     def _split(self, chunk: bytes) -> list[bytes]:
         """Return the events that are complete now, with their ends."""
@@ -162,9 +174,9 @@ class ResponseReader:
         self._complete(messages)
 
     def _complete(self, messages: list[AnswerMessage] | None = None) -> None:
-        self.is_ending = True
         if self._on_messages is None:
             return
+        self.must_settle = self._before_end is not None
         report, self._on_messages = self._on_messages, None
         if self._is_stream and self._is_readable:
             messages = [self._deltas[index].join() for index in sorted(self._deltas)]

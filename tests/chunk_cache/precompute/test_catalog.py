@@ -1,9 +1,12 @@
 """The catalogue says what was prepared, and survives what files go through."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.chunk_cache.precompute.catalog import FILE, ChunkCatalog, PreparedChunk, recipe_of
 from ragboost.errors import ChunkCacheError
 
@@ -73,3 +76,40 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"document": "b", "pla\n{"document": "c"}\n')
     with pytest.raises(ChunkCacheError, match=r"catalog.jsonl:1 is not a catalog entry"):
         ChunkCatalog(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            json.dumps({**asdict(entry("a")), **changed}).encode()
+            for changed in (
+                {"key": "../victim"},
+                {"plain": "/p"},
+                {"num_tokens": "1"},
+                {"size_bytes": -1},
+                {"recipe": ["r"]},
+                {"more": 1},
+            )
+        ),
+        b"[" * 100_000,
+        b"[1]",
+        b'"a"',
+        b"\xff\xfe",
+    ],
+)
+def test_a_crafted_line_is_refused(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / FILE).write_bytes(line + b"\n\n")
+    with pytest.raises(ChunkCacheError, match=":1 is not a catalog entry"):
+        ChunkCatalog(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["../victim", "/etc/victim", "..", "", "a/b", "a" * 300, "a\0b"])
+def test_no_key_names_a_file_outside_of_the_directory(tmp_path: Path, key: str) -> None:
+    victim = tmp_path / "victim.safetensors"
+    victim.write_bytes(b"precious")
+    disk = DiskTier(tmp_path / "kv", capacity_bytes=1 << 20)
+    for use in (disk.remove, disk.load, disk.open, disk.__contains__):
+        with pytest.raises(ChunkCacheError, match="is not the key of a chunk"):
+            use(key)
+    assert victim.exists()

@@ -15,7 +15,7 @@ from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES, make_policy
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES, make_policy
 from ragboost.chunk_cache.selection.base import budget, choose
 from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.view import SelectionView
@@ -74,6 +74,20 @@ def test_cacheblend_scores_with_the_change_of_layer_1(
 
     torch.testing.assert_close(got[0], keys, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(got[1], values, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["cacheblend", "cacheblend-v", "a3", "hybrid", "gradual"])
+@pytest.mark.parametrize("can_resume", [True, False])
+def test_a_policy_that_computes_layer_1_of_all_tokens_leaves_no_stale_kv_in_it(
+    reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor], policy: str, *, can_resume: bool
+) -> None:
+    other = ChunkReuse(ModelAdapter(reuse.adapter.model), reuse.store, identity=reuse.identity)
+    other.adapter.can_resume = can_resume
+    result = other.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.05)
+    assert result.num_approximate > 0
+    for got, want in zip(result.cache.layers[:2], truth[0].layers, strict=False):
+        torch.testing.assert_close(got.keys, want.keys, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got.values, want.values, atol=1e-5, rtol=1e-5)
 
 
 def test_question_attention_is_a_distribution_per_head_and_question_token(
@@ -139,19 +153,33 @@ def test_two_stages_keep_the_first_half(reuse: ChunkReuse) -> None:
 
 def test_sensitivity_is_the_change_by_other_chunks_and_serves_the_offline_hybrid() -> None:
     reuse = ChunkReuse(build_adapter(), ChunkStore())
-    measure(reuse, SYSTEM, CHUNKS[2], neighbours=[CHUNKS[0], CHUNKS[1]])
-    reuse.precompute(SYSTEM, CHUNKS)
+    for number in range(4):
+        near = [CHUNKS[0], CHUNKS[1]] if number == 2 else [CHUNKS[number]]
+        measure(reuse, SYSTEM, CHUNKS[number], neighbours=near)
     assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
-    assert assembly.sensitivity[46:66].gt(0).all()
-    assert assembly.sensitivity[66:86].eq(0).all()
+    assert assembly.sensitivity[26:86].gt(0).all()
     result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="hybrid-offline", ratio=0.3)
-    inside = [position for position in result.selected if 46 <= position < 66]
-    assert len(inside) > len(result.selected) / 2
+    view = view_of(reuse)
+    want = rank(view.mean_question_attention()[26:86]) + rank(assembly.sensitivity[26:86])
+    assert set(result.selected) == set((want.topk(18).indices + 26).tolist())
 
 
-def test_rank_goes_from_0_to_1() -> None:
+@pytest.mark.parametrize("policy", sorted(MEASURED))
+def test_a_policy_without_the_measurements_that_it_needs_is_refused(policy: str) -> None:
+    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    measure(reuse, SYSTEM, CHUNKS[1], neighbours=[CHUNKS[0]])
+    reuse.precompute(SYSTEM, CHUNKS[:3])
+    named = f"the policy {policy.removesuffix('-peak')} needs .* chunk 2 was stored without it"
+    with pytest.raises(ChunkCacheError, match=named):
+        reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.3)
+    exact = reuse.prefill(SYSTEM, [CHUNKS[0]], QUESTION, policy=policy, ratio=0.3)
+    assert exact.num_approximate == 0, "an exact chunk needs none"
+
+
+def test_rank_goes_from_0_to_1_and_is_shared_by_equal_values() -> None:
     assert rank(torch.tensor([5.0, -1.0, 7.0])).tolist() == [0.5, 0.0, 1.0]
     assert rank(torch.tensor([3.0])).tolist() == [0.0]
+    assert rank(torch.tensor([0.0, 2.0, 0.0, 0.0, 1.0])).tolist() == [0.25, 1.0, 0.25, 0.25, 0.75]
 
 
 @given(

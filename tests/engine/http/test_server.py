@@ -8,7 +8,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import torch
 
+from ragboost.engine.runtime.attention import Segment
 from tests.engine.conftest import MODEL, Served
 from tests.engine.leaving import leave_while_running, wait_until_idle
 from tests.metrics import read_metric
@@ -184,6 +186,15 @@ def test_errors_have_the_right_class(served: Served) -> None:
          "messages[0].content[0]"),
         ({"documents": ["x"]}, "documents[0]"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"top_k": 5}, "top_k"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"stop_token_ids": [7]}, "stop_token_ids"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
     ],
@@ -194,6 +205,30 @@ def test_bad_field_is_named(served: Served, fields: dict[str, Any], param: str) 
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
     assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_options_that_ask_for_what_the_engine_does_anyway_are_served(served: Served) -> None:
+    neutral = {"tool_choice": "auto", "functions": [], "top_k": -1, "min_p": 0.0, "n": 1}
+    assert ask(served, "x", max_tokens=1, extra_body=neutral).usage is not None
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_request_that_the_memory_does_not_suffice_for_is_a_500_and_the_next_one_is_served(
+    fresh: Served, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    forward = fresh.engine.runner.forward
+
+    def fail_if_long(segments: list[Segment]) -> Any:
+        if any(len(segment.token_ids) > 100 for segment in segments):
+            raise torch.OutOfMemoryError("simulated")
+        return forward(segments)
+
+    monkeypatch.setattr(fresh.engine.runner, "forward", fail_if_long)
+    with pytest.raises(openai.InternalServerError, match="the engine failed") as caught:
+        ask(fresh, "word " * 300, stream=is_stream)
+    assert caught.value.code == "internal_error"
+    assert ask(fresh, "word").choices[0].message.content is not None
+    assert httpx.get(f"{fresh.url}/health").status_code == 200
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], [[]], ["a", "b"], [-1], [4096], [1.5], {}])

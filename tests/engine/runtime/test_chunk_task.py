@@ -40,9 +40,10 @@ def test_a_cancelled_task_ends_where_it_pauses_and_leaves_no_thread(num_advances
     assert "cancelled" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_an_error_of_ours_is_kept() -> None:
+@pytest.mark.parametrize("error", [ChunkCacheError, RuntimeError, MemoryError])
+def test_an_error_of_the_computation_is_kept(error: type[Exception]) -> None:
     def fail(_pace: Pace) -> int:
-        raise ChunkCacheError("no such layer")
+        raise error("no such layer")
 
     task: ChunkTask[int] = ChunkTask(fail, name="failing")
     assert task.advance(rows=1)
@@ -52,7 +53,7 @@ def test_an_error_of_ours_is_kept() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_bug_reaches_the_owner() -> None:
     def fail(_pace: Pace) -> int:
-        raise ZeroDivisionError
+        raise AssertionError("a bug")
 
     with pytest.raises(RuntimeError, match="buggy failed"):
         ChunkTask(fail, name="buggy").advance(rows=1)

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from ragboost.chunk_cache.dependency.depkv import DepCache
+from ragboost.chunk_cache.dependency.pool import TokenPool
 from ragboost.chunk_cache.dependency.prompt import LinearNode
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine import builtin, create_engine_app
@@ -168,6 +169,47 @@ def test_graphs_stream_beside_other_requests(dependency: Served) -> None:
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(stream, range(6)))
     assert answers[::2] == [alone] * 3
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5])
+def test_a_graph_is_computed_in_pieces_beside_the_steps_of_other_requests(
+    dependency: Served, monkeypatch: pytest.MonkeyPatch, ratio: float
+) -> None:
+    paths = [[f"entity {i}", "is near", f"place {i * 7}", "in", f"land {i}"] for i in range(80)]
+    graph = {"paths": paths, "recompute_ratio": ratio}
+    alone = ask(dependency, graph)
+    pieces: list[int] = []
+    compute = ModelAdapter.forward
+
+    def note_rows(adapter: ModelAdapter, tokens: list[int], *args: Any, **options: Any) -> Any:
+        pieces.append(len(tokens))
+        return compute(adapter, tokens, *args, **options)
+
+    monkeypatch.setattr(ModelAdapter, "forward", note_rows)
+    beside = ask(dependency, graph, extra={"cache_salt": f"other {ratio}"})
+
+    limit = SETTINGS.max_step_tokens * (1 if ratio == 0 else 2)  # looks at one layer of two
+    assert reused(beside) == 0
+    assert sum(pieces) > 4 * limit
+    assert max(pieces) <= limit
+    assert beside.choices[0].message == alone.choices[0].message
+
+
+def test_a_graph_that_the_memory_does_not_suffice_for_fails_alone(
+    dependency: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = ask(dependency, {"paths": PATHS[:3]}).choices[0].message.content
+
+    def fail(*_args: Any, **_options: Any) -> None:
+        raise MemoryError("simulated")
+
+    for owner, name in ((DepCache, "_compute"), (TokenPool, "store")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            with pytest.raises(openai.InternalServerError, match="the engine failed"):
+                ask(dependency, {"paths": [*PATHS, ["a", name, "b"]]})
+        again = ask(dependency, {"paths": PATHS[:3]})
+        assert again.choices[0].message.content == good
 
 
 def test_recompute_is_asked_for_per_request(dependency: Served) -> None:

@@ -6,17 +6,20 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from ragboost.chunk_cache.chunks import Chunks
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.selection import POLICIES
+from ragboost.chunk_cache.precompute.prime import measure
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
-from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.prompt import CutPrompt, PromptPart, PromptTokens, ReuseOptions
+from ragboost.engine.runtime.prompt import CutPrompt, PromptPart, PromptTokens
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.sampling import SamplingParams
 from ragboost.engine.text.cutting import TextSpan, cut_tokens
+from ragboost.engine_chunks.options import ReuseOptions
 from tests.engine.submitting import Request, running
 from tests.eventually import eventually
 
@@ -43,7 +46,7 @@ def engine(loaded: LoadedModel) -> Iterator[Engine]:
         yield engine
     assert_nothing_is_held(engine)
     names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name in ("ragboost-selecting", "ragboost-storing")]
+    assert "ragboost-selecting" not in names
 
 
 def assert_nothing_is_held(engine: Engine) -> None:
@@ -64,21 +67,58 @@ def parts_of(numbers: list[int], *, question: int = 1, system: list[int] = SYSTE
 def wait_for_chunks(engine: Engine, count: int) -> None:
     scheduler = engine.chunk_scheduler
     assert scheduler is not None
-    eventually(lambda: scheduler.totals.chunks_stored >= count and not scheduler.has_work)
+    eventually(lambda: scheduler.totals.chunks_stored, equals=count)
 
 
 def approx(policy: str = "gradual", ratio: float = 0.25) -> ReuseOptions:
     return ReuseOptions(policy, ratio)
 
 
-def test_missing_chunks_are_computed_stored_and_reused_in_another_place(engine: Engine) -> None:
+def test_chunks_that_a_request_computes_are_reused_by_the_next_one_and_computed_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, pieces = watch(engine, monkeypatch)
     cold = Request(engine, parts_of([1, 2, 3]), reuse=approx()).sources()
+    num_decoded = 3
     wait_for_chunks(engine, 3)
+    assert pieces == []
+    assert sum(map(sum, steps)) == sum(cold) + num_decoded
     warm = Request(engine, parts_of([3, 1, 2], question=2), reuse=approx()).sources()
 
     assert cold == (0, 0, 0, 20 + 120 + 12)
-    # 16 of the system prompt are in the prefix cache, all of it and chunk 3 behind it in the store.
-    assert warm == (20 + 40, 60, 20, 12)
+    assert warm == (20, 90, 30, 12)
+    assert engine.chunk_scheduler is not None
+    assert engine.chunk_scheduler.totals.chunks_stored == 3, "nothing new"
+
+
+def test_chunks_behind_the_same_ones_as_before_are_exact(engine: Engine) -> None:
+    Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
+    wait_for_chunks(engine, 3)
+    engine.reset_prefix_cache().result()
+    again = Request(engine, parts_of([1, 2, 3, 4], question=2), reuse=approx())
+    assert again.sources() == (140, 0, 0, 40 + 12)
+    assert again.submitted.exact_until is None
+    want = Request(engine, parts_of([1, 2, 3, 4], question=2), reuse=None, salt="other").tokens()
+    assert [Request(engine, parts_of([1, 2, 3, 4], question=2)).tokens()] == [want]
+
+
+def test_a_chunk_that_an_exact_request_computed_is_taken_from_the_prefix_cache(
+    engine: Engine,
+) -> None:
+    Request(engine, parts_of([1, 2]), reuse=None).finish()
+    Request(engine, parts_of([1, 2], question=2), reuse=approx()).finish()
+    wait_for_chunks(engine, 2)
+    assert Request(engine, parts_of([2, 1], question=3), reuse=approx()).sources() == (
+        (20, 60, 20, 12)
+    )
+
+
+def test_a_prompt_whose_chunks_cannot_be_copied_is_answered(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Chunks, "take", out_of_memory)
+    outputs = Request(engine, parts_of([1, 2]), reuse=approx()).finish()
+    assert [output.finish_reason for output in outputs] == [None, None, None, "length"]
 
 
 def test_the_exact_prefix_comes_before_stored_chunks(engine: Engine) -> None:
@@ -86,8 +126,8 @@ def test_the_exact_prefix_comes_before_stored_chunks(engine: Engine) -> None:
     wait_for_chunks(engine, 3)
     again = Request(engine, parts_of([1, 2, 4, 3], question=2), reuse=approx()).sources()
 
-    # 6 blocks of the first 100 tokens are exact. The end of chunk 2 and chunk 3 are stored.
-    assert again == (96, 33, 11, 40 + 12)
+    # 6 blocks of the first 100 tokens are in the prefix cache, and chunk 2 is exact behind chunk 1.
+    assert again == (100, 30, 10, 40 + 12)
 
 
 def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> None:
@@ -106,6 +146,14 @@ def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> No
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_runs_in_the_engine_and_its_tokens_add_up(engine: Engine, policy: str) -> None:
     assert engine.chunk_scheduler is not None
+    for number in (1, 2, 3):
+        if policy in MEASURED:
+            measure(
+                engine.chunk_scheduler.reuse,
+                SYSTEM,
+                chunk(number),
+                neighbours=[chunk(number % 3 + 1)],
+            )
     engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
     request = Request(engine, parts_of([3, 2, 4, 1]), reuse=approx(policy, 0.25))
     recomputed = {"full": 80, "reuse": 0}.get(policy, 20)
@@ -214,13 +262,24 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[in
     return steps, pieces
 
 
-def test_storing_chunks_takes_an_eighth_of_a_busy_step(engine: Engine) -> None:
+def test_a_selection_that_fails_fails_its_request_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.chunk_scheduler is not None
+    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2)])
     decoding = Request(engine, parts_of([30]), reuse=None, max_tokens=1500)
     decoding.next()
-    Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
-    wait_for_chunks(engine, 3)
-    assert decoding.submitted.finish_reason is None, "it was not held up"
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkReuse, "select", out_of_memory)
+        failed = Request(engine, parts_of([2, 1]), reuse=approx()).finish()
+    assert [output.finish_reason for output in failed] == ["error"]
+    assert Request(engine, parts_of([2, 1]), reuse=approx()).sources() == (60, 30, 10, 12)
+    assert decoding.submitted.finish_reason is None
     engine.abort(decoding.submitted)
+
+
+def out_of_memory(*_args: object, **_options: object) -> None:
+    raise torch.OutOfMemoryError("simulated")
 
 
 @pytest.mark.parametrize("is_cold", [True, False])
@@ -249,7 +308,6 @@ def test_abort_frees_everything_at_any_stage(loaded: LoadedModel, is_cold: bool)
         assert "ragboost-selecting" not in names
         scheduler.close()
         assert not scheduler.has_work
-        assert "ragboost-storing" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel) -> None:
@@ -289,7 +347,7 @@ def test_salts_do_not_share_chunks(engine: Engine) -> None:
     for number, salt in enumerate((None, "a", "b"), 1):
         assert sources([1, 2], salt) == (0, 0, 0, 112)
         wait_for_chunks(engine, 2 * number)
-        assert sources([2, 1], salt)[:3] == (60, 30, 10)
+        assert sources([2, 1], salt)[:3] == (20, 60, 20)
 
 
 def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
@@ -329,10 +387,4 @@ def test_token_prompts_with_text_between_chunks_add_up(engine: Engine) -> None:
     wait_for_chunks(engine, 2)
     moved = [*SYSTEM, *chunk(2), 5, 6, *chunk(1), 5, 9, *range(100, 112)]
     request = Request(engine, cut_tokens(moved, spans), reuse=approx(ratio=0.5))
-    assert request.sources() == (20 + 40, 20, 20, 2 + 14)
-
-
-def test_a_chunk_scheduler_without_work_stores_nothing(engine: Engine) -> None:
-    assert isinstance(engine.chunk_scheduler, ChunkScheduler)
-    assert not engine.chunk_scheduler.has_work
-    engine.chunk_scheduler.close()
+    assert request.sources() == (20, 40, 40, 2 + 14)

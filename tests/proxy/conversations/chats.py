@@ -1,7 +1,7 @@
 """Chat client as applications write it, and invariants of the requests that the engine receives."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -21,7 +21,9 @@ class Chat:
         session: session id; None lets the proxy recognise the conversation by its history.
         user: API key.
         stream: request streams, with the official SDK.
+        resends: give the documents of earlier turns again, behind the new ones.
         messages: history in its original form.
+        given: documents given so far, each once.
         answer: text of the last response.
     """
 
@@ -30,22 +32,38 @@ class Chat:
     session: str | None = None
     user: str = "someone"
     stream: bool = False
+    resends: bool = False
     messages: list[dict[str, Any]] = field(default_factory=list)
+    given: list[Any] = field(default_factory=list)
     answer: str = ""
     response: httpx.Response | None = None
 
-    def ask(self, question: str, documents: list[Any] | None = None, **fields: Any) -> Received:
+    def ask(
+        self,
+        question: str,
+        documents: list[Any] | None = None,
+        *,
+        boost: bool = True,
+        **fields: Any,
+    ) -> Received:
         """Send a question, append it and the answer, and return the engine's received request."""
         self.messages = [*self.messages, {"role": "user", "content": question}]
-        received = self.send(documents, **fields)
+        if self.resends:
+            earlier = [one for one in self.given if one not in (documents or ())]
+            self.given = documents = [*(documents or ()), *earlier]
+        received = self.send(documents, boost=boost, **fields)
         self.messages = [*self.messages, {"role": "assistant", "content": self.answer}]
         return received
 
-    def send(self, documents: list[Any] | None = None, **fields: Any) -> Received:
+    def send(
+        self, documents: list[Any] | None = None, *, boost: bool = True, **fields: Any
+    ) -> Received:
         """Send the history unchanged."""
         ours: dict[str, Any] = {} if self.session is None else {"session_id": self.session}
         if documents is not None:
             ours["documents"] = documents
+        if not boost:
+            ours["options"] = {"boost": False}
         body = {"model": "m", "messages": self.messages, **fields}
         if ours:
             body["ragboost"] = ours
@@ -60,8 +78,7 @@ class Chat:
 
     def fork(self) -> "Chat":
         """Return a copy of the conversation that continues separately."""
-        history = list(self.messages)
-        return Chat(self.client, self.engine, self.session, self.user, self.stream, history)
+        return replace(self, messages=list(self.messages), given=list(self.given))
 
     def _stream(self, body: dict[str, Any]) -> str:
         messages = body.pop("messages")

@@ -1,6 +1,8 @@
 """Conversations through the proxy: nothing lost, doubled or mixed, and prefixes that only grow."""
 
+import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from ragboost.rewriting.rewriter import Rewriter
 from tests.fakes import FakeEngine, Received
+from tests.fakes.proxy import ProxyServer
 from tests.proxy.conversations.chats import (
     HINT,
     URL,
@@ -145,6 +148,16 @@ def test_models_and_cache_salts_do_not_meet(client: httpx.Client, engine: FakeEn
         assert contents(Chat(client, engine, "salted").ask("hello", **fields)) == ["hello"]
 
 
+@pytest.mark.parametrize("field", ["user", "safety_identifier"])
+def test_end_users_with_the_same_session_id_do_not_meet(
+    client: httpx.Client, engine: FakeEngine, field: str
+) -> None:
+    """An application numbers the chats of each of its users."""
+    Chat(client, engine, f"1 {field}").ask("hello", [document(1)], **{field: "alice"})
+    received = Chat(client, engine, f"1 {field}").ask("hello", **{field: "bob"})
+    assert contents(received) == ["hello"]
+
+
 def test_the_same_documents_field_keeps_its_order_and_hints_in_a_conversation(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
@@ -181,6 +194,67 @@ def _with_field(chat: Chat, fields: dict[str, Any]) -> Received:
     response = chat.client.post(URL, json={**body, **fields}, headers=headers)
     chat.answer = response.json()["choices"][0]["message"]["content"]
     return chat.engine.requests[-1]
+
+
+def _labels(received: Received) -> list[str]:
+    return re.findall(r"^\[Doc_[^\]]+\]$", "\n".join(contents(received)), re.MULTILINE)
+
+
+def test_a_later_turn_refers_to_documents_that_were_sent_unboosted(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "unboosted first")
+    first = chat.ask("one?", [document(1), document(2)], boost=False)
+    second = chat.ask("two?", [document(2), document(3)])
+    check_extends(second, first)
+    check_hints_point_into_the_payload(second)
+    assert HINT.findall(contents(second)[-1]) == ["[Doc_2]"]
+    assert _labels(second) == ["[Doc_1]", "[Doc_2]", "[Doc_3]"]
+
+
+def test_no_two_documents_have_one_label_after_an_unboosted_turn(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "unboosted labels")
+    chat.ask("one?", [document(1)])
+    other, third = {"id": 1, "text": "another text"}, {"id": 1, "text": "a third text"}
+    chat.ask("two?", [other], boost=False)
+    last = chat.ask("three?", [third, other])
+    check_hints_point_into_the_payload(last)
+    labels = _labels(last)
+    assert (len(labels), len(set(labels))) == (3, 3)
+    label = HINT.findall(contents(last)[-1])
+    assert f"{label[0]}\nanother text" in contents(last)[2]
+
+
+def test_the_same_question_asked_again_unboosted_is_not_boosted(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    documents = [document(i) for i in (80, 81, 82)]
+    Chat(client, engine, user="again").ask("x", documents[::-1])
+    for session in ("again", None):
+        chat = Chat(client, engine, session, user="again")
+        chat.messages = [{"role": "user", "content": "one?"}]
+        boosted = chat.send(documents)
+        assert _labels(boosted) == ["[Doc_82]", "[Doc_81]", "[Doc_80]"]
+        given = chat.send(documents, boost=False)
+        assert chat.response is not None
+        assert chat.response.headers["x-ragboost-bypass"] == "option"
+        assert _labels(given) == ["[Doc_80]", "[Doc_81]", "[Doc_82]"]
+        assert chat.send(documents).body == boosted.body
+
+
+def test_an_unboosted_documents_field_keeps_its_order(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    documents = [{"title": f"T{i}", "text": text_of(i)} for i in (70, 71, 72)]
+    for session, order in (("a", documents[::-1]), ("b", documents)):
+        chat = Chat(client, engine, session, messages=[{"role": "user", "content": "x?"}])
+        _with_field(chat, {"documents": order})
+    ours = {"options": {"boost": False}, "session_id": "b"}
+    received = _with_field(chat, {"documents": documents, "ragboost": ours})
+    assert received.json["documents"] == documents
+    assert received.json["messages"] == chat.messages
 
 
 ACTION = st.one_of(
@@ -236,3 +310,27 @@ class TestRandomConversations:
             return  # a question asked again without documents keeps those that it had
         hinted = HINT.findall(contents(received)[-1])
         assert len(hinted) == sum(text not in contents(received)[-1] for text in texts.values())
+
+
+def test_a_hint_names_a_document_as_this_branch_labelled_it(
+    start_proxy: Callable[..., ProxyServer], engine: FakeEngine
+) -> None:
+    proxy = start_proxy(session={"max_documents": 2})  # labels of earlier turns are forgotten
+    same_id = {"id": 5, "text": "Another text."}
+    with httpx.Client(base_url=proxy.url) as client:
+        chat = Chat(client, engine, "branches")
+        chat.ask("one?", [document(1), document(2)])
+        chat.ask("two?", [document(3), document(4)])
+        chat.ask("three?", [document(5), document(6)])
+        for question, documents in (
+            ("other?", [document(7), document(8)]),
+            ("another?", [document(5), document(9)]),
+            ("a third?", [same_id, document(9)]),
+        ):
+            Chat(client, engine, "branches").ask(question, documents)
+        received = chat.ask("four?", [document(5), same_id])
+    check_hints_point_into_the_payload(received)
+    shown = "".join(contents(received))
+    assert HINT.findall(contents(received)[-1]) == ["[Doc_5]"]
+    assert shown.count("[Doc_5]\n") == 1
+    assert "Another text." in contents(received)[-1]

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -290,13 +291,14 @@ def test_two_proxies_on_one_file_do_not_overwrite_each_other(
     ):
         name = create(one)
         engine.misbehave(hold=True)
-        slow = threading.Thread(target=ask, args=(one, name, "slow?"))
-        slow.start()
-        eventually(lambda: engine.num_active, equals=1)
-        engine.behave()
-        ask(two, name, "fast?")
-        engine.release()
-        slow.join()
+        with ThreadPoolExecutor(1) as thread:
+            slow = thread.submit(ask, one, name, "slow?")
+            eventually(lambda: engine.num_active, equals=1)
+            engine.behave()
+            ask(two, name, "fast?")
+            engine.release()
+            with pytest.raises(httpx.RemoteProtocolError):  # its turn is not stored
+                slow.result()
         assert [m["content"] for m in messages(one, name)][::2] == ["fast?"]
 
 

@@ -152,7 +152,8 @@ def test_a_conversation_without_a_name_stays_where_its_documents_were_sent(
             homes = []
             for turn in range(3):
                 history.append({"role": "user", "content": f"{user} asks {turn}?"})
-                ours = {"documents": documents(700 + 10 * user + turn)}
+                given = [one for at in range(turn + 1) for one in documents(700 + 10 * user + at)]
+                ours = {"documents": given}  # those of earlier turns show whose conversation it is
                 answer = ask(proxy.url, messages=history, ragboost=ours)
                 homes.append(answer.headers["x-ragboost-backend"])
                 history.append(answer.json()["choices"][0]["message"])

@@ -68,9 +68,9 @@ def test_messages_are_reported_before_the_line_that_ends_the_stream_is_returned(
     reader = ResponseReader(on_messages=found.append)
     reader.start(is_stream=True)
     reader.feed(events({"content": "so"}, done=False))
-    assert not reader.is_ending
+    assert reader.reads_messages
     reader.feed(b"data: [DONE]\n")
-    assert reader.is_ending
+    assert not reader.reads_messages
     assert found == [[{"role": "assistant", "content": "so"}]]
     assert reader.finish() == b""
     assert len(found) == 1

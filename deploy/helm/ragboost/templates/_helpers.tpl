@@ -12,3 +12,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
+
+{{/* Environment variables from the secrets that are named in the values. */}}
+{{- define "ragboost.secrets" -}}
+{{- $secrets := dict
+  "RAGBOOST_PROXY__API_KEYS" .Values.apiKeysSecret
+  "RAGBOOST_BACKEND__API_KEY" .Values.backendKeySecret
+  "RAGBOOST_ENGINE_HOOKS__REPORT_KEY" .Values.reportKeySecret
+  "RAGBOOST_SESSION__URL" .Values.sessionUrlSecret -}}
+{{- range $name, $secret := $secrets }}
+{{- if $secret }}
+- name: {{ $name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $secret }}
+      key: {{ $name }}
+{{- end }}
+{{- end }}
+{{- end -}}

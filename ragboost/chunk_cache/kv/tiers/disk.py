@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ragboost.chunk_cache.eviction.heat import TAU_S
 from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.keys import check_key
 from ragboost.chunk_cache.kv.tiers.codec import check_codec
 from ragboost.chunk_cache.kv.tiers.files import ChunkFile, encode
 from ragboost.errors import ChunkCacheError
@@ -228,7 +229,7 @@ class DiskTier:
         return self._clock() + TAU_S * math.log2(heat * max(cost_per_byte * 1e9, 1e-6))
 
     def _path(self, key: str) -> Path:
-        return self.directory / f"{key}{_SUFFIX}"
+        return self.directory / f"{check_key(key)}{_SUFFIX}"
 
     @contextmanager
     def _locked(self) -> Iterator["_ReservedBytes"]:

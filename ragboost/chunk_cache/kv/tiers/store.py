@@ -92,9 +92,10 @@ class TieredStore:
         """Return KV, loading it from disk unless computing it is expected to be faster."""
         with self._lock:
             chunk = self._from_memory(key)
-            if chunk is None and self.disk is not None:
-                load = self._loads.get(key) or self._start([key], is_awaited=True)[0]
-        if chunk is None and self.disk is not None:
+            load = self._loads.get(key)
+            if chunk is None and load is None and self.disk is not None and key in self.disk:
+                load = self._start([key], is_awaited=True)[0]
+        if chunk is None and load is not None:
             chunk = self._await(load)
         with self._lock:
             if chunk is None:

@@ -25,12 +25,14 @@ def read_totals(registry: CollectorRegistry) -> dict[str, float]:
         "documents_dropped": 0.0,
         "prompt_tokens": 0.0,
         "cached_tokens": 0.0,
+        "reused_tokens": 0.0,
     }
     keys = {
         "ragboost_requests_total": "requests",
         "ragboost_bypass_total": "bypassed",
         "ragboost_prompt_tokens_total": "prompt_tokens",
         "ragboost_cached_prompt_tokens_total": "cached_tokens",
+        "ragboost_reused_prompt_tokens_total": "reused_tokens",
     }
     for family in registry.collect():
         for sample in family.samples:

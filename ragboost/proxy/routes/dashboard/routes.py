@@ -55,7 +55,7 @@ class Dashboard:
 
     async def data(self, request: Request, response: Response) -> dict[str, Any]:
         """Return the figures of the page."""
-        self._keys.check(request.scope["headers"])
+        team = self._keys.check(request.scope["headers"])
         response.headers["cache-control"] = "no-store"
         registry = self._state.metrics.registry
         totals = read_totals(registry)
@@ -73,8 +73,8 @@ class Dashboard:
             "fidelity": self._fidelity(),
             "history": self.history.as_json(totals),
             "backends": self._backends(),
-            "indexes": self._indexes(),
-            "recent": list(self._state.boosting.recent),
+            "indexes": self._indexes(team),
+            "recent": self._state.boosting.recent.of_team(team),
         }
 
     def _fidelity(self) -> dict[str, float]:
@@ -84,7 +84,8 @@ class Dashboard:
     def _backends(self) -> list[dict[str, Any]]:
         states: dict[str, list[str]] = {}
         for view in self._state.sync.streams:
-            states.setdefault(view.backend, []).append(str(view.stream.state))
+            reason = f" ({view.silence})" if view.silence else ""
+            states.setdefault(view.backend, []).append(f"{view.stream.state}{reason}")
         return [
             {
                 "name": backend.name,
@@ -96,8 +97,8 @@ class Dashboard:
             for backend in self._state.backends.all
         ]
 
-    def _indexes(self) -> list[dict[str, Any]]:
-        tenants = self._state.boosting.tenants.all()[-_MAX_INDEXES:]
+    def _indexes(self, team: str) -> list[dict[str, Any]]:
+        tenants = [t for t in self._state.boosting.tenants.all() if t.key.team == team]
         return [
             {
                 "model": tenant.key.model,
@@ -106,7 +107,7 @@ class Dashboard:
                 "num_tokens": booster.index.num_tokens,
                 "children": hot_prefixes(booster.index, self._state.boosting.recent),
             }
-            for tenant in reversed(tenants)
+            for tenant in reversed(tenants[-_MAX_INDEXES:])
             for name, booster in tenant.boosters.items()
         ]
 

@@ -1,0 +1,70 @@
+"""Measure chunk reuse inside a real engine, with random models on the CPU.
+
+    python -m benchmarks.engine_chunks --engine vllm --json
+    python -m benchmarks.engine_chunks --engine vllm --parts equality,poisoning --json
+
+Parts, each in a process of the engine's environment (`make engines`):
+
+- `equality`: greatest difference of log-probabilities from `ChunkReuse` in transformers, for each
+  policy and ratio (`max_logprob_difference` is the greatest of all).
+- `poisoning`: exact requests after approximate ones differ from ordinary ones (`poisoned`).
+- `ttft`: time to the first token, selection included; `ttft_ratio[tokens]["policy ratio"]` is that
+  of full prefill divided by it. CPU seconds, medians of alternating runs.
+- `itl`: slowest step that a decoding request sees while a prompt comes in, in seconds.
+- `sustained`: new questions over one corpus; `sustained` is the speed-up of the last 50 divided by
+  that of the first 50.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks.engine_servers import environment, missing, python
+
+PARTS = ("equality", "poisoning", "ttft", "itl", "sustained")
+
+
+def run_part(engine: Any, part: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Run one part in the engine's environment and return its last line."""
+    options = [f"--{name}={getattr(args, name)}" for name in ("tokens", "layers", "questions")]
+    module = f"benchmarks.engine_chunks_{engine}"
+    done = subprocess.run(
+        [*python(engine), "-W", "ignore", "-m", module, part, *options],
+        env=environment(engine),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        sys.exit(f"part {part} failed with status {done.returncode}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--engine", choices=("vllm",), default="vllm")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--tokens", default="1024,4096", help="prompt lengths of `ttft`")
+    parser.add_argument("--layers", type=int, default=24, help="layers of the timed model")
+    parser.add_argument("--questions", type=int, default=1000, help="requests of `sustained`")
+    parser.add_argument("--json", action="store_true", help="print one object on the last line")
+    args = parser.parse_args()
+    reason = missing(args.engine)
+    if reason:
+        sys.exit(reason)
+    result: dict[str, Any] = {"engine": args.engine, "layers": args.layers}
+    for part in args.parts.split(","):
+        if part not in PARTS:
+            parser.error(f"unknown part {part}; known are {', '.join(PARTS)}")
+        told = run_part(args.engine, part, args)
+        print(part, json.dumps(told))
+        result.update(told)
+    if args.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Fill the KV of a prompt from stored chunks, with the selected tokens recomputed.
+
+The result is the KV that the engine takes for its own up to `PromptPlan.stop`. Knows plans, models
+and policies. Does not know how an engine lays out its cache.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ragboost.chunk_cache.assemble import Assembly, ChunkSpan, TokenSource, assemble
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.request_cache import RequestCache
+from ragboost.chunk_cache.model.attention.base import AttentionBackend
+from ragboost.chunk_cache.model.base import ReusableModel
+from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.pace import Pace
+from ragboost.chunk_cache.recompute import rows_to_compute
+from ragboost.chunk_cache.reuse import is_exact
+from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.selection.base import choose
+from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.engine_chunks.prompt_plan import PromptPlan
+
+
+class RowPace(Pace):
+    """Pieces of at most so many rows, without rests: the engine's limit for one forward pass."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+
+@dataclass(frozen=True, slots=True)
+class FilledPrompt:
+    """The KV of a prompt up to its plan's `stop`.
+
+    Attributes:
+        cache: KV of every token; from `stop` on unspecified.
+        selected: positions of the recomputed tokens, ascending.
+        num_exact, num_reused, num_recomputed, num_computed: the tokens of the prompt by origin;
+            those that the engine held count as exact.
+    """
+
+    cache: RequestCache
+    selected: tuple[int, ...]
+    num_exact: int
+    num_reused: int
+    num_recomputed: int
+    num_computed: int
+
+
+def fill_prompt(
+    model: ReusableModel,
+    plan: PromptPlan,
+    *,
+    prefix: ChunkKV | None,
+    backend: AttentionBackend | None,
+    pace: Pace,
+) -> FilledPrompt:
+    """Assemble the stored KV of a prompt and compute its missing and selected tokens.
+
+    Args:
+        model: the model.
+        plan: what to reuse.
+        prefix: KV of the first `plan.held` tokens; None if there are none.
+        backend: attention backend.
+        pace: pieces of the computation.
+    """
+    assembly = _assemble(model, plan, prefix)
+    num_missing = int((assembly.source == TokenSource.MISSING).sum())
+
+    def compute(rows: torch.Tensor) -> None:
+        for piece in pace.pieces(rows):
+            begin = assembly.hidden.of(piece) if assembly.hidden is not None else None
+            tokens = [plan.tokens[position] for position in piece.tolist()]
+            forward = ForwardPlan(piece, backend=backend, begin=begin)
+            model.forward(tokens, assembly.cache, plan=forward)
+
+    # First the tokens before any approximate one: they are exact then, and the question sees them.
+    missing = torch.nonzero(assembly.source == TokenSource.MISSING).flatten()
+    lead = missing[missing < (plan.stop if plan.approximate is None else plan.approximate)]
+    compute(lead)
+    assembly.source[lead] = TokenSource.EXACT
+    selected = _select(model, assembly, plan, backend=backend, pace=pace)
+    rows = rows_to_compute(assembly, selected)
+    compute(rows[rows < plan.stop])
+    num_exact = int((assembly.source == TokenSource.EXACT).sum()) - len(lead)
+    return FilledPrompt(
+        assembly.cache,
+        tuple(selected.tolist()),
+        num_exact=num_exact,
+        num_reused=len(plan.tokens) - num_exact - num_missing - len(selected),
+        num_recomputed=len(selected),
+        num_computed=num_missing,
+    )
+
+
+def _assemble(model: ReusableModel, plan: PromptPlan, prefix: ChunkKV | None) -> Assembly:
+    length, held = len(plan.tokens), plan.held
+    spans = [ChunkSpan(0, held, TokenSource.EXACT, prefix)] if held else []
+    for (start, stop), kv in zip(plan.request.chunks, plan.stored, strict=True):
+        if kv is not None:
+            first = max(start, held)
+            exact = is_exact(kv, plan.tokens[:start])
+            source = TokenSource.EXACT if exact else TokenSource.APPROXIMATE
+            spans.append(ChunkSpan(first, stop, source, kv.without_first(first - start)))
+    source_of = torch.zeros(length, dtype=torch.int8)
+    sensitivity = torch.zeros(length)
+    for span in spans:
+        source_of[span.start : span.stop] = span.source
+        if span.kv is not None and span.kv.sensitivity is not None:
+            sensitivity[span.start : span.stop] = span.kv.sensitivity
+    return Assembly(
+        plan.tokens,
+        assemble(model, spans, length=length),
+        source_of.to(model.device),
+        list(plan.request.chunks),
+        plan.question,
+        sensitivity.to(model.device),
+        list(plan.stored),
+    )
+
+
+def _select(
+    model: ReusableModel,
+    assembly: Assembly,
+    plan: PromptPlan,
+    *,
+    backend: AttentionBackend | None,
+    pace: Pace,
+) -> torch.Tensor:
+    policy, candidates = make_policy(plan.request.policy), assembly.candidates
+    num_tokens = policy.num_tokens(assembly, plan.request.ratio)
+    if num_tokens in (0, len(candidates)):
+        return candidates[:num_tokens]
+    view = SelectionView(model, assembly, budget=num_tokens, backend=backend, pace=pace)
+    scores = policy.score(view)
+    return choose(assembly, scores, num_tokens=num_tokens, granularity=plan.request.granularity)

@@ -1,0 +1,57 @@
+"""The stored chunks of one engine: keyed by their own tokens and a tenant, not by what preceded.
+
+Keys that chain on the prefix would flood the store with copies of the same chunk.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ragboost.chunk_cache.kv.base import KVStore
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.keys import Identity, chunk_key
+
+
+class ChunkLibrary:
+    """Chunk KV of one model, by content.
+
+    Args:
+        store: store of the KV.
+        identity: everything besides the tokens that determines the KV.
+        regime: identity of the model's RoPE frequencies.
+    """
+
+    def __init__(self, store: KVStore, *, identity: Identity, regime: str) -> None:
+        self.store = store
+        self.regime = regime
+        self._identity = identity
+
+    def key(self, tokens: Sequence[int], *, tenant: str = "") -> str:
+        """Return the key of a chunk."""
+        identity = replace(self._identity, salt=tenant) if tenant else self._identity
+        return chunk_key(identity, regime=self.regime, system=(), tokens=tokens)
+
+    def find(self, key: str, tokens: Sequence[int]) -> ChunkKV | None:
+        """Return stored KV; None if there is none that fits these tokens."""
+        kv = self.store.get(key)
+        if kv is None or kv.regime != self.regime or len(kv.tokens) != len(tokens):
+            return None
+        return kv
+
+    def add(self, key: str, kv: ChunkKV, *, is_first: bool) -> bool:
+        """Store a chunk. KV that was computed directly after the beginning of a prompt replaces KV
+        that has seen other chunks.
+
+        Args:
+            key: the chunk's key.
+            kv: its KV, exact for the prompt that it was computed in.
+            is_first: no other chunk preceded it.
+        """
+        self.store.put(key, kv)
+        if is_first:
+            stored = self.store.get(key)
+            if stored is not None and stored.base > kv.base:
+                self.store.replace(key, kv)
+        return key in self
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.store

@@ -1,0 +1,35 @@
+"""Bound the tokens that reuse computes in one step of the engine, beside the scheduler's own.
+
+A step ends when its slowest part does: without a bound, requests that decode would wait for all
+prompts that are filled at once.
+"""
+
+
+class StepBudget:
+    """Tokens that may be computed in the current step.
+
+    The first prompt of a step is admitted whatever its size, so that none waits forever.
+
+    Args:
+        tokens: tokens per step.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._spent = 0
+        self._holders: set[str] = set()
+
+    def admit(self, request_id: str, tokens: int) -> bool:
+        """Return True if a prompt may be filled in this step, and count its tokens once."""
+        if request_id in self._holders:
+            return True
+        if self._holders and self._spent + tokens > self._tokens:
+            return False
+        self._holders.add(request_id)
+        self._spent += tokens
+        return True
+
+    def next_step(self) -> None:
+        """Begin a step with nothing spent."""
+        self._spent = 0
+        self._holders.clear()

@@ -1,0 +1,129 @@
+"""Decide what a prompt reuses: the stored chunks after the engine's own prefix hit.
+
+Knows stored chunks, positions and options. Does not know models, blocks or engines.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.reuse import is_exact
+from ragboost.chunk_cache.selection import make_policy
+from ragboost.engine_chunks.library import ChunkLibrary
+from ragboost.engine_chunks.request import EngineChunkRequest
+
+MIN_CHUNK_TOKENS = 8
+"""Shorter chunks cost more to keep than to compute."""
+MAX_MISSING = 0.5
+"""Greatest share of the filled tokens that may be missing: beyond it the engine's ordinary prefill,
+which the scheduler paces, is the better way."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """The reuse of chunks in one prompt.
+
+    Attributes:
+        request: the chunks and options of the request.
+        tokens: token ids of the whole prompt.
+        held: leading tokens whose KV the engine holds.
+        stop: reuse fills the tokens [held, stop); the engine computes those after it.
+        question: position of the first token after the last chunk, at most the last token.
+        stored: the stored KV of each chunk of the request; None if it is missing.
+        approximate: position of the first token whose KV differs from that of an ordinary prefill;
+            None if there is none.
+    """
+
+    request: EngineChunkRequest
+    tokens: list[int]
+    held: int
+    stop: int
+    question: int
+    stored: tuple[ChunkKV | None, ...]
+    approximate: int | None
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens of [held, stop) without stored KV."""
+        found = sum(
+            stop - max(start, self.held)
+            for (start, stop), kv in zip(self.request.chunks, self.stored, strict=True)
+            if kv is not None
+        )
+        return self.stop - self.held - found
+
+    def num_to_compute(self, num_layers: int) -> int:
+        """Return the tokens that filling computes, at most; partial passes count by their share of
+        the model's layers."""
+        chosen = self.request.ratio * (self.stop - self.held - self.num_missing)
+        look = 0.0
+        if chosen and make_policy(self.request.policy).looks_at_all:
+            look = min(2, num_layers) / num_layers * (len(self.tokens) - self.held)
+        return self.num_missing + round(chosen + look)
+
+
+def find_chunks(
+    request: EngineChunkRequest, tokens: Sequence[int], library: ChunkLibrary
+) -> dict[int, str]:
+    """Return the keys of the chunks that are worth keeping, by their number."""
+    return {
+        number: library.key(tokens[start:stop], tenant=request.tenant)
+        for number, (start, stop) in enumerate(request.chunks)
+        if stop - start >= MIN_CHUNK_TOKENS
+    }
+
+
+def plan_prompt(
+    request: EngineChunkRequest,
+    tokens: list[int],
+    *,
+    held: int,
+    keys: dict[int, str],
+    library: ChunkLibrary,
+) -> PromptPlan | str:
+    """Return the plan of a prompt, or the reason to compute it exactly.
+
+    Args:
+        request: its chunks and options.
+        tokens: its token ids.
+        held: leading tokens whose KV the engine holds.
+        keys: see `find_chunks`.
+        library: the stored chunks.
+    """
+    stored: list[ChunkKV | None] = [None] * len(request.chunks)
+    last = stop = 0
+    approximate = None
+    for number, key in keys.items():
+        start, end = request.chunks[number]
+        if end <= held or end >= len(tokens):  # held already, or it has the last token
+            continue
+        kv = library.find(key, tokens[start:end])
+        if kv is None:
+            continue
+        stored[number], stop = kv, end
+        if approximate is None and not is_exact(kv, tokens[:start]):
+            approximate = max(start, held)
+    last = max((end for _, end in request.chunks), default=0)
+    if not stop:
+        return "nothing_stored"
+    question = min(last, len(tokens) - 1)
+    plan = PromptPlan(request, tokens, held, stop, question, tuple(stored), approximate)
+    if plan.num_missing > MAX_MISSING * (stop - held):
+        return "mostly_missing"
+    return plan
+
+
+def plan_digest(request: EngineChunkRequest, tokens: Sequence[int]) -> bytes:
+    """Return the identity of approximate KV: the tenant, the options and the whole prompt, whose
+    question decides what is recomputed."""
+    made_from = [
+        request.tenant,
+        request.policy,
+        request.ratio,
+        request.granularity,
+        request.chunks,
+        list(tokens),
+    ]
+    return hashlib.sha256(json.dumps(made_from).encode()).digest()

@@ -1,0 +1,107 @@
+"""Read the chunks and options of a request, as they arrive in its `kv_transfer_params`.
+
+Positions are not trusted: a chunk is looked up by the tokens of the request itself, so that a wrong
+position finds nothing. Malformed input turns reuse off for the request, with a reason.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
+
+PARAMS_KEY = "ragboost"
+"""The key of our entry in `kv_transfer_params`."""
+VERSION = 1
+MAX_CHUNKS = 4096
+_OFFLINE_ONLY = frozenset({"oracle"})  # needs an argument that no request carries
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChunkRequest:
+    """The chunks of a prompt and how to reuse them.
+
+    Attributes:
+        chunks: positions (start, stop) in the prompt, ascending.
+        policy: name of the selection policy.
+        ratio: recompute ratio, 0 to 1.
+        granularity: block size of the selection in tokens.
+        tenant: salt of stored chunks and of approximate blocks; empty for none.
+        reason: why the request is computed exactly; None if it may reuse chunks.
+    """
+
+    chunks: tuple[tuple[int, int], ...] = ()
+    policy: str = DEFAULT_POLICY
+    ratio: float = DEFAULT_RATIO
+    granularity: int = 1
+    tenant: str = ""
+    reason: str | None = None
+
+
+def read_request(
+    params: Mapping[str, Any] | None, *, num_tokens: int, defaults: EngineChunkRequest
+) -> EngineChunkRequest | None:
+    """Return what a request asks for; None if it does not mention chunks.
+
+    Args:
+        params: the request's `kv_transfer_params`.
+        num_tokens: tokens of its prompt.
+        defaults: options for fields that it leaves out.
+    """
+    told = (params or {}).get(PARAMS_KEY)
+    if told is None:
+        return None
+    if not isinstance(told, Mapping):
+        return EngineChunkRequest(reason="bad_options")
+    if told.get("version", VERSION) != VERSION:
+        return EngineChunkRequest(reason="unknown_version")
+    tenant = told.get("tenant") or ""
+    if not isinstance(tenant, str):
+        return EngineChunkRequest(reason="bad_options")
+    chunks = _read_chunks(told.get("chunks"), num_tokens)
+    if chunks is None:
+        return EngineChunkRequest(reason="bad_chunks")
+    policy = told.get("policy") or defaults.policy
+    ratio = _number(told.get("ratio"), defaults.ratio)
+    granularity = told.get("granularity") or defaults.granularity
+    is_valid = (
+        isinstance(policy, str)
+        and policy in POLICIES.keys() - _OFFLINE_ONLY
+        and ratio is not None
+        and 0.0 <= ratio <= 1.0
+        and _is_integer(granularity)
+        and 1 <= granularity <= num_tokens
+    )
+    if not is_valid or ratio is None:
+        return EngineChunkRequest(chunks, tenant=tenant, reason="bad_options")
+    reason = None if told.get("reuse", True) is True else "reuse_off"
+    return EngineChunkRequest(chunks, policy, ratio, granularity, tenant, reason)
+
+
+def _read_chunks(told: Any, num_tokens: int) -> tuple[tuple[int, int], ...] | None:
+    """Return ascending, disjoint, non-empty positions; None if they are not."""
+    if not isinstance(told, list | tuple) or len(told) > MAX_CHUNKS:
+        return None
+    for pair in told:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(_is_integer, pair)):
+            return None
+    chunks = tuple((start, stop) for start, stop in told)
+    if any(start >= stop for start, stop in chunks):
+        return None
+    if any(before[1] > after[0] for before, after in pairwise(chunks)):
+        return None
+    if chunks and (chunks[0][0] < 0 or chunks[-1][1] > num_tokens):
+        return None
+    return chunks
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any, default: float) -> float | None:
+    if value is None:
+        return default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None

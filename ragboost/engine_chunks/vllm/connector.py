@@ -1,0 +1,174 @@
+"""vLLM's KV connector of chunk reuse, named in `--kv-transfer-config`.
+
+`{"kv_connector": "ChunkConnector", "kv_role": "kv_both",
+"kv_connector_module_path": "ragboost.engine_chunks.vllm.connector"}`. Translates vLLM's calls to
+the planner (scheduler) and the filler (worker). Where reuse is impossible it does nothing, after
+one warning with the reason.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from ragboost.engine_chunks.http.replies import ReplySender
+from ragboost.engine_chunks.request import PARAMS_KEY
+from ragboost.engine_chunks.settings import EngineChunkSettings
+from ragboost.engine_chunks.status import remove_status, write_status
+from ragboost.engine_chunks.vllm.compat import refusal, withdrawal
+from ragboost.engine_chunks.vllm.filler import ChunkFiller
+from ragboost.engine_chunks.vllm.planner import ChunkPlanner
+from ragboost.engine_chunks.vllm.self_test import self_test
+from ragboost.engine_chunks.vllm.work import StepWork
+from ragboost.errors import RagBoostError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ChunkMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
+    """The work of one step."""
+
+    work: StepWork = field(default_factory=StepWork)
+
+
+class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Chunk reuse, one object in the scheduler and one in the worker.
+
+    Attributes:
+        filler: the worker's side; None if reuse is off.
+        planner: the scheduler's side; None if reuse is off.
+        off_reason: why reuse is off; None if it is on.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._settings = EngineChunkSettings.read(extra)
+        self.filler: ChunkFiller | None = None
+        self.planner: ChunkPlanner | None = None
+        self.off_reason = refusal(vllm_config, kv_cache_config)
+        self._replies = ReplySender()
+        self._held: dict[str, int] = {}  # tokens that vLLM holds of each request, if reuse is off
+        if role == KVConnectorRole.SCHEDULER:
+            self._join_worker()
+        elif self.off_reason is not None:
+            logger.warning("chunk reuse stays off: %s", self.off_reason)
+
+    def start(self, runner: Any) -> None:
+        """Switch reuse on, if the model passes the self-test. Called in the worker once the cache
+        is allocated."""
+        if self.off_reason is not None:
+            return
+        try:
+            filler = ChunkFiller(runner, self._vllm_config, settings=self._settings)
+            result = self_test(filler, runner, self._vllm_config)
+        except RagBoostError as error:
+            self.off_reason = "self_test"
+            logger.warning("chunk reuse stays off: %s", error)
+            return
+        self.filler = filler
+        logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
+
+    def _join_worker(self) -> None:
+        worker = get_kv_transfer_group() if has_kv_transfer_group() else None
+        filler = getattr(worker, "filler", None)
+        if filler is None:
+            self.off_reason = getattr(worker, "off_reason", self.off_reason) or "worker_processes"
+        else:
+            self.planner = ChunkPlanner(filler, self._vllm_config, settings=self._settings)
+        write_status(self._vllm_config.instance_id, self.off_reason)
+
+    # The scheduler's side.
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self.planner is not None:
+            self.planner.blocks = kv_cache_manager
+
+    def on_new_request(self, request: Any) -> None:
+        if self.planner is not None:
+            self.planner.add(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        if self.planner is None:
+            if (request.kv_transfer_params or {}).get(PARAMS_KEY) is not None:
+                self._held[request.request_id] = num_computed_tokens
+            return 0, False
+        return self.planner.match(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if self.planner is not None:
+            self.planner.allocated(request, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> ChunkMetadata:
+        if self.planner is None:
+            return ChunkMetadata()
+        return ChunkMetadata(self.planner.next_step(scheduler_output.num_scheduled_tokens))
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        report = self._report(request)
+        if report is not None:
+            asked = (request.kv_transfer_params or {}).get(PARAMS_KEY)
+            reply_to = asked.get("reply_to") if isinstance(asked, dict) else None
+            self._replies.send(reply_to, report[PARAMS_KEY])
+        return False, report
+
+    def _report(self, request: Any) -> dict[str, Any] | None:
+        if self.planner is not None:
+            return self.planner.finish(request)
+        held = self._held.pop(request.request_id, None)
+        if held is None:
+            return None
+        told = {"exact": held, "reused": 0, "recomputed": 0}
+        computed = int(request.num_prompt_tokens) - held
+        return {PARAMS_KEY: {**told, "computed": computed, "reason": self.off_reason}}
+
+    def take_events(self) -> Iterable[Any]:
+        """Withdraw approximate blocks, which vLLM has just announced like exact ones."""
+        if self.planner is None or not self.planner.withdrawn:
+            return ()
+        hashes, self.planner.withdrawn = self.planner.withdrawn, []
+        return [withdrawal(one) for one in hashes]
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: Any
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, block_ids)
+
+    # The worker's side.
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self.filler is not None:
+            for fill in self._get_connector_metadata().work.fills:
+                self.filler.fill(fill)
+
+    def wait_for_save(self) -> None:
+        if self.filler is not None:
+            for capture in self._get_connector_metadata().work.captures:
+                self.filler.capture(capture)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: all KV is there before the step."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing: chunks are taken out after the step."""
+
+    def shutdown(self) -> None:
+        self._replies.close()
+        if self._role == KVConnectorRole.SCHEDULER:
+            remove_status(self._vllm_config.instance_id)
+        if self.filler is not None:
+            self.filler.close()

@@ -1,0 +1,115 @@
+"""The worker's side: fill approximate KV before a step, and take chunks out of the cache after it.
+
+Knows the model, the paged cache and the store. Does not know how requests are scheduled.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.keys import Identity, tokens_digest
+from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.engine_chunks.fill import FilledPrompt, RowPace, fill_prompt
+from ragboost.engine_chunks.library import ChunkLibrary
+from ragboost.engine_chunks.paged_cache import PagedLayer
+from ragboost.engine_chunks.settings import EngineChunkSettings
+from ragboost.engine_chunks.vllm.model import EngineModel
+from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill
+
+
+class ChunkFiller:
+    """Chunk reuse in one worker.
+
+    Args:
+        runner: vLLM's model runner, with the model loaded and the cache allocated.
+        config: vLLM's configuration.
+        settings: our own.
+
+    Attributes:
+        library: the stored chunks.
+        outcomes: the result of each fill by request id, until the scheduler's side takes it.
+
+    Raises:
+        UnsupportedModelError: reuse is impossible with this model or cache.
+    """
+
+    def __init__(self, runner: Any, config: Any, *, settings: EngineChunkSettings) -> None:
+        self.model = EngineModel(runner.get_model(), config, device=torch.device(runner.device))
+        self.block_size = int(config.cache_config.block_size)
+        num_slots = int(config.cache_config.num_gpu_blocks) * self.block_size
+        self.layers = [
+            PagedLayer(
+                layer.kv_cache,
+                partial(layer.impl.do_kv_cache_update, layer),
+                num_slots=num_slots,
+                block_size=self.block_size,
+                shapes=(
+                    (layer.num_kv_heads, layer.head_size),
+                    (layer.num_kv_heads, layer.head_size_v),
+                ),
+            )
+            for layer in self.model.layers
+        ]
+        identity = Identity(
+            model=self.model.fingerprint(), dtype=str(self.model.dtype).removeprefix("torch.")
+        )
+        self.library = ChunkLibrary(
+            settings.make_store(), identity=identity, regime=self.model.regime(1)
+        )
+        self.outcomes: dict[str, FilledPrompt] = {}
+        self._backend = make_backend(settings.backend)
+        self._pace = RowPace(int(config.scheduler_config.max_num_batched_tokens))
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def fill(self, work: PromptFill) -> None:
+        """Write the KV of the tokens [held, stop) of a prompt into its blocks."""
+        plan = work.plan
+        prefix = None
+        if plan.held:
+            prefix = self.read(plan.tokens, work.blocks, start=0, stop=plan.held, is_exact=False)
+        filled = fill_prompt(
+            self.model, plan, prefix=prefix, backend=self._backend, pace=self._pace
+        )
+        self.write(filled.cache.layers, work.blocks, start=plan.held, stop=plan.stop)
+        filled.cache.layers.clear()
+        self.outcomes[work.request_id] = filled
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def capture(self, work: ChunkCapture) -> None:
+        """Copy a chunk's KV into the store."""
+        stop = len(work.tokens)
+        kv = self.read(
+            work.tokens, work.blocks, start=work.start, stop=stop, is_exact=work.is_exact
+        )
+        self.library.add(work.key, kv.to(torch.device("cpu")), is_first=work.is_first)
+
+    def write(self, layers: Sequence[Any], blocks: Sequence[int], *, start: int, stop: int) -> None:
+        """Write the KV of the positions [start, stop) of a dense cache into blocks."""
+        slots = self._slots(blocks, start, stop)
+        for paged, dense in zip(self.layers, layers, strict=True):
+            paged.write(dense.keys[:, :, start:stop], dense.values[:, :, start:stop], slots)
+
+    def close(self) -> None:
+        """Write what is only in memory to disk, if there is a disk tier."""
+        self.library.store.close()
+
+    def read(
+        self, tokens: list[int], blocks: Sequence[int], *, start: int, stop: int, is_exact: bool
+    ) -> ChunkKV:
+        slots = self._slots(blocks, start, stop)
+        return ChunkKV(
+            tuple(tokens[start:stop]),
+            base=start,
+            layers=tuple(layer.read(slots) for layer in self.layers),
+            regime=self.library.regime,
+            length=len(tokens),
+            exact_after=tokens_digest(tokens[:start]) if is_exact else None,
+        )
+
+    def _slots(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
+        table = torch.tensor(list(blocks), device=self.model.device)
+        positions = torch.arange(start, stop, device=self.model.device)
+        return table[positions // self.block_size] * self.block_size + positions % self.block_size

@@ -1,0 +1,50 @@
+"""The work that the scheduler's side orders from the worker's, step by step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ragboost.engine_chunks.prompt_plan import PromptPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFill:
+    """Approximate KV to write before a step.
+
+    Attributes:
+        request_id: id of the request.
+        plan: what to reuse.
+        blocks: its block table.
+    """
+
+    request_id: str
+    plan: PromptPlan
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCapture:
+    """A chunk to take out of the cache after a step.
+
+    Attributes:
+        key: the chunk's key.
+        tokens: token ids of the prompt up to the chunk's end.
+        start: position of its first token.
+        blocks: block table of the prompt.
+        is_exact: the KV equals that of an ordinary prefill.
+        is_first: no other chunk precedes it.
+    """
+
+    key: str
+    tokens: list[int]
+    start: int
+    blocks: Sequence[int]
+    is_exact: bool
+    is_first: bool
+
+
+@dataclass(slots=True)
+class StepWork:
+    """What one step asks of the worker."""
+
+    fills: list[PromptFill] = field(default_factory=list)
+    captures: list[ChunkCapture] = field(default_factory=list)

@@ -1,0 +1,101 @@
+"""Know which documents of a corpus are retrieved together before any request has come.
+
+Holds imagined contexts: what a retriever finds for passages of the corpus. Knows documents as keys.
+Does not know texts or retrievers.
+"""
+
+import json
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ragboost.config import OrderingSettings
+from ragboost.errors import ConfigError, RequestError
+
+_FORMAT = "ragboost prior 1"
+
+
+class CorpusPrior:
+    """Imagined contexts over the documents of a corpus.
+
+    Args:
+        names: for each document, the keys under which requests may carry it.
+        contexts: for each context, positions in `names`.
+
+    Attributes:
+        contexts: numbers of all contexts.
+    """
+
+    def __init__(self, names: Sequence[Sequence[str]], contexts: Sequence[Sequence[int]]) -> None:
+        self._names = names
+        self._documents = contexts
+        held: list[list[int]] = [[] for _ in names]
+        for number, documents in enumerate(contexts):
+            for document in documents:
+                held[document].append(number)
+        self.contexts = frozenset(range(len(contexts)))
+        self._holders: dict[Hashable, frozenset[int]] = {}
+        for keys, numbers in zip(names, held, strict=True):
+            self._holders.update(dict.fromkeys(keys, frozenset(numbers)))
+
+    def __repr__(self) -> str:
+        return f"CorpusPrior({len(self._names)} documents, {len(self.contexts)} contexts)"
+
+    def holders(self, element: Hashable) -> frozenset[int]:
+        """Return the contexts that hold a document, named by its key or (preamble, key)."""
+        key = element[-1] if isinstance(element, tuple) else element
+        return self._holders.get(key, _NONE)
+
+    def behind(self, prefix: Iterable[Hashable]) -> frozenset[int]:
+        """Return the contexts that hold all documents of a prefix."""
+        common = self.contexts
+        for element in prefix:
+            common &= self.holders(element)
+        return common
+
+    @classmethod
+    def read(cls, path: Path) -> "CorpusPrior":
+        """Read a file that `write` wrote.
+
+        Raises:
+            ConfigError: the file cannot be read, or is no such file.
+        """
+        try:
+            value: Any = json.loads(path.read_bytes())
+            if value["format"] != _FORMAT:
+                raise ValueError(value["format"])
+            return cls(value["documents"], value["contexts"])
+        except OSError as error:
+            raise ConfigError(f"ordering.prior: cannot read {path}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise ConfigError(
+                f"ordering.prior: {path} is not a file that `ragboost warm` wrote"
+            ) from None
+
+    def write(self, path: Path) -> None:
+        """Write the contexts to a file.
+
+        Raises:
+            RequestError: the file cannot be written.
+        """
+        value = {"format": _FORMAT, "documents": self._names, "contexts": self._documents}
+        try:
+            path.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_prior(settings: OrderingSettings) -> CorpusPrior | None:
+    """Read the prior that the settings name; None if they name none.
+
+    Raises:
+        ConfigError: it cannot be read, or the tail does not use it.
+    """
+    if settings.prior is None:
+        return None
+    if settings.tail != "popularity":
+        raise ConfigError('ordering.prior needs ordering.tail = "popularity"')
+    return CorpusPrior.read(settings.prior)
+
+
+_NONE: frozenset[int] = frozenset()

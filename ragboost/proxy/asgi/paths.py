@@ -1,0 +1,82 @@
+"""Decide which paths of the backend clients may use. Does not know methods or API keys.
+
+An engine has one key for inference and for administration: whoever may send a prompt through the
+proxy would also put the engine to sleep, load weights or flush its cache.
+"""
+
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+from ragboost.errors import RequestError
+
+# What the SDKs of OpenAI and Anthropic and the clients of vLLM and SGLang use for inference. Not
+# all of /v1: it has /v1/load_lora_adapter, for example.
+_V1 = (
+    "assistants audio batches chat classify complete completions conversations detokenize "
+    "embeddings files images messages models moderations pooling realtime rerank responses score "
+    "threads tokenize uploads vector_stores videos"
+)
+_INFERENCE = (
+    *(f"/v1/{name}" for name in _V1.split()),
+    "/v2/embed",
+    "/v2/rerank",
+    "/classify",
+    "/detokenize",
+    "/encode",
+    "/generate",
+    "/get_model_info",
+    "/health_generate",
+    "/inference/v1/generate",
+    "/model_info",
+    "/ping",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/tokenize",
+    "/docs",
+    "/openapi.json",
+)
+_MAX = 16  # segments of an allowed path
+
+
+class ForbiddenPathError(RequestError):
+    """The path is not forwarded to the backend."""
+
+    status = 403
+
+
+class ForwardedPaths:
+    """The paths that are forwarded.
+
+    Args:
+        others: beside those for inference; `/` for all.
+    """
+
+    def __init__(self, others: Sequence[str]) -> None:
+        self._has_all = "/" in others
+        self._allowed = frozenset([*_INFERENCE, *(path.rstrip("/") for path in others)])
+
+    def check(self, path: str) -> None:
+        """Check a path as the client encoded it; the backend must not understand another one.
+
+        Raises:
+            ForbiddenPathError: it is not allowed.
+        """
+        if self._has_all:
+            return
+        decoded = unquote(path)
+        segments = decoded.removesuffix("/").split("/")
+        prefixes = ("/".join(segments[:end]) for end in range(2, min(len(segments), _MAX) + 1))
+        is_allowed = any(prefix in self._allowed for prefix in prefixes)
+        if not (is_allowed and _is_plain(decoded, segments)):
+            raise ForbiddenPathError(
+                "this path is not forwarded to the backend; the operator of RAGBoost can allow "
+                "further ones with proxy.forwarded_paths"
+            )
+
+
+def _is_plain(decoded: str, segments: Sequence[str]) -> bool:
+    """Return True for a path that no server on the way resolves to another one."""
+    if not decoded.isprintable() or any(mark in decoded for mark in ("%", "\\", "\ufffd")):
+        return False
+    return all(s.partition(";")[0].strip() not in ("", ".", "..") for s in segments[1:])

@@ -1,0 +1,77 @@
+"""See that an engine's cache events arrive: send it a request, and wait for that request's event.
+
+Uses the proxy's own subscriber. Does not know backends or what an engine should change.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from ragboost.cache_sync.discovery import EventSource
+from ragboost.cache_sync.subscriber import Subscriber
+from ragboost.engine_hooks.events import BlockStored, EventBatch
+from ragboost.rewriting.headers import new_request_id
+
+_POLL_S = 0.02
+_REQUESTS = 3  # a publisher drops what it sends before it has noticed its subscriber
+
+
+class EventArrival(NamedTuple):
+    """What arrived of the events of a request.
+
+    Attributes:
+        is_connected: a publisher was found.
+        has_stored: blocks were stored after the request.
+        has_id: and their event has the request's id.
+    """
+
+    is_connected: bool
+    has_stored: bool = False
+    has_id: bool = False
+
+
+async def probe_events(
+    sources: Sequence[EventSource],
+    send: Callable[[str], Awaitable[None]],
+    *,
+    timeout_s: float,
+) -> EventArrival:
+    """Subscribe to an engine's sources, send a request, and wait for its event.
+
+    Args:
+        sources: of one engine.
+        send: sends a new prompt of at least a block with this session id, and awaits the response.
+        timeout_s: seconds to wait for a connection, and for the event of each request.
+
+    Raises:
+        ConfigError: ZeroMQ cannot use an address.
+    """
+    stored: set[str | None] = set()  # session ids, added by the subscriber's thread
+
+    def on_batch(batch: EventBatch) -> None:
+        stored.update(each.session_id for each in batch.events if isinstance(each, BlockStored))
+
+    with Subscriber(sources, on_batch=on_batch) as subscriber:
+        streams = subscriber.streams.values()
+        if not await _met(lambda: any(each.is_connected for each in streams), timeout_s):
+            return EventArrival(is_connected=False)
+        for _ in range(_REQUESTS):
+            request_id = new_request_id()
+            stored.clear()
+            await send(request_id)
+            if await _met(lambda name=request_id: name in stored, timeout_s):  # type: ignore[misc]
+                return EventArrival(is_connected=True, has_stored=True, has_id=True)
+            if stored:
+                break
+        return EventArrival(is_connected=True, has_stored=bool(stored))
+
+
+async def _met(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until a condition is met; return False after the timeout."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 - streams set no asyncio.Event
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        return False
+    return True

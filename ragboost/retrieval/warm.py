@@ -1,0 +1,80 @@
+"""Imagine requests to a corpus: what a retriever finds for a passage of each document.
+
+Gives a popularity tail something to go by before the first request. Runs no model of its own.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from ragboost.errors import ConfigError
+from ragboost.ordering import CorpusPrior
+from ragboost.retrieval.base import Retriever
+from ragboost.retrieval.bm25 import BM25Retriever
+from ragboost.types import Document, document_key
+
+_WORDS = 14  # of a passage, about the length of a question
+_EVERY = 64  # queries between two reports of progress
+
+
+def make_retriever(name: str, documents: Sequence[Document]) -> Retriever:
+    """Return the retriever `bm25`, or what the function `module:function` returns for a corpus.
+
+    Raises:
+        ConfigError: there is no such function.
+        MissingExtraError: rank-bm25 is not installed.
+    """
+    if name == "bm25":
+        return BM25Retriever(documents)
+    module, _, function = name.partition(":")
+    try:
+        made: Any = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"--retriever must be bm25 or module:function, got {name!r}: {error}"
+        ) from None
+    retriever: Retriever = made(documents)
+    return retriever
+
+
+def imagine_contexts(
+    documents: Sequence[Document],
+    retriever: Retriever,
+    *,
+    k: int,
+    limit: int,
+    seed: int = 0,
+    on_progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> list[list[int]]:
+    """Retrieve for a random passage of each document, or of `limit` documents of a larger corpus.
+
+    Returns:
+        For each query, the positions of the documents found.
+
+    Args:
+        documents: the corpus, as requests carry them.
+        retriever: over this corpus.
+        k: documents per request.
+        limit: most queries.
+        seed: of the choice of documents and passages.
+        on_progress: called periodically.
+    """
+    rng = random.Random(seed)
+    asked = documents if len(documents) <= limit else rng.sample(documents, limit)
+    position = {document.key: i for i, document in enumerate(documents)}
+    contexts = []
+    for number, document in enumerate(asked, 1):
+        words = document.text.split()
+        at = rng.randrange(max(1, len(words) - _WORDS))
+        found = retriever.retrieve(" ".join(words[at : at + _WORDS]), k)
+        contexts.append([position[each.key] for each in found if each.key in position])
+        if number % _EVERY == 0 or number == len(asked):
+            on_progress("asking", number, len(asked))
+    return contexts
+
+
+def corpus_prior(documents: Sequence[Document], contexts: Sequence[Sequence[int]]) -> CorpusPrior:
+    """Name the documents of imagined contexts as requests may carry them: with an id, or as text
+    alone."""
+    return CorpusPrior([sorted({d.key, document_key(d.text)}) for d in documents], contexts)

@@ -1,0 +1,198 @@
+"""Chat sessions in a Redis or Valkey server, shared by proxies on several machines.
+
+Every change is one script, so that processes never see half of it. Does not retry a failure beyond
+a broken connection: the proxy decides what a turn without a store means.
+"""
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from ragboost.config import SessionSettings
+from ragboost.errors import ConfigError, SessionStoreError, import_extra
+from ragboost.sessions.base import ChatSession, Page
+from ragboost.sessions.clock import steady_clock
+from ragboost.sessions.redis_scripts import APPEND, CREATE, DELETE
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "ragboost:sessions:"
+_TIMEOUT_S = 5.0
+_PAGE = 100
+
+T = TypeVar("T")
+
+
+class RedisStore:
+    """A `ChatSessionStore` in Redis.
+
+    A server that cannot be reached is not an error at the start: the store fails until it can.
+
+    Args:
+        settings: the server, bounds and expiry; all sessions but the newest have at most
+            `max_bytes`.
+        clock: seconds since 1970; None: a steady one.
+        on_failure: called for every operation that fails.
+
+    Raises:
+        ConfigError: the URL is missing or invalid.
+        MissingExtraError: the client is not installed.
+    """
+
+    def __init__(
+        self,
+        settings: SessionSettings,
+        *,
+        clock: Callable[[], float] | None = None,
+        on_failure: Callable[[], None] | None = None,
+    ) -> None:
+        self.problem: str | None = None
+        self._settings = settings
+        self._clock = steady_clock() if clock is None else clock
+        self._on_failure = on_failure
+        self._client = _make_client(settings)
+        self._errors = (import_extra("redis.exceptions", extra="redis").RedisError, OSError)
+        self._create, self._append, self._delete = (
+            self._client.register_script(script) for script in (CREATE, APPEND, DELETE)
+        )
+
+    def now(self) -> float:
+        return self._clock()
+
+    async def open(self) -> None:
+        try:
+            await self._run(self._client.ping())
+        except SessionStoreError:  # logged; the rest of the proxy works without it
+            return
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def check(self) -> None:
+        if self.problem is not None:
+            await self._run(self._client.ping())
+
+    async def create(self, session: ChatSession) -> None:
+        fields = _fields(session)
+        size = sum(map(len, (fields["model"], fields["system"], fields["metadata"])))
+        flat = [part for item in fields.items() for part in item]
+        await self._run_script(self._create, session.id, session.owner, size, *flat)
+
+    async def get(self, owner: str, session_id: str) -> ChatSession | None:
+        fields = await self._run(self._client.hgetall(_key("session", session_id)))
+        session = _session(session_id, fields) if fields else None
+        is_known = session is not None and session.owner == owner
+        return session if is_known and self._is_alive(session) else None
+
+    async def turns(self, session_id: str) -> list[bytes]:
+        turns: list[bytes] = await self._run(self._client.lrange(_key("turns", session_id), 0, -1))
+        return turns
+
+    async def append(self, session: ChatSession, turn: bytes) -> bool:
+        arguments = (session.id, session.owner, session.num_turns, turn)
+        return bool(await self._run_script(self._append, *arguments))
+
+    async def delete(self, owner: str, session_id: str) -> bool:
+        return bool(await self._run_script(self._delete, session_id, owner))
+
+    async def list(self, owner: str, *, limit: int, after: str | None = None) -> Page | None:
+        key, start = _key("owner", owner), 0
+        if after is not None:
+            if await self.get(owner, after) is None:
+                return None
+            rank = await self._run(self._client.zrevrank(key, after))
+            start = 0 if rank is None else rank + 1
+        found: list[ChatSession] = []
+        while len(found) <= limit:
+            ids = await self._run(self._client.zrevrange(key, start, start + _PAGE - 1))
+            start += _PAGE
+            sessions = [await self.get(owner, each.decode()) for each in ids]
+            found += [session for session in sessions if session is not None]
+            if len(ids) < _PAGE:
+                break
+        return Page(found[:limit], len(found) > limit)
+
+    def _is_alive(self, session: ChatSession | None) -> bool:
+        return session is not None and session.used_at >= self._clock() - self._settings.ttl_s
+
+    async def _run_script(self, script: Any, *arguments: Any) -> Any:
+        bounds = self._settings
+        common = (_PREFIX, self._clock(), bounds.ttl_s, bounds.max_sessions, bounds.max_bytes)
+        return await self._run(script(args=[*common, *arguments]))
+
+    async def _run(self, answer: Awaitable[T]) -> T:
+        try:
+            result = await answer
+        except self._errors as error:
+            raise self._failed(error) from error
+        if self.problem is not None:
+            self.problem = None
+            logger.info("the session store works again")
+        return result
+
+    def _failed(self, error: Exception) -> SessionStoreError:
+        if self._on_failure is not None:
+            self._on_failure()
+        if self.problem is None:
+            logger.error("the session store fails: %s", error)
+        self.problem = str(error)
+        return SessionStoreError(f"the session store fails: {error}")
+
+
+def _make_client(settings: SessionSettings) -> Any:
+    client = import_extra("redis.asyncio", extra="redis")
+    retry = import_extra("redis.asyncio.retry", extra="redis")
+    backoff = import_extra("redis.backoff", extra="redis")
+    if settings.url is None:
+        raise ConfigError("session.url is missing: the address of Redis, such as redis://HOST:6379")
+    try:
+        return client.Redis.from_url(
+            settings.url.get_secret_value(),
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=_TIMEOUT_S,
+            # A connection may have been closed while idle. An append that is repeated is known.
+            retry=retry.Retry(backoff.NoBackoff(), 1),
+        )
+    except ValueError:  # its message may quote the password
+        raise ConfigError(
+            "session.url is not a URL of Redis: redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], "
+            "rediss:// for TLS, unix://PATH"
+        ) from None
+
+
+def _key(kind: str, name: str) -> str:
+    return f"{_PREFIX}{kind}:{name}"
+
+
+def _fields(session: ChatSession) -> dict[str, bytes]:
+    """Encode a session for a hash; absent texts are empty, and present ones begin with `=`."""
+
+    def text(value: str | None) -> bytes:
+        return b"" if value is None else b"=" + value.encode("utf-8", "surrogatepass")
+
+    return {
+        "owner": text(session.owner)[1:],
+        "created_at": repr(session.created_at).encode(),
+        "used_at": repr(session.used_at).encode(),
+        "num_turns": str(session.num_turns).encode(),
+        "model": text(session.model),
+        "system": text(session.system),
+        "metadata": json.dumps(dict(session.metadata)).encode(),
+    }
+
+
+def _session(session_id: str, fields: Mapping[bytes, bytes]) -> ChatSession:
+    def text(value: bytes) -> str | None:
+        return value[1:].decode("utf-8", "surrogatepass") if value else None
+
+    return ChatSession(
+        id=session_id,
+        owner=fields[b"owner"].decode("utf-8", "surrogatepass"),
+        created_at=float(fields[b"created_at"]),
+        used_at=float(fields[b"used_at"]),
+        num_turns=int(fields[b"num_turns"]),
+        model=text(fields[b"model"]),
+        system=text(fields[b"system"]),
+        metadata=json.loads(fields[b"metadata"]),
+    )

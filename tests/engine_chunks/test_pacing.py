@@ -1,0 +1,21 @@
+"""Prompts are filled in steps of bounded work."""
+
+from ragboost.engine_chunks.pacing import StepBudget
+
+
+def test_the_first_prompt_of_a_step_is_admitted_whatever_its_size() -> None:
+    assert StepBudget(10).admit("long", 1000)
+
+
+def test_prompts_beyond_the_budget_wait_for_the_next_step() -> None:
+    budget = StepBudget(10)
+
+    assert [budget.admit(name, 4) for name in ("a", "b", "c")] == [True, True, False]
+    budget.next_step()
+    assert budget.admit("c", 4)
+
+
+def test_a_prompt_that_asks_twice_in_a_step_counts_once() -> None:
+    budget = StepBudget(10)
+
+    assert [budget.admit(name, 4) for name in ("a", "a", "b")] == [True] * 3

@@ -1,0 +1,151 @@
+"""Check chunk reuse inside an offline vLLM, in vLLM's environment.
+
+Prints one JSON object, which the test that starts this file checks.
+"""
+
+import json
+from typing import Any
+
+from benchmarks.reuse_vllm import SMALL, Prompts, ReuseLLM
+
+FIELDS = ("exact", "reused", "recomputed", "computed")
+
+
+def report(output: Any) -> dict[str, Any]:
+    told: dict[str, Any] = output.kv_transfer_params["ragboost"]
+    return told
+
+
+def adds_up(output: Any) -> bool:
+    told = report(output)
+    return sum(told[name] for name in FIELDS) == len(output.prompt_token_ids)
+
+
+def text(output: Any) -> list[int]:
+    return list(output.outputs[0].token_ids)
+
+
+def check_reuse(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """Chunks of finished requests are reused; no exact request meets approximate blocks."""
+    tokens, positions = prompts.prompt([3, 1, 4, 0, 2])
+    exact = engine.exact(tokens)
+    stale = engine.run(tokens, positions, ratio=0.0, policy="epic")
+    part = engine.run(tokens, positions, ratio=0.15)
+    everything = engine.logprobs(tokens, positions, ratio=1.0)
+    again = engine.run(tokens, positions, ratio=0.15)
+    afterwards = engine.logprobs(tokens)
+    short, spans = prompts.prompt([4])
+    continued = engine.run(short, spans, ratio=0.0, max_tokens=40)
+    longer = [*short, *text(continued)[:-1]]
+    return {
+        "stale": report(stale),
+        "part": report(part),
+        "again": report(again),
+        "adds_up": all(map(adds_up, (stale, part, again, continued))),
+        "full_error": float((everything - exact).abs().max()),
+        "poison": float((afterwards - exact).abs().max()),
+        "poison_after_output": float((engine.logprobs(longer) - engine.exact(longer)).abs().max()),
+    }
+
+
+def check_batch(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """Approximate and exact requests of one step, and choices of one request, do not mix."""
+    tokens, positions = prompts.prompt([2, 0, 1, 4, 3])
+    other, _ = prompts.prompt([1, 0])
+    alone = [text(engine.run(prompt, max_tokens=8)) for prompt in (tokens, other)]
+    engine.llm.reset_prefix_cache()
+    reused = text(engine.run(tokens, positions, ratio=0.15, max_tokens=8))
+    engine.llm.reset_prefix_cache()
+    sampling = [
+        engine.sampling(positions, ratio=0.15, max_tokens=8),
+        engine.sampling(max_tokens=8),
+        engine.sampling(max_tokens=8),
+        engine.sampling(positions, ratio=1.0, max_tokens=8),
+    ]
+    batch = [{"prompt_token_ids": prompt} for prompt in (tokens, tokens, other, tokens)]
+    outputs = engine.llm.generate(batch, sampling, use_tqdm=False)
+    choices = engine.sampling(positions, ratio=0.15, max_tokens=8)
+    choices.n = 3
+    many = engine.llm.generate([batch[0]], choices, use_tqdm=False)[0]
+    return {
+        "is_batch_right": [text(output) for output in outputs]
+        == [reused, alone[0], alone[1], alone[0]],
+        "are_choices_right": [list(one.token_ids) for one in many.outputs] == [reused] * 3,
+    }
+
+
+def check_bad_input(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """Whatever a request says, it is answered, exactly if it makes no sense."""
+    tokens, positions = prompts.prompt([4, 3, 2])
+    exact = engine.exact(tokens)
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
+        "overlapping": ([[40, 160], [150, 280]], {}),
+        "outside": ([[40, 16_000]], {}),
+        "unknown policy": (positions, {"policy": "best"}),
+        "shifted": ([[start + 1, stop] for start, stop in positions], {}),
+        "off": (positions, {"reuse": False}),
+        "another tenant": (positions, {"tenant": "other"}),
+    }
+    told = {}
+    for name, (spans, options) in cases.items():
+        reason = report(engine.run(tokens, spans, **options)).get("reason")
+        error = float((engine.logprobs(tokens, spans, **options) - exact).abs().max())
+        told[name] = [reason, error < 1e-3]
+    asked = engine.sampling(positions, ratio=0.0)
+    asked.prompt_logprobs = 1
+    output = engine.llm.generate([{"prompt_token_ids": tokens}], asked, use_tqdm=False)[0]
+    told["prompt logprobs"] = [report(output).get("reason"), len(output.prompt_logprobs) > 0]
+    return told
+
+
+def check_ends(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """A prompt that ends in a chunk, and requests that are aborted."""
+    tokens, positions = prompts.prompt([3, 1, 0], question=())
+    ending = engine.logprobs(tokens, positions, ratio=1.0)
+    core = engine.llm.llm_engine
+    core.add_request("x", {"prompt_token_ids": tokens}, engine.sampling(positions, max_tokens=50))
+    core.step()
+    core.abort_request(["x"])
+    while core.has_unfinished_requests():
+        core.step()
+    planner = core.engine_core.engine_core.scheduler.connector.planner
+    return {
+        "ending_error": float((ending - engine.exact(tokens)).abs().max()),
+        "num_left": len(planner._tracked) + len(planner._filler.outcomes),
+    }
+
+
+def check_preemption(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """More requests than the cache holds give the same text as one at a time."""
+    orders = [[3, 1, 4, 0, 2], [0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 1, 3, 0]]
+    made = [prompts.prompt(order) for order in orders]
+    singly = []
+    for tokens, positions in made:
+        engine.llm.reset_prefix_cache()
+        singly.append(text(engine.run(tokens, positions, ratio=0.15, max_tokens=200)))
+    engine.llm.reset_prefix_cache()
+    together = engine.llm.generate(
+        [{"prompt_token_ids": tokens} for tokens, _ in made],
+        [engine.sampling(positions, ratio=0.15, max_tokens=200) for _, positions in made],
+        use_tqdm=False,
+    )
+    poison = [float((engine.logprobs(t) - engine.exact(t)).abs().max()) for t, _ in made]
+    return {
+        "is_preempted_right": [text(output) for output in together] == singly,
+        "preempted_poison": max(poison),
+    }
+
+
+def main() -> None:
+    # 75 blocks of 32 tokens: fewer than four prompts of 663 tokens and their completions need.
+    engine = ReuseLLM(SMALL, blocks=75, max_model_len=1024, max_num_batched_tokens=1024)
+    prompts = Prompts(system=40, chunks=5, size=120, question=23)
+    first = report(engine.run(*prompts.prompt([0, 1, 2, 3, 4])))
+    told: dict[str, Any] = {"first": first}
+    for check in (check_reuse, check_batch, check_bad_input, check_ends, check_preemption):
+        told[check.__name__] = check(engine, prompts)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

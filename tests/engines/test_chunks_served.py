@@ -1,0 +1,170 @@
+"""Chunk reuse in a real vLLM, over HTTP and through the proxy."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.engine_servers import EngineServer
+from ragboost.config import Settings
+from ragboost.proxy.app import create_app
+from ragboost.serving import serve_in_thread
+from tests.engines.conftest import require
+from tests.eventually import eventually
+from tests.metrics import read_metric
+
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
+
+PASSAGES = [
+    " ".join(f"Shelf {shelf} holds item {n}, worth {n * n + shelf} coins." for n in range(12))
+    for shelf in range(6)
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EngineServer]:
+    require("vllm")
+    with EngineServer("vllm", cache_tokens=16_384, chunks={}, dtype="float32") as server:
+        assert server.get("/chunk_reuse")["is_possible"], server.log()[-2000:]
+        yield server
+
+
+def chat(order: list[int], *, reuse: Any = "approx", **more: Any) -> dict[str, Any]:
+    text = "\n\n".join(PASSAGES[number] for number in order) + "\n\nWhich is worth most?"
+    chunks, at = [], 0
+    for number in order:
+        at = text.index(PASSAGES[number], at)
+        chunks.append([0, at, at + len(PASSAGES[number])])
+    return {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "ragboost": {"reuse": reuse, "chunks": chunks},
+        **more,
+    }
+
+
+def ask(server: EngineServer, body: dict[str, Any]) -> tuple[str, dict[str, int], int]:
+    """Return the answer, the origins of the prompt's tokens and the cached tokens."""
+    answer = server.post("/v1/chat/completions", body)
+    usage = answer["usage"]
+    origins = usage.get("ragboost", {})
+    if origins:
+        assert sum(origins.values()) == usage["prompt_tokens"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0]["message"]["content"], origins, cached
+
+
+def test_the_second_request_reuses_the_documents_of_the_first(server: EngineServer) -> None:
+    server.clear_cache()
+    ask(server, chat([0, 1, 2, 3]))
+    _, origins, cached = ask(server, chat([3, 1, 0, 2]))
+
+    assert origins["approx_cached_tokens"] > 600
+    assert origins["recomputed_tokens"] > 50
+    assert origins["exact_cached_tokens"] == cached
+
+
+def test_a_ratio_of_one_answers_as_an_exact_request(server: EngineServer) -> None:
+    server.clear_cache()
+    order = [2, 0, 3, 1]
+    exact, _, _ = ask(server, chat(order, reuse="exact"))
+    server.clear_cache()
+    whole, origins, _ = ask(server, chat(order, reuse={"ratio": 1.0}))
+
+    assert whole == exact
+    assert origins["approx_cached_tokens"] == 0
+    assert origins["recomputed_tokens"] > 600
+
+
+def test_an_exact_request_never_hits_approximate_blocks(server: EngineServer) -> None:
+    order = [1, 3, 2, 0]
+    server.clear_cache()
+    exact, _, _ = ask(server, chat(order, reuse="exact"))
+    server.clear_cache()
+    ask(server, chat(order, reuse={"policy": "reuse", "ratio": 0.0}))
+    again, _, cached = ask(server, chat(order, reuse="exact"))
+
+    assert again == exact
+    assert cached < 400  # at most the prefix before the first approximate block
+
+
+def test_a_stream_splits_its_usage(server: EngineServer) -> None:
+    ask(server, chat([0, 1, 2, 3]))
+    body = chat([2, 3, 1, 0], stream=True, stream_options={"include_usage": True})
+    lines = server.post("/v1/chat/completions", body).splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    usage = events[-1]["usage"]
+
+    assert usage["ragboost"]["approx_cached_tokens"] > 400
+    assert sum(usage["ragboost"].values()) == usage["prompt_tokens"]
+
+
+def test_several_choices_share_one_reuse(server: EngineServer) -> None:
+    ask(server, chat([0, 1, 2, 3]))
+    answer = server.post(
+        "/v1/chat/completions", chat([3, 2, 0, 1], n=2, logprobs=True, temperature=0.01, seed=1)
+    )
+
+    texts = {choice["message"]["content"] for choice in answer["choices"]}
+    assert len(answer["choices"]) == 2
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ([[0, 5, 4_000_000]], "not_found"),
+        ([[3, 0, 500]], "not_found"),
+    ],
+)
+def test_wrong_positions_are_computed_exactly_and_counted(
+    server: EngineServer, change: list[list[int]], reason: str
+) -> None:
+    body = chat([0, 1])
+    body["ragboost"]["chunks"] = change
+    answer, origins, _ = ask(server, body)
+
+    assert answer
+    assert not origins
+    assert f'ragboost_chunk_exact_requests_total{{reason="{reason}"}}' in server.get("/metrics")
+
+
+def test_positions_off_by_some_characters_do_no_harm(server: EngineServer) -> None:
+    server.clear_cache()
+    order = [4, 5]
+    exact, _, _ = ask(server, chat(order, reuse="exact"))
+    server.clear_cache()
+    body = chat(order, reuse={"ratio": 1.0})
+    body["ragboost"]["chunks"] = [[m, a + 3, b - 3] for m, a, b in body["ragboost"]["chunks"]]
+    answer, _, _ = ask(server, body)
+
+    assert answer == exact
+
+
+def test_the_proxy_reuses_chunks_and_its_index_follows_exact_blocks_only(
+    server: EngineServer,
+) -> None:
+    server.clear_cache()
+    app = create_app(Settings(backend={"url": server.url}))  # type: ignore[arg-type]
+    (follower,) = app.state.cache_sync.followers.values()
+    dice = random.Random(5)
+    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        eventually(lambda: bool(follower.is_exact))
+        eventually(lambda: app.state.chunk_reuse.is_supported)
+        for _ in range(12):
+            documents = [{"id": n, "text": PASSAGES[n]} for n in dice.sample(range(6), 4)]
+            body = {
+                "model": "tiny",
+                "max_tokens": 1,
+                "messages": [{"role": "user", "content": "Which is worth most?"}],
+                "ragboost": {"documents": documents, "reuse": "approx"},
+            }
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+            eventually(lambda: bool(follower.is_settled))
+        assert read_metric(url, "ragboost_reused_prompt_tokens_total") > 1_000
+        assert app.state.cache_sync.fidelity.read().precision > 0.9

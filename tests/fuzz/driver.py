@@ -1,0 +1,164 @@
+"""Run one episode: an app, its clients, and the oracle after each request.
+
+Everything random comes from the episode's seed and is drawn before a round of requests is sent, so
+that an episode can be repeated.
+"""
+
+import asyncio
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ragboost.proxy.app import ProxyApp, create_app
+from tests.fuzz.backend import Backend
+from tests.fuzz.clients import Clients
+from tests.fuzz.oracle import Fault, check
+from tests.fuzz.requests import Asked, Reply
+from tests.fuzz.worlds import WORLDS, World
+
+_ROUND = 6  # requests at the same time, at most
+_HANG_S = 120.0
+
+
+@dataclass
+class Report:
+    """What a run has seen.
+
+    Attributes:
+        requests: that were sent.
+        counts: of faults, by kind.
+        failures: the first faults, with the case that `replay` repeats.
+        moves: of the clients, by name.
+    """
+
+    requests: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[str, Fault]] = field(default_factory=list)
+    moves: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A number of requests to one app.
+
+    Attributes:
+        seed: of the run.
+        number: of the episode in the run; chooses the world.
+        size: requests.
+    """
+
+    seed: int
+    number: int
+    size: int = 250
+
+    @property
+    def world(self) -> World:
+        """The settings of the proxy."""
+        return WORLDS[self.number % len(WORLDS)]
+
+    def run(
+        self, report: Report, *, see: Callable[[Asked, list[bytes], Reply], None] | None = None
+    ) -> None:
+        """Run the episode in a new event loop, and add to a report.
+
+        Args:
+            report: gets counts and failures.
+            see: called with each request, what the backend received, and the reply.
+        """
+        import uvloop
+
+        with tempfile.TemporaryDirectory() as folder:
+            uvloop.run(self._run(report, Path(folder), see))
+
+    async def _run(
+        self,
+        report: Report,
+        folder: Path,
+        see: Callable[[Asked, list[bytes], Reply], None] | None,
+    ) -> None:
+        backend, world = Backend(), self.world
+        rng = random.Random(f"{self.seed}.{self.number}")
+        urls = [await backend.listen() for _ in range(world.num_backends)]
+        app = create_app(world.settings(urls, folder))
+        clients = Clients(rng, world)
+        async with app.router.lifespan_context(app):
+            while clients.num_asked < self.size:
+                size = min(rng.randint(1, _ROUND), self.size - clients.num_asked)
+                await self._round(app, backend, clients, size=size, report=report, see=see)
+        await backend.close()
+
+    async def _round(
+        self,
+        app: ProxyApp,
+        backend: Backend,
+        clients: Clients,
+        *,
+        size: int,
+        report: Report,
+        see: Callable[[Asked, list[bytes], Reply], None] | None,
+    ) -> None:
+        """Send some requests at the same time, and check them in the order of their numbers."""
+        asked = clients.ask(size)
+        for request in asked:
+            backend.expect(request.number, request.answer)
+        sent = asyncio.gather(*(call(app, request, backend) for request in asked))
+        replies = await asyncio.wait_for(sent, _HANG_S)
+        for request, reply in zip(asked, replies, strict=True):
+            bodies = backend.forget(request.number)
+            report.requests += 1
+            report.moves[request.move] += 1
+            for fault in check(request, bodies, reply, self.world):
+                report.counts[fault.kind] += 1
+                if len(report.failures) < 100:
+                    case = f"{self.seed}.{self.number}.{request.number}"
+                    report.failures.append((case, fault))
+            if see is not None:
+                see(request, bodies, reply)
+            clients.received(request, bodies[-1] if bodies else None, reply)
+
+
+async def call(app: ProxyApp, asked: Asked, backend: Backend) -> Reply:
+    """Send a request to the app as a server would, and return what it answers."""
+    body = asked.body.encode()
+    events: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+    sent: list[Any] = []
+
+    def watch(leave: Callable[[], None] | None) -> None:
+        if leave is not None:
+            backend.leave[asked.number] = leave
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": asked.path,
+        "raw_path": asked.path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [*asked.headers, (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        # As the proxy's own server tells it that the client has disconnected.
+        "extensions": {"ragboost.connection": {"watch": watch}},
+    }
+
+    async def receive() -> Any:
+        return events.pop() if events else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    bodies = [message for message in sent if message["type"] == "http.response.body"]
+    return Reply(
+        status=sent[0]["status"] if sent else 0,
+        body=b"".join(message.get("body", b"") for message in bodies),
+        is_complete=bool(bodies) and not bodies[-1].get("more_body", False),
+        headers=tuple(sent[0]["headers"]) if sent else (),
+    )

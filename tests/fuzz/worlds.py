@@ -1,0 +1,91 @@
+"""The proxies that episodes run against: settings, and who calls them with which keys."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ragboost.config import Settings
+
+
+@dataclass(frozen=True)
+class World:
+    """One way to run the proxy.
+
+    Attributes:
+        name: for reports.
+        sections: settings; the backends are added.
+        keys: API keys of the clients; empty: the proxy asks for none.
+        num_backends: servers behind the proxy.
+        is_ample: nothing is evicted, so that every conversation is remembered.
+        dedups: a document is sent once per conversation.
+        has_passages: repeated tool results are replaced.
+    """
+
+    name: str
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    keys: Sequence[str] = ()
+    num_backends: int = 1
+    is_ample: bool = True
+    dedups: bool = True
+    has_passages: bool = False
+
+    def settings(self, urls: Sequence[str], folder: Path) -> Settings:
+        """Return the settings for these backends, with files in a folder."""
+        sections: dict[str, Any] = {name: dict(values) for name, values in self.sections.items()}
+        if len(urls) == 1:
+            sections["backend"] = {"url": urls[0]}
+        else:
+            sections["backends"] = [{"url": url, "name": f"b{i}"} for i, url in enumerate(urls)]
+        sections["tokens"] = {"ask_backend": False}
+        if self.keys:
+            sections.setdefault("proxy", {})["api_keys"] = list(self.keys)
+        if sections.get("session", {}).get("store") == "sqlite":
+            sections["session"]["path"] = folder / "sessions.db"
+        return Settings(**sections)
+
+
+WORLDS = (
+    World("as shipped"),
+    World("two keys, each shared", keys=("key-one", "key-two")),
+    World(
+        "waiting room and two backends",
+        {"waiting_room": {"enabled": True, "window_ms": 1.0}},
+        num_backends=2,
+    ),
+    World(
+        "SQLite and passages",
+        {
+            "session": {"store": "sqlite"},
+            "dedup": {
+                "passages": True,
+                "passage_min_bytes": 64,
+                "passage_avg_bytes": 128,
+                "passage_max_bytes": 512,
+            },
+        },
+        keys=("key-one", "key-two"),
+        has_passages=True,
+    ),
+    World(
+        "almost no memory",
+        {
+            "session": {"max_sessions": 6, "max_bytes": 20_000, "max_documents": 8},
+            "index": {"capacity_tokens": 400, "max_nodes": 40},
+            "proxy": {"max_tenants": 2},
+            "router": {"max_prefixes": 10},
+        },
+        is_ample=False,
+    ),
+    World(
+        "other hints",
+        {
+            "formats": {"numbers": "keep"},
+            "hints": {"position": "after_question"},
+            "ordering": {"keep_last": 1},
+        },
+        keys=("key-one",),
+    ),
+    World("no references", {"dedup": {"enabled": False}}, dedups=False),
+    World("named conversations only", {"session": {"stateless": False}}),
+)

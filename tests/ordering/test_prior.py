@@ -1,0 +1,73 @@
+"""A prior from the corpus orders the first requests, and fades as others come."""
+
+from pathlib import Path
+
+import pytest
+
+from ragboost.config import OrderingSettings
+from ragboost.errors import ConfigError, RequestError
+from ragboost.ordering import CorpusPrior, RecentContexts, read_prior
+
+TOKENS = dict.fromkeys("abcd", 10)
+
+
+def prior(*contexts: str) -> CorpusPrior:
+    return CorpusPrior(list("abcd"), [["abcd".index(d) for d in context] for context in contexts])
+
+
+def test_documents_that_the_corpus_has_together_come_first_before_any_request() -> None:
+    recent = RecentContexts(prior(*["ad"] * 20))
+
+    assert recent.order("abcd", TOKENS) == ["a", "d", "b", "c"]
+    assert recent.order("bcd", TOKENS, prefix="a") == ["d", "b", "c"]
+    assert recent.order("acd", TOKENS, prefix="b") == ["a", "c", "d"]
+
+
+def test_a_document_behind_a_preamble_is_the_same_document() -> None:
+    recent = RecentContexts(prior(*["ad"] * 20))
+    elements = [("system", document) for document in "abcd"]
+
+    ordered = recent.order(elements, dict.fromkeys(elements, 10))
+
+    assert [document for _, document in ordered] == ["a", "d", "b", "c"]
+
+
+def test_the_prior_fades_as_requests_come() -> None:
+    recent = RecentContexts(prior(*["ad"] * 200))
+    orders = []
+    for _ in range(1_000):
+        orders.append(recent.order("abcd", TOKENS))
+        recent.add("abc")
+
+    assert orders[0] == ["a", "d", "b", "c"]
+    assert orders[-1] == ["a", "b", "c", "d"]
+
+
+def test_a_prior_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "prior.json"
+    prior("ad", "bc", "ab").write(path)
+
+    read = read_prior(OrderingSettings(tail="popularity", prior=path))
+
+    assert read is not None
+    assert repr(read) == "CorpusPrior(4 documents, 3 contexts)"
+    assert read.behind("a") == {0, 2}
+    assert read.holders("x") == frozenset()
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[1]", b"no JSON", b"\xff"])
+def test_another_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "prior.json"
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"prior\.json is not a file that `ragboost warm` wrote"):
+        CorpusPrior.read(path)
+
+
+def test_a_prior_needs_the_tail_that_uses_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'needs ordering.tail = "popularity"'):
+        read_prior(OrderingSettings(prior=tmp_path / "prior.json"))
+    with pytest.raises(ConfigError, match="cannot read"):
+        CorpusPrior.read(tmp_path / "none.json")
+    with pytest.raises(RequestError, match="cannot write"):
+        prior("ab").write(tmp_path / "none" / "prior.json")

@@ -1,0 +1,158 @@
+"""Sessions on a database that is locked or full: no turn is answered that is not stored."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from ragboost.sessions import sqlite as sqlite_store
+from tests.eventually import eventually
+from tests.fakes import FakeEngine
+from tests.fakes.proxy import ProxyServer
+from tests.metrics import read_metric
+from tests.proxy.conversations.chats import contents
+
+FAILURES = "ragboost_session_store_failures_total"
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sqlite_store, "_BUSY_TIMEOUT_S", 0.05)
+    return tmp_path / "sessions.db"
+
+
+@pytest.fixture
+def client(start_proxy: Callable[..., ProxyServer], path: Path) -> Iterator[httpx.Client]:
+    url = start_proxy(session={"store": "sqlite", "path": path}).url
+    with httpx.Client(base_url=url) as client:
+        yield client
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def create(client: httpx.Client) -> str:
+    return str(client.post("/v1/sessions", json={"model": "m"}).json()["id"])
+
+
+def ask(client: httpx.Client, session: str, query: str, **fields: bool) -> httpx.Response:
+    return client.post(f"/v1/sessions/{session}/chat/completions", json={"query": query, **fields})
+
+
+def questions(client: httpx.Client, session: str) -> list[str]:
+    kept = client.get(f"/v1/sessions/{session}").json()["messages"]
+    return [message["content"] for message in kept if message["role"] == "user"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_on_a_locked_database_is_no_complete_answer(
+    client: httpx.Client, engine: FakeEngine, path: Path, stream: bool
+) -> None:
+    session = create(client)
+    assert ask(client, session, "one?", stream=stream).status_code == 200
+    with locked(path):
+        if stream:
+            answer = ask(client, session, "two?", stream=True).text
+            assert "[DONE]" not in answer
+            last = answer.removesuffix("\n\n").rpartition("\n\n")[2]
+            assert last.startswith('data: {"error"')
+            assert "not stored: the session store fails: database is locked" in last
+        else:
+            with pytest.raises(httpx.RemoteProtocolError):
+                ask(client, session, "two?")
+        num_requests = len(engine.completions)
+        refused = ask(client, session, "three?")
+        assert refused.status_code == 503
+        assert "database is locked" in refused.json()["error"]["message"]
+        assert len(engine.completions) == num_requests, "no model works for a lost turn"
+        ready = client.get("/ready")
+        assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+        assert ready.json()["sessions"] == "database is locked"
+    assert read_metric(str(client.base_url).rstrip("/"), FAILURES) >= 2
+    assert questions(client, session) == ["one?"]
+    assert ask(client, session, "four?", stream=stream).status_code == 200
+    assert contents(engine.completions[-1])[::2] == ["one?", "four?"]
+    assert client.get("/ready").json() == {"status": "ready"}
+
+
+def test_the_openai_sdk_sees_that_a_streamed_turn_is_not_stored(
+    client: httpx.Client, path: Path
+) -> None:
+    headers = {"authorization": "Bearer k"}
+    session = client.post("/v1/sessions", json={}, headers=headers).json()["id"]
+    with (
+        openai.OpenAI(base_url=f"{client.base_url}/v1/sessions/{session}", api_key="k") as sdk,
+        locked(path),
+        sdk.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "q?"}], stream=True
+        ) as stream,
+        pytest.raises(openai.APIError, match="not stored"),
+    ):
+        list(stream)
+
+
+def test_a_full_disk_ends_no_session_with_an_old_history(
+    start_proxy: Callable[..., ProxyServer],
+    engine: FakeEngine,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_up = sqlite_store._set_up
+
+    def with_limit(connection: sqlite3.Connection) -> None:
+        set_up(connection)
+        connection.execute("PRAGMA max_page_count = 24")  # of 4 KiB
+
+    monkeypatch.setattr(sqlite_store, "_set_up", with_limit)
+    url = start_proxy(session={"store": "sqlite", "path": path}).url
+    with httpx.Client(base_url=url) as client:
+        session, stored = create(client), []
+        for at in range(30):
+            question = f"{at}? " + "x" * 8000
+            try:
+                answer = ask(client, session, question)
+            except httpx.RemoteProtocolError:
+                break
+            assert answer.status_code == 200
+            stored.append(question)
+        assert 0 < len(stored) < 30
+        assert questions(client, session) == stored
+        refused = ask(client, session, "x" * 8000)
+        assert refused.status_code == 503
+        assert "full" in client.get("/ready").json()["sessions"]
+        other = create_refused(client)
+        assert other.status_code == 503
+        assert client.post("/v1/chat/completions", json={"messages": []}).status_code == 200
+
+
+def create_refused(client: httpx.Client) -> httpx.Response:
+    return client.post("/v1/sessions", json={"system": "s" * 100_000})
+
+
+def test_a_turn_of_a_session_that_was_deleted_meanwhile_is_no_complete_answer(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    session = create(client)
+    engine.misbehave(hold_after_chunks=1)
+    with client.stream(
+        "POST",
+        f"/v1/sessions/{session}/chat/completions",
+        json={"query": "one?", "stream": True},
+    ) as answer:
+        chunks = answer.iter_text()
+        first = next(chunks)
+        assert client.delete(f"/v1/sessions/{session}").status_code == 200
+        engine.release()
+        whole = first + "".join(chunks)
+    assert "[DONE]" not in whole
+    assert "not stored" in whole
+    eventually(lambda: client.get(f"/v1/sessions/{session}").status_code, equals=404)
