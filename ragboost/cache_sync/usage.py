@@ -7,6 +7,8 @@ HTTP: the caller parses a response, or one event of a stream, and passes the obj
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+_MAX_COUNT = 2**53  # what a float holds exactly, as metrics do
+
 
 class Usage(NamedTuple):
     """Prompt tokens of one response; None if not reported.
@@ -48,7 +50,7 @@ def _prompt_ids(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
     first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
     for holder in (answer, first):
         ids = holder.get("prompt_token_ids") if isinstance(holder, dict) else None
-        if isinstance(ids, list) and ids and all(isinstance(number, int) for number in ids):
+        if isinstance(ids, list) and ids and all(_is_token(number) for number in ids):
             return tuple(ids)
     return None
 
@@ -108,7 +110,11 @@ def _anthropic_written(usage: Mapping[str, Any]) -> int | None:
 
 def _count(holder: Mapping[str, Any], name: str) -> int | None:
     value = holder.get(name)
-    return value if type(value) is int and value >= 0 else None  # not a bool
+    return value if type(value) is int and 0 <= value <= _MAX_COUNT else None  # not a bool
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**32
 
 
 def _first(*values: int | None) -> int | None:

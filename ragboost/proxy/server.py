@@ -1,4 +1,4 @@
-"""Serve the proxy on a socket: uvicorn with uvloop and httptools, limits, graceful shutdown."""
+"""Serve the proxy on a socket: uvicorn with uvloop, limits, graceful shutdown."""
 
 import ctypes
 import gc
@@ -16,8 +16,8 @@ from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
-from ragboost.proxy.asgi.uvicorn_protocol import limited_protocol
 from ragboost.serving import bind
+from ragboost.serving.connection import http_connection
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def make_server(app: ASGIApp, settings: ProxySettings) -> uvicorn.Server:
         uvicorn.Config(
             app,
             loop="uvloop",
-            http=limited_protocol(settings),
+            http=http_connection(settings),
             ws="none",
             lifespan="on",
             access_log=False,
@@ -91,7 +91,6 @@ def make_server(app: ASGIApp, settings: ProxySettings) -> uvicorn.Server:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            timeout_keep_alive=settings.keep_alive_s,
             timeout_graceful_shutdown=settings.drain_s,
             backlog=_BACKLOG,
         )

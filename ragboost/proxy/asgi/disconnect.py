@@ -7,12 +7,7 @@ from typing import Self
 
 from starlette.types import Receive, Scope
 
-EXTENSION = "ragboost.connection"
-"""Key in `scope["extensions"]` under which the proxy's own server passes `{"watch": function}`.
-
-The function takes a callback for the loss of the connection, called at once if it is lost already,
-or None to remove the callback.
-"""
+from ragboost.serving.exchange import CONNECTION_EXTENSION
 
 
 class ClientWatch:
@@ -32,7 +27,7 @@ class ClientWatch:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.has_left = False
-        connection = scope.get("extensions", {}).get(EXTENSION, {})
+        connection = scope.get("extensions", {}).get(CONNECTION_EXTENSION, {})
         self._watch_connection: Callable[[Callable[[], None] | None], None] | None
         self._watch_connection = connection.get("watch")
         self._receive = receive

@@ -3,34 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.errors import RequestError
 from ragboost.rewriting.headers import new_request_id
-
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "invalid_request_error",
-    408: "request_timeout_error",
-    409: "conflict_error",
-    413: "invalid_request_error",
-    431: "invalid_request_error",
-    429: "rate_limit_error",
-    500: "internal_error",
-    502: "backend_connection_error",
-    503: "backend_unavailable_error",
-    504: "backend_timeout_error",
-}
-
-
-def error_body(status: int, message: str, *, param: str | None = None) -> bytes:
-    """Render `{"error": {"message", "type", "param", "code"}}`."""
-    error = {"message": message, "type": _TYPES.get(status, "internal_error")}
-    return msgspec.json.encode({"error": {**error, "param": param, "code": str(status)}})
+from ragboost.serving.errors import error_body
 
 
 def error_response(

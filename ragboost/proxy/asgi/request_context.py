@@ -59,7 +59,8 @@ class RequestContext:
         """Path and query, encoded as the client sent them."""
         path: bytes = self.scope.get("raw_path") or quote(self.scope["path"]).encode()
         query: bytes = self.scope["query_string"]
-        if not path.startswith(b"/"):  # it could become part of the backend's address
+        # Without a slash, it could become part of the backend's address.
+        if not path.startswith(b"/") and path != b"*":
             path = b"/" + path
         return decode_value(path + b"?" + query if query else path)
 

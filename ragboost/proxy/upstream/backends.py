@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _READY_TIMEOUT_S = 2.0
 _MAX_FETCHED_BYTES = 4 * 1024 * 1024
 _WITHOUT_BODY = ("GET", "HEAD", "OPTIONS", "TRACE")
+_IDEMPOTENT = ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE")  # RFC 9110 section 9.2.2
 _KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
@@ -103,8 +104,9 @@ class Backend:
     ) -> UpstreamResponse:
         """Send a request and return the response with its body unread.
 
-        Retries once, on a new connection, if the backend cannot have processed the request: the
-        connection was refused, or a pooled connection turned out to be closed.
+        Retries once, on a new connection, if the backend cannot have read the request, since the
+        connection was refused; or if a pooled connection was closed before the response and the
+        request may be repeated: its method is idempotent, or it has an `idempotency-key`.
 
         Args:
             method: in upper case.
@@ -124,7 +126,8 @@ class Backend:
             try:
                 return await connection.exchange(head, body, is_head_request=is_head_request)
             except StaleConnectionError:
-                pass
+                if not _is_repeatable(method, headers):
+                    raise
         try:
             connection = await self._connections.connect()
         except BackendRefusedError:
@@ -199,6 +202,9 @@ class Backend:
                 kept.append((b"x-api-key", key))
         return kept
 
+    def _target(self, target: str) -> str:
+        return target if target == "*" else self._path + target  # `OPTIONS *` is about the server
+
     def _head(self, method: str, target: str, headers: RawHeaders, num_bytes: int) -> bytes:
         """Render a request's head.
 
@@ -206,7 +212,7 @@ class Backend:
             BackendConnectionError: a header has a line break, which could smuggle a request in.
         """
         lines = [
-            b"%b %b HTTP/1.1" % (method.encode(), (self._path + target).encode()),
+            b"%b %b HTTP/1.1" % (method.encode(), self._target(target).encode()),
             b"host: " + self._host,
         ]
         lines.extend([b"%b: %b" % header for header in headers])
@@ -216,6 +222,10 @@ class Backend:
         if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines):
             raise BackendConnectionError("a header of the request has a line break")
         return head + b"\r\n\r\n"
+
+
+def _is_repeatable(method: str, headers: RawHeaders) -> bool:
+    return method in _IDEMPOTENT or any(name == b"idempotency-key" for name, _ in headers)
 
 
 def _basic(name: str | None, password: str | None) -> bytes | None:

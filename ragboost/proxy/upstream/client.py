@@ -5,6 +5,7 @@ sent again.
 """
 
 import asyncio
+import select
 from collections import deque
 from ssl import SSLContext, create_default_context
 from typing import NamedTuple
@@ -27,7 +28,10 @@ class BackendRefusedError(BackendConnectionError):
 
 
 class StaleConnectionError(BackendConnectionError):
-    """A pooled connection was closed before the first byte of a response."""
+    """A pooled connection was closed before the first byte of a response.
+
+    The server may have read the request and begun to work.
+    """
 
 
 class UpstreamResponse:
@@ -121,6 +125,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._last_read = 0.0
         self._head_bytes = 0
+        self._poll = select.poll()
         self._is_head_request = self._is_paused = False
         self._ends_at_close = self._has_ended = False
         self.is_reused = False
@@ -129,6 +134,14 @@ class Connection(asyncio.Protocol):
     def is_closing(self) -> bool:
         """The connection is closed or closing."""
         return self._transport is None or self._transport.is_closing()
+
+    @property
+    def is_usable(self) -> bool:
+        """The idle connection may carry a request: the server has neither closed it nor sent more.
+
+        The socket is asked, as the event loop may not have seen its end yet.
+        """
+        return not self.is_closing and not self._poll.poll(0)
 
     async def exchange(
         self, head: bytes, body: bytes, *, is_head_request: bool
@@ -184,6 +197,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's is not a subclass
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         self._last_read = self._loop.time()
@@ -216,6 +230,9 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if status < 100:
+            self._fail(f"invalid HTTP response: status {status}")
+            return
         if status < 200:  # interim responses: 100 Continue, 103 Early Hints
             self._headers = []
             return
@@ -336,7 +353,7 @@ class ConnectionPool:
         limit = asyncio.get_running_loop().time() - _KEEPALIVE_S
         while self._idle:
             since, connection = self._idle.pop()
-            if since > limit and not connection.is_closing:
+            if since > limit and connection.is_usable:
                 return connection
             connection.close()
         return None

@@ -11,7 +11,6 @@ from typing import Protocol
 from ragboost.cache_sync.usage import Usage
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.proxy.asgi.disconnect import ClientWatch
-from ragboost.proxy.asgi.errors import error_body
 from ragboost.proxy.asgi.headers import response_headers, with_header
 from ragboost.proxy.asgi.request_context import REQUEST_ID, RequestContext
 from ragboost.proxy.upstream.backends import Backend
@@ -19,6 +18,7 @@ from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header
+from ragboost.serving.errors import error_body
 
 logger = logging.getLogger(__name__)
 

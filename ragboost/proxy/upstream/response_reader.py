@@ -13,6 +13,7 @@ from ragboost.cache_sync.usage import Usage, merge_usage, read_usage
 
 _MAX_BYTES = 8 * 1024 * 1024
 _MAX_EVENT_BYTES = 4 * 1024 * 1024
+_MAX_DEPTH = 32  # of a message's content and calls
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
 _DONE = b"data: [DONE]"
 _DECODER = msgspec.json.Decoder()
@@ -168,6 +169,8 @@ class ResponseReader:
             choices = _objects(answer.get("choices")) if self._on_messages else ()
             found = _objects([choice.get("message") for choice in choices])
             messages = [_message(one.get("content"), one.get("tool_calls")) for one in found]
+            if not _is_shallow(messages, _MAX_DEPTH):  # nobody could hash or store them
+                messages = []
         self._complete(messages)
 
     def _complete(self, messages: list[AnswerMessage] | None = None) -> None:
@@ -194,8 +197,8 @@ class _Deltas:
             index = call.get("index")
             index = index if isinstance(index, int) else len(self._calls)
             pieces = self._calls.setdefault(index, {"id": [""], "name": [], "arguments": []})
-            if call.get("id"):
-                pieces["id"] = [call["id"]]
+            if isinstance(name := call.get("id"), str) and name:
+                pieces["id"] = [name]
             for function in _objects([call.get("function")]):
                 for name in ("name", "arguments"):
                     if isinstance(piece := function.get(name), str):
@@ -225,8 +228,17 @@ def _objects(items: Any) -> list[dict[str, Any]]:
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
+def _is_shallow(value: Any, levels: int) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return True
+    return levels > 0 and all(_is_shallow(item, levels - 1) for item in value)
+
+
 def _decode(data: bytes) -> Any:
+    """Decode JSON; return None for whatever the decoder rejects, too deep a nesting included."""
     try:
         return _DECODER.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None

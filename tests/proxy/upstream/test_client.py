@@ -1,6 +1,8 @@
 """Answers as servers frame them, and connections that are used again only when that is safe."""
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -10,7 +12,7 @@ from ragboost.config import BackendSettings
 from ragboost.errors import BackendConnectionError, BackendTimeoutError
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
-from tests.eventually import run_event_loop
+from tests.eventually import DEADLINE_S, run_event_loop
 from tests.fakes.clock import LoopClock
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -71,6 +73,7 @@ async def get(one: Backend, method: str = "GET") -> bytes:
         (OK + b"transfer-encoding: chunked\r\n\r\n", b"3\r\nhel\r\n2\r", b"\nlo\r\n0\r\n\r\n"),
         (OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nx-later: 1\r\n\r\n",),
         (b"HTTP/1.1 100 Continue\r\n\r\n", OK + b"content-length: 5\r\n\r\nhello"),
+        (OK + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 5\r\n\r\nhello",),
         (OK + b"\r\n", b"hello"),
         (b"HTTP/1.0 200 OK\r\n\r\nhello",),
         (b"HTT", b"P/1.1 200 OK\r\nConte", b"nt-Length: 5\r\nconnection: close\r\n\r\nhello"),
@@ -103,6 +106,7 @@ async def test_answers_without_a_body_are_over_with_their_head(method: str, answ
         (OK + b"x: " + b"y" * 300_000,),
         (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",),
         (b"",),
+        (b"HTTP/1.1 099 What\r\ncontent-length: 0\r\n\r\n",),
     ],
 )
 async def test_what_is_no_answer_is_an_error_before_one_begins(pieces: tuple[bytes, ...]) -> None:
@@ -170,6 +174,66 @@ async def test_connections_are_used_again_until_something_unasked_comes() -> Non
             await run_event_loop()
     assert len(set(ports)) == 2
     assert ports[0] == ports[1] == ports[2] != ports[3] == ports[4]
+
+
+async def test_a_connection_that_the_server_closed_is_not_used_even_if_no_event_told() -> None:
+    requests: list[bytes] = []
+    is_closed = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        for _ in range(3):
+            connection, _ = listener.accept()
+            requests.append(connection.recv(65536))
+            connection.sendall(OK + b"content-length: 2\r\n\r\nok")
+            connection.close()
+            is_closed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        one = Backend(BackendSettings(url=f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        for _ in range(3):
+            response = await one.request("POST", "/x", headers=[], body=b"body")
+            assert await response.read() == b"ok"
+            assert is_closed.wait(DEADLINE_S)  # the event loop stands still meanwhile
+            is_closed.clear()
+        thread.join()
+        one.close()
+    assert [request.count(b"body") for request in requests] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "is_repeated"),
+    [
+        ("POST", [], False),
+        ("PATCH", [], False),
+        ("POST", [(b"idempotency-key", b"k")], True),
+        ("GET", [], True),
+        ("PUT", [], True),
+    ],
+)
+async def test_what_a_server_has_read_is_sent_again_only_if_it_may_be_repeated(
+    method: str, headers: list[tuple[bytes, bytes]], is_repeated: bool
+) -> None:
+    num_requests = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_requests
+        await reader.readuntil(b"\r\n\r\n")
+        num_requests += 1
+        writer.write(OK + b"content-length: 0\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        num_requests += 1  # and closes
+
+    async with backend(serve) as one:
+        assert await body_of(await one.request(method, "/x", headers=headers)) == b""
+        again = one.request(method, "/x", headers=headers)
+        if is_repeated:
+            assert await body_of(await again) == b""
+        else:
+            with pytest.raises(BackendConnectionError):
+                await again
+    assert num_requests == (3 if is_repeated else 2)
 
 
 async def test_an_answer_that_nobody_reads_is_not_read_from_the_server_either() -> None:

@@ -235,11 +235,25 @@ def test_a_backend_that_drops_a_new_connection_is_not_asked_again(
     assert len(engine.requests) == 1
 
 
-def test_stale_connections_are_survived(client: httpx.Client, engine: FakeEngine) -> None:
+def test_a_post_that_the_backend_has_read_is_not_sent_again(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
     engine.misbehave(drop_reused=True)
-    answers = [client.post("/v1/chat/completions", json=CHAT).status_code for _ in range(12)]
-    assert answers == [200] * 12
-    assert len(engine.requests) > 12
+    answers = [client.post("/v1/chat/completions", json=CHAT).status_code for _ in range(2)]
+    assert answers == [200, 502]
+    assert len(engine.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"), [("GET", {}), ("PUT", {}), ("POST", {"idempotency-key": "k"})]
+)
+def test_a_request_that_may_be_repeated_is_sent_again(
+    client: httpx.Client, engine: FakeEngine, method: str, headers: dict[str, str]
+) -> None:
+    engine.misbehave(drop_reused=True)
+    answers = [client.request(method, "/v1/x", headers=headers).status_code for _ in range(2)]
+    assert answers == [200, 200]
+    assert len(engine.requests) == 3
 
 
 def test_a_stream_that_dies_between_events_ends_with_an_error_event(

@@ -10,12 +10,13 @@ from typing import Any
 
 import uvicorn
 
+from ragboost.config import ProxySettings
 from ragboost.errors import ConfigError
+from ragboost.serving.connection import http_connection
 
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0
-_KEEP_ALIVE_S = 75  # longer than the idle time of common clients, so that they close first
 
 
 @contextmanager
@@ -30,11 +31,7 @@ def serve_in_thread(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iter
         ConfigError: the address cannot be bound, or the application fails to start.
     """
     listening = bind(host, port)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=5
-        )
-    )
+    server = uvicorn.Server(_config(app, drain_s=5))
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listening]}, name="ragboost-serve", daemon=True
     )
@@ -55,12 +52,9 @@ def serve(app: Any, *, host: str, port: int) -> None:
         ConfigError: the address cannot be bound.
     """
     listening = bind(host, port)
-    config = uvicorn.Config(
-        app, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=30
-    )
     logger.info("listening on http://%s:%d", host, listening.getsockname()[1])
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(_config(app, drain_s=30)).run(sockets=[listening])
     finally:
         listening.close()
 
@@ -82,6 +76,16 @@ def bind(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
         ) from None
     return listening
+
+
+def _config(app: Any, *, drain_s: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=http_connection(ProxySettings()),
+        ws="none",
+        log_level="warning",
+        timeout_graceful_shutdown=drain_s,
+    )
 
 
 def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:

@@ -1,0 +1,244 @@
+"""One request of an HTTP/1.1 connection and its response: the ASGI channel of an application.
+
+Frames responses. Does not parse requests, and knows no time limits.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, MutableMapping
+from enum import Enum
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from ragboost.serving.errors import error_body
+
+Message = MutableMapping[str, Any]
+Headers = Iterable[tuple[bytes, bytes]]
+
+CONNECTION_EXTENSION = "ragboost.connection"
+"""Key in `scope["extensions"]` under which an exchange passes `{"watch": function}`.
+
+The function takes a callback for the loss of the connection, called at once if it is lost already,
+or None to remove the callback.
+"""
+
+_STATUS_LINES = {
+    status: b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in HTTPStatus
+}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STATUSES_WITHOUT_BODY = (204, 304)
+
+
+class Wire(Protocol):
+    """What an exchange needs of its connection.
+
+    Attributes:
+        is_write_paused: the client does not read; wait for `drain` before writing more.
+        default_headers: added to every response.
+    """
+
+    is_write_paused: bool
+
+    @property
+    def default_headers(self) -> Headers: ...
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; no effect on a closed connection."""
+
+    async def drain(self) -> None:
+        """Wait until the client reads again, or has disconnected."""
+
+    def answered(self, exchange: "HttpExchange") -> None:
+        """Go on to the next request, or close: the response is complete."""
+
+    def refuse(self, status: int, message: str) -> None:
+        """End the connection, with an error as the response if none has begun."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+
+
+class _Framing(Enum):
+    NO_BODY = 0
+    LENGTH = 1
+    CHUNKED = 2
+    UNTIL_CLOSE = 3
+
+
+class HttpExchange:
+    """A request and its response.
+
+    A body is received as one message, whatever its pieces. One over the limit is received as far as
+    it was kept, with `more_body`; an application that wants more of it anyway gets none.
+
+    Attributes:
+        scope: of ASGI.
+        num_bytes: bytes of the body that have arrived.
+        keep_alive: the connection may be used again after the response.
+        is_received: the request has arrived completely.
+        has_started: the response's head was sent.
+        is_answered: the response was sent completely.
+        is_disconnected: the client has left, or its request was refused.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        scope: dict[str, Any],
+        *,
+        max_body_bytes: int,
+        keep_alive: bool,
+        expects_continue: bool,
+    ) -> None:
+        self.scope = scope
+        self.num_bytes = 0
+        self.keep_alive = keep_alive
+        self.is_received = self.has_started = self.is_answered = self.is_disconnected = False
+        scope["extensions"] = {CONNECTION_EXTENSION: {"watch": self.watch}}
+        self._wire = wire
+        self._max_body_bytes = max_body_bytes
+        self._expects_continue = expects_continue
+        self._body: list[bytes] = []
+        self._is_passed = False
+        self._changed: asyncio.Event | None = None
+        self._on_lost: Callable[[], None] | None = None
+        self._framing = _Framing.NO_BODY
+        self._remaining = 0  # bytes still to send, with a content-length
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Set or remove the callback for a lost connection."""
+        self._on_lost = on_lost
+        if on_lost is not None and self.is_disconnected:
+            on_lost()
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes to the request's body."""
+        if self.num_bytes <= self._max_body_bytes:
+            self._body.append(data)
+        self.num_bytes += len(data)
+        if self.num_bytes > self._max_body_bytes:
+            self._wake()
+
+    def finish_request(self) -> None:
+        """End the request's body."""
+        self.is_received = True
+        self._wake()
+
+    def disconnect(self) -> None:
+        """End the exchange: there is nobody to respond to."""
+        if self.is_disconnected:
+            return
+        self.is_disconnected = True
+        self._wake()
+        if self._on_lost is not None:
+            self._on_lost()
+
+    def fail(self, status: int, message: str) -> None:
+        """End the exchange after its application has failed."""
+        if self.has_started or self.is_disconnected:
+            self._wire.abort()
+            return
+        body = error_body(status, message)
+        self.keep_alive = False
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        self._start(status, headers)
+        self._write_body(body, is_last=True)
+
+    async def receive(self) -> Message:
+        """Return the body as one message; after that, wait for the client to disconnect."""
+        if self._expects_continue and not self.has_started:
+            self._expects_continue = False
+            self._wire.write(_CONTINUE)
+        if self._is_passed and not (self.is_received or self.is_disconnected):
+            limit = self._max_body_bytes
+            self._wire.refuse(413, f"the request body has more than {limit} bytes")
+        while not self._has_message():
+            self._changed = self._changed or asyncio.Event()
+            self._changed.clear()
+            await self._changed.wait()
+        if self.is_disconnected or self.is_answered:
+            return {"type": "http.disconnect"}
+        self._is_passed = True
+        pieces, self._body = self._body, []
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return {"type": "http.request", "body": body, "more_body": not self.is_received}
+
+    async def send(self, message: Message) -> None:
+        """Send the head of the response, or bytes of its body.
+
+        Raises:
+            RuntimeError: the message is out of order, or the response contradicts its own head.
+        """
+        if self._wire.is_write_paused and not self.is_disconnected:
+            await self._wire.drain()
+        if self.is_disconnected:
+            return
+        kind = message["type"]
+        if kind == "http.response.body" and self.has_started and not self.is_answered:
+            self._write_body(message.get("body", b""), is_last=not message.get("more_body", False))
+        elif kind == "http.response.start" and not self.has_started:
+            self._start(message["status"], message.get("headers", ()))
+        else:
+            raise RuntimeError(f"unexpected ASGI message {kind!r}")
+
+    def _has_message(self) -> bool:
+        if self.is_disconnected or self.is_answered:
+            return True
+        is_over_limit = self.num_bytes > self._max_body_bytes
+        return not self._is_passed and (self.is_received or is_over_limit)
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+
+    def _start(self, status: int, headers: Headers) -> None:
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]  # type: ignore[call-overload]
+        length: int | None = None
+        for name, value in (*self._wire.default_headers, *headers):
+            name = name.lower()
+            if name == b"content-length":
+                length = int(value)
+                if status == 204:
+                    continue
+            if name == b"connection":
+                self.keep_alive = self.keep_alive and b"close" not in value.lower()
+            elif name != b"transfer-encoding":
+                lines.append(b"%b: %b" % (name, value))
+        self._frame(status, length)
+        # The rest of a request that is answered early is not read as the next one.
+        self.keep_alive = self.keep_alive and self.is_received
+        if self._framing is _Framing.CHUNKED:
+            lines.append(b"transfer-encoding: chunked")
+        if not self.keep_alive:
+            lines.append(b"connection: close")
+        head = b"\r\n".join(lines)
+        if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines):
+            raise RuntimeError("a header of the response has a line break")
+        self.has_started = True
+        self._wire.write(head + b"\r\n\r\n")
+
+    def _frame(self, status: int, length: int | None) -> None:
+        if self.scope["method"] == "HEAD" or status in _STATUSES_WITHOUT_BODY:
+            self._framing = _Framing.NO_BODY
+        elif length is not None:
+            self._framing, self._remaining = _Framing.LENGTH, length
+        elif self.scope["http_version"] == "1.0":
+            self._framing, self.keep_alive = _Framing.UNTIL_CLOSE, False
+        else:
+            self._framing = _Framing.CHUNKED
+
+    def _write_body(self, body: bytes, *, is_last: bool) -> None:
+        if self._framing is _Framing.LENGTH:
+            self._remaining -= len(body)
+            if self._remaining < 0 or (is_last and self._remaining):
+                raise RuntimeError("the response's body contradicts its content-length")
+        elif self._framing is _Framing.CHUNKED:
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            body = chunk + b"0\r\n\r\n" if is_last else chunk
+        elif self._framing is _Framing.NO_BODY:
+            body = b""
+        if body:
+            self._wire.write(body)
+        if is_last:
+            self.is_answered = True
+            self._wake()
+            self._wire.answered(self)
