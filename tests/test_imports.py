@@ -43,7 +43,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.retrieval": NUMPY | SETTINGS | RETRIEVAL,
     "ragboost.graph": NUMPY,
     "ragboost.sessions": SETTINGS,
-    "ragboost.serving": {"msgspec"} | WEB,
+    "ragboost.serving": {"msgspec"} | SETTINGS | WEB,
     "ragboost.cli": NUMPY | SETTINGS,
     "ragboost.demo": {"msgspec"} | NUMPY | SETTINGS | RETRIEVAL | WEB,
     "ragboost.proxy": NUMPY | SETTINGS | EVENTS | WEB,
