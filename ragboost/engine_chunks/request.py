@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, MEASURED, POLICIES
 
 PARAMS_KEY = "ragboost"
 """The key of our entry in `kv_transfer_params`."""
 VERSION = 1
 MAX_CHUNKS = 4096
-_OFFLINE_ONLY = frozenset({"oracle"})  # needs an argument that no request carries
+SERVED_POLICIES = tuple(name for name in POLICIES if name not in MEASURED | {"oracle"})
+"""Policies that need nothing but a prompt and stored chunks: those taken from requests carry no
+measurements, and no request carries the oracle's argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def read_request(
     granularity = told.get("granularity") or defaults.granularity
     is_valid = (
         isinstance(policy, str)
-        and policy in POLICIES.keys() - _OFFLINE_ONLY
+        and policy in SERVED_POLICIES
         and ratio is not None
         and 0.0 <= ratio <= 1.0
         and _is_integer(granularity)

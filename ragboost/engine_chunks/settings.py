@@ -11,8 +11,8 @@ from typing import Any
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.chunk_cache.kv.tiers.store import TieredStore
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
-from ragboost.engine_chunks.request import EngineChunkRequest
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
+from ragboost.engine_chunks.request import SERVED_POLICIES, EngineChunkRequest
 from ragboost.errors import ConfigError
 
 _GIB = 1 << 30
@@ -62,7 +62,10 @@ class EngineChunkSettings:
         settings = cls(**told)
         if settings.reuse not in ("exact", "approx"):
             raise ConfigError(f"`reuse` must be exact or approx, got {settings.reuse!r}")
-        make_policy(settings.policy)
+        if settings.policy not in SERVED_POLICIES:
+            raise ConfigError(
+                f"`policy` must be one of {', '.join(SERVED_POLICIES)}, got {settings.policy!r}"
+            )
         make_eviction_policy(settings.eviction)
         if not 0.0 <= settings.ratio <= 1.0:
             raise ConfigError(f"`ratio` must be in [0, 1], got {settings.ratio}")

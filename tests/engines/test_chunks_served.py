@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from typing import Any
+from urllib.error import HTTPError
 
 import httpx
 import pytest
@@ -132,6 +133,26 @@ def test_wrong_positions_are_computed_exactly_and_counted(
     assert answer
     assert not origins
     assert f'ragboost_chunk_exact_requests_total{{reason="{reason}"}}' in server.get("/metrics")
+
+
+@pytest.mark.parametrize("policy", ["cachecraft", "hybrid-offline", "oracle", "none"])
+def test_a_policy_that_is_not_served_harms_nobody(server: EngineServer, policy: str) -> None:
+    ask(server, chat([0, 1, 2]))
+    with pytest.raises(HTTPError, match="400"):
+        ask(server, chat([2, 0, 1], reuse={"policy": policy}))
+
+    ids = server.post("/tokenize", {"prompt": PASSAGES[0] + PASSAGES[1]})["tokens"]
+    plan = {"version": 1, "chunks": [[0, 60], [60, 120]], "policy": policy, "ratio": 0.2}
+    body = {
+        "model": "tiny",
+        "prompt": ids,
+        "max_tokens": 1,
+        "kv_transfer_params": {"ragboost": plan},
+    }
+    told = server.post("/v1/completions", body)["kv_transfer_params"]["ragboost"]
+
+    assert told["reason"] == "bad_options"
+    assert told["reused"] == 0
 
 
 def test_positions_off_by_some_characters_do_no_harm(server: EngineServer) -> None:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from ragboost.chunk_cache.selection import POLICIES
 from ragboost.engine_chunks.http.inner import (
     App,
     Message,
@@ -207,7 +206,7 @@ class ReuseMiddleware(ABC):
             "default": "approx" if defaults.is_approx else "exact",
             "policy": defaults.options.policy,
             "ratio": defaults.options.ratio,
-            "policies": list(POLICIES),
+            "policies": list(defaults.policies),
         }
 
 

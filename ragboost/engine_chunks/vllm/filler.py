@@ -72,13 +72,13 @@ class ChunkFiller:
     def fill(self, work: PromptFill) -> None:
         """Write the KV of the tokens [held, stop) of a prompt into its blocks.
 
-        Without the memory for it the blocks are reported as failed, and vLLM does with the request
-        what its `kv_load_failure_policy` says.
+        If that fails, the blocks are reported as failed, and vLLM does with the request what its
+        `kv_load_failure_policy` says: an error here would end the engine.
         """
         try:
             self._fill(work)
-        except torch.OutOfMemoryError as error:
-            logger.warning("the KV of a prompt could not be filled: %s", error)
+        except Exception:
+            logger.exception("the KV of a prompt could not be filled")
             first, last = work.plan.held // self.block_size, (work.plan.stop - 1) // self.block_size
             self.failed_blocks.update(work.blocks[first : last + 1])
 
@@ -96,7 +96,13 @@ class ChunkFiller:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def capture(self, work: ChunkCapture) -> None:
-        """Copy a chunk's KV into the store."""
+        """Copy a chunk's KV into the store, if that succeeds."""
+        try:
+            self._capture(work)
+        except Exception:
+            logger.exception("a chunk could not be stored")
+
+    def _capture(self, work: ChunkCapture) -> None:
         stop = len(work.tokens)
         kv = self.read(
             work.tokens, work.blocks, start=work.start, stop=stop, is_exact=work.is_exact

@@ -10,6 +10,7 @@ from typing import Any
 from ragboost.engine_chunks.http.inner import Scope, call_route
 from ragboost.engine_chunks.http.middleware import CHAT, ExactError, ReuseMiddleware
 from ragboost.engine_chunks.options import FIELD, ReuseDefaults, ReuseOptions
+from ragboost.engine_chunks.request import SERVED_POLICIES
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.status import STARTING, read_status
 from ragboost.engine_chunks.vllm.flags import CONNECTOR_MODULE
@@ -69,6 +70,7 @@ class Front(ReuseMiddleware):
             is_approx=settings.reuse == "approx",
             options=ReuseOptions(settings.policy, settings.ratio),
             refusal=read_status(config.instance_id),
+            policies=SERVED_POLICIES,
         )
 
 
