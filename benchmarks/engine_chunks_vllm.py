@@ -13,7 +13,7 @@ from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
 
-POLICIES = ("gradual", "a3", "fusionrag", "cacheblend", "epic", "cachecraft", "hybrid-offline")
+POLICIES = ("gradual", "a3", "fusionrag", "cacheblend", "epic", "hybrid")
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
 TIMED = ("gradual", "a3", "fusionrag", "epic")
 CHUNK = 256

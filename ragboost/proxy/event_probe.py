@@ -17,7 +17,7 @@ _REQUESTS = 3  # a publisher drops what it sends before it has noticed its subsc
 
 
 class EventArrival(NamedTuple):
-    """What arrived of the events of a request.
+    """The events of a request that have arrived.
 
     Attributes:
         is_connected: a publisher was found.

@@ -21,7 +21,7 @@ _MAX_MODELS = 64
 
 
 class TenantKey(NamedTuple):
-    """What two requests must have in common to share a context index.
+    """The properties that requests must share to use one context index.
 
     Model and salt select a prefix cache in the engine. They are short and printable: this is where
     the client's text becomes a key in memory, a label of metrics and a field of the log.

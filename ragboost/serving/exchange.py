@@ -29,7 +29,7 @@ _STATUSES_WITHOUT_BODY = (204, 304)
 
 
 class Wire(Protocol):
-    """What an exchange needs of its connection.
+    """The connection, as an exchange uses it.
 
     Attributes:
         is_write_paused: the client does not read; wait for `drain` before writing more.

@@ -44,7 +44,7 @@ class ChunkCapture:
 
 @dataclass(slots=True)
 class StepWork:
-    """What one step asks of the worker."""
+    """The worker's part of one step."""
 
     fills: list[PromptFill] = field(default_factory=list)
     captures: list[ChunkCapture] = field(default_factory=list)
