@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 export PIP_RETRIES ?= 5
 export PIP_DEFAULT_TIMEOUT ?= 60
 
-.PHONY: help install demo test lint format typecheck docs reference packages pytest clean engines test-engines test-integrations
+.PHONY: help install demo test lint format typecheck docs reference packages pytest audit clean engines test-engines test-integrations
 
 help:                ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -49,6 +49,9 @@ reference: install   ## write the pages of docs/reference that come from the cod
 
 packages: install    ## build wheel and sdist, install them on every Python here and with the lowest dependencies
 	@$(BIN)/python -m scripts.check_packages
+
+audit: install       ## known vulnerabilities of the pinned dependencies, where an advisory service answers
+	@$(BIN)/python -m scripts.audit
 
 pytest: install      ## the tests
 	@$(BIN)/python -m pytest $(ARGS)
