@@ -1,6 +1,7 @@
 """Read the options and positions of chunk reuse in the `ragboost` object of a request.
 
     {"reuse": "exact" | "approx" | {"policy": "gradual", "ratio": 0.15},
+     "tenant": "...",                            shares stored chunks, within a `cache_salt`
      "chunks": [[start, stop], ...],             in a prompt: characters, or tokens if it is ids
                [[message, start, stop], ...]}    in messages: characters of a message's text
 
@@ -17,6 +18,7 @@ from ragboost.errors import RequestError
 
 FIELD = "ragboost"
 MAX_CHUNKS = 4096
+_MAX_TENANT = 256
 _EXACT, _APPROX = "exact", "approx"
 
 
@@ -26,10 +28,12 @@ class ReuseOptions(NamedTuple):
     Attributes:
         policy: selects the reused tokens to recompute, one of `POLICIES`.
         ratio: recompute ratio, from 0 to 1.
+        tenant: stored chunks are shared with requests of the same one; empty: of none.
     """
 
     policy: str = DEFAULT_POLICY
     ratio: float = DEFAULT_RATIO
+    tenant: str = ""
 
 
 class ReuseDefaults(NamedTuple):
@@ -70,13 +74,14 @@ def read_options(given: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOpti
         defaults: of the engine.
 
     Raises:
-        RequestError: `reuse` is malformed, or this engine cannot reuse chunks.
+        RequestError: `reuse` or `tenant` is malformed, or this engine cannot reuse chunks.
     """
-    where, value = f"{FIELD}.reuse", given.get("reuse")
-    if value is None:
-        return defaults.options if defaults.is_approx and defaults.refusal is None else None
-    if value == _EXACT:
+    where, value, tenant = f"{FIELD}.reuse", given.get("reuse"), read_tenant(given)
+    is_default = defaults.is_approx and defaults.refusal is None
+    if value == _EXACT or (value is None and not is_default):
         return None
+    if value is None:
+        return defaults.options._replace(tenant=tenant)
     if value != _APPROX and not isinstance(value, dict):
         raise RequestError(
             f'{where} must be "exact", "approx" or an object with policy and ratio', param=where
@@ -88,12 +93,27 @@ def read_options(given: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOpti
     options = defaults.options if value == _APPROX else _read_object(value, defaults.options)
     if options.policy not in defaults.policies:
         raise RequestError(
-            f"{where}.policy {options.policy!r} needs measurements that only prepared chunks have: "
-            "run `ragboost precompute` and set engine.reuse_directory, or use one of "
-            f"{', '.join(defaults.policies)}",
+            f"{where}.policy {options.policy!r} needs measurements that the chunks stored here do "
+            "not have (the embedded engine: run `ragboost precompute` and set "
+            f"engine.reuse_directory); use one of {', '.join(defaults.policies)}",
             param=f"{where}.policy",
         )
-    return options
+    return options._replace(tenant=tenant)
+
+
+def read_tenant(given: Mapping[str, Any]) -> str:
+    """Return whose stored chunks a request shares, or an empty text.
+
+    Raises:
+        RequestError: `tenant` is no text of at most 256 characters.
+    """
+    tenant = given.get("tenant") or ""
+    if not isinstance(tenant, str) or len(tenant) > _MAX_TENANT:
+        raise RequestError(
+            f"{FIELD}.tenant must be a text of at most {_MAX_TENANT} characters",
+            param=f"{FIELD}.tenant",
+        )
+    return tenant
 
 
 def read_positions(given: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosition]:

@@ -302,7 +302,8 @@ class BoostPipeline:
         if self._chunk_reuse.is_supported:
             message = request.found.message if request.found is not None else None
             reuse = ragboost_fields(request.body.fields).get("reuse")
-            fields = add_chunks(fields, context, message=message, reuse=reuse)
+            team = request.tenant_key.team
+            fields = add_chunks(fields, context, message=message, reuse=reuse, tenant=team)
         return fields, is_usage_added
 
     def _lacks_usage(self, fields: Mapping[str, Any]) -> bool:

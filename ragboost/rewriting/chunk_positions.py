@@ -13,7 +13,12 @@ from ragboost.formats.ragboost_object import FIELD, GRAPH
 
 
 def add_chunks(
-    fields: Mapping[str, Any], context: Context | None, *, message: int | None, reuse: Any
+    fields: Mapping[str, Any],
+    context: Context | None,
+    *,
+    message: int | None,
+    reuse: Any,
+    tenant: str = "",
 ) -> Mapping[str, Any]:
     """Return the fields with the positions of their documents in the `ragboost` object.
 
@@ -24,6 +29,7 @@ def add_chunks(
         context: their documents; None: unknown.
         message: index of the message that carries them; None: the prompt.
         reuse: the client's `ragboost.reuse`; None: absent.
+        tenant: whose stored chunks the request may share; empty: everybody's.
     """
     kept = fields.get(FIELD)
     if isinstance(kept, dict) and GRAPH in kept:
@@ -32,6 +38,8 @@ def add_chunks(
     ours = {"reuse": reuse} if reuse is not None else {}
     if chunks:
         ours["chunks"] = chunks
+    if tenant and ours:
+        ours["tenant"] = tenant
     return {**fields, FIELD: ours} if ours else fields
 
 

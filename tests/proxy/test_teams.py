@@ -97,3 +97,19 @@ def test_a_team_without_keys_is_refused() -> None:
 def test_settings_hide_the_keys_of_teams() -> None:
     settings = ProxySettings(api_keys=["secret-a", ["secret-b"]])  # type: ignore[arg-type]
     assert "secret-" not in f"{settings!r} {settings}"
+
+
+def test_backends_are_told_the_team_whose_stored_chunks_a_request_may_share(
+    start_proxy: Start, engine: FakeEngine
+) -> None:
+    def told(keys: list[str | list[str]], key: Mapping[str, str]) -> str | None:
+        proxy = start_proxy(proxy={"api_keys": keys}, backend={"reuse_chunks": True})
+        ask(proxy, key)
+        name: str | None = engine.requests[-1].json["ragboost"].get("tenant")
+        return name
+
+    names = [told(["a", ["b1", "b2"]], key) for key in (A, B1, B2)]
+
+    assert names[0] != names[1] == names[2]
+    assert told([["b1", "b2"], "a"], A) == names[0]  # wherever it is in the list
+    assert told([["a", "b1"]], A) is None

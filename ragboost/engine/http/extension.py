@@ -69,6 +69,9 @@ class RagboostFields(Fields):
         max_length=MAX_CHUNKS,
         description="Positions of documents: [message, start, stop], or [start, stop] in a prompt.",
     )
+    tenant: str | None = Field(
+        None, max_length=256, description="Stored chunks are shared with requests of the same one."
+    )
     graph: GraphFields | None = None
 
 
@@ -100,7 +103,7 @@ def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extensi
                 f"{FIELD}.graph and {FIELD}.chunks exclude each other", param=f"{FIELD}.chunks"
             )
         return Extension(None, graph=_graph_request(fields.graph))
-    asked = {"reuse": fields.reuse, "chunks": fields.chunks}
+    asked = {"reuse": fields.reuse, "chunks": fields.chunks, "tenant": fields.tenant}
     spans: defaultdict[int, list[TextSpan]] = defaultdict(list)
     for number, start, stop in read_positions(asked, is_chat=is_chat):
         spans[number].append(TextSpan(start, stop))

@@ -72,7 +72,7 @@ class ChunkScheduler(RowSelector[SelectedRows]):
     def prefetch(self, request: EngineRequest) -> None:
         """Tell the store which chunks a waiting request will need; safe in any thread."""
         if (cut := request.prompt.cut) is not None:
-            chunks = self.reuse.for_tenant(request.salt).chunks
+            chunks = self._reuse_of(request).chunks
             keys = [chunks.key((), cut.system)] if cut.system else []
             for chunk in cut.chunks:
                 keys += chunks.keys(cut.system, chunk)
@@ -87,7 +87,7 @@ class ChunkScheduler(RowSelector[SelectedRows]):
         assert request.prompt.cut is not None, "a prompt that is not cut at its chunks"
         end, exact_until = request.num_prompt_tokens, request.exact_until
         try:
-            self.totals.chunks_stored += self.reuse.for_tenant(request.salt).chunks.take(
+            self.totals.chunks_stored += self._reuse_of(request).chunks.take(
                 _prompt_cache(request),
                 request.prompt.token_ids,
                 num_system=len(request.prompt.cut.system),
@@ -96,6 +96,13 @@ class ChunkScheduler(RowSelector[SelectedRows]):
             )
         except COMPUTE_ERRORS as error:  # such as no memory for the copies
             logger.warning("the chunks of a prompt were not stored: %s", error)
+
+    def _reuse_of(self, request: EngineRequest) -> ChunkReuse:
+        options = request.prompt.reuse
+        tenant = options.tenant if options is not None else ""
+        salt = request.salt or ""
+        # The length keeps a tenant and a salt from being taken for another pair.
+        return self.reuse.for_tenant(f"{len(tenant)}:{tenant}{salt}" if tenant else salt)
 
     def close(self) -> None:
         """Cancel all work and close the chunk store."""
@@ -107,7 +114,7 @@ class ChunkScheduler(RowSelector[SelectedRows]):
         assert cut is not None, "a prompt that is not cut at its chunks"
         assert options is not None, "a request without chunk reuse"
         with torch.inference_mode():
-            assembly = self.reuse.for_tenant(request.salt).assemble(
+            assembly = self._reuse_of(request).assemble(
                 cut.system,
                 [part.tokens for part in cut.parts],
                 cut.question,

@@ -6,6 +6,7 @@ goes wrong, the request is served exactly, and counted with the reason. Knows AS
 routes. Does not know the engine: a subclass says what it offers and what its routes are named.
 """
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from ragboost.engine_chunks.options import (
     ReuseOptions,
     read_options,
     read_positions,
+    read_tenant,
 )
 from ragboost.errors import RequestError
 
@@ -170,7 +172,7 @@ class ReuseMiddleware(ABC):
         if ids is None or not spans:
             raise ExactError("not_found")
         reply = self._inboxed().expect()
-        plan = self._plan_fields(options, spans, tenant=rest.get("cache_salt"), reply=reply)
+        plan = self._plan_fields(options, spans, tenant=_tenant(given, rest), reply=reply)
         return PlannedBody(self.planned(rest, plan), reply)
 
     def _plan_fields(
@@ -178,7 +180,7 @@ class ReuseMiddleware(ABC):
         options: ReuseOptions | None,
         spans: Sequence[tuple[int, int]],
         *,
-        tenant: Any,
+        tenant: str,
         reply: int,
     ) -> Mapping[str, Any]:
         plan: dict[str, Any] = {
@@ -189,7 +191,7 @@ class ReuseMiddleware(ABC):
         }
         if options is not None:
             plan |= {"policy": options.policy, "ratio": options.ratio}
-        if isinstance(tenant, str) and tenant:
+        if tenant:
             plan["tenant"] = tenant
         return plan
 
@@ -308,6 +310,12 @@ def _decode(body: bytes) -> dict[str, Any] | None:
     except (msgspec.DecodeError, RecursionError):
         return None  # the server says what is wrong with it
     return fields if isinstance(fields, dict) else None
+
+
+def _tenant(given: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """Return whose chunks a request shares: both names in a hash, or nothing without them."""
+    names = [read_tenant(given), str(fields.get("cache_salt") or "")]
+    return hashlib.sha256(msgspec.json.encode(names)).hexdigest() if any(names) else ""
 
 
 def _token_prompt(prompt: list[Any]) -> list[int] | None:

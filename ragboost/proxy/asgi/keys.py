@@ -25,8 +25,8 @@ class ApiKeys:
     def __init__(self, keys: Sequence[SecretStr | Sequence[SecretStr]]) -> None:
         teams = [(key,) if isinstance(key, SecretStr) else key for key in keys]
         self._teams = [
-            (_digest(key.get_secret_value()), str(at) if len(teams) > 1 else "")
-            for at, team in enumerate(teams)
+            (_digest(key.get_secret_value()), _name(team) if len(teams) > 1 else "")
+            for team in teams
             for key in team
         ]
 
@@ -54,6 +54,12 @@ class ApiKeys:
                 "invalid API key" if given else "missing API key: send authorization: Bearer KEY"
             )
         return matches[0]
+
+
+def _name(team: Sequence[SecretStr]) -> str:
+    """Name a team by its first key: the same after a restart, wherever it is in the list, so that
+    nobody inherits what an engine has stored for others."""
+    return _digest(f"team {team[0].get_secret_value()}").hex()[:16]
 
 
 def _digest(key: str) -> bytes:

@@ -138,10 +138,21 @@ def test_a_later_turn_finds_chunks_that_the_first_turns_system_prompt_precedes(
     assert sum(sources(usage)) == usage.prompt_tokens
 
 
+def test_tenants_do_not_share_stored_chunks(empty: Served) -> None:
+    mine, other = {**APPROX, "tenant": "a"}, {**APPROX, "tenant": "b"}
+    ask(empty, [0, 1, 2], ragboost=mine)
+
+    _, approximate, recomputed, _ = sources(ask(empty, [2, 1, 0], ragboost=other).usage)
+    assert approximate + recomputed == 0
+    _, approximate, recomputed, _ = sources(ask(empty, [1, 2, 0], ragboost=mine).usage)
+    assert approximate + recomputed > 0
+
+
 @pytest.mark.parametrize(
     ("ragboost", "param"),
     [
         (3, "ragboost"),
+        ({"tenant": "x" * 300}, "ragboost.tenant"),
         ({"documents": []}, "ragboost.documents"),
         ({"reuse": "some"}, "ragboost.reuse"),
         ({"reuse": {"part": 1}}, "ragboost.reuse.part"),

@@ -153,6 +153,20 @@ def test_the_engine_gets_the_token_positions_of_each_chunk(served: Served) -> No
     assert response.json()["kv_transfer_params"] is None
 
 
+def test_tenants_and_salts_have_stored_chunks_of_their_own(served: Served) -> None:
+    def tenant(**fields: Any) -> str | None:
+        inner = {"tenant": fields.pop("tenant")} if "tenant" in fields else {}
+        served.post({**chat(**inner), **fields})
+        return plan_of(served).get("tenant")
+
+    names = [tenant(tenant="a"), tenant(cache_salt="a"), tenant(tenant="b"), tenant()]
+
+    assert len(set(names)) == 4
+    assert names[3] is None
+    assert tenant(tenant="a") == names[0]
+    assert served.post(chat(tenant=["a"])).status_code == 400
+
+
 def test_a_stream_reports_the_same_usage(served: Served) -> None:
     response = served.post({**chat(), "stream": True})
 
