@@ -156,3 +156,11 @@ def test_what_is_no_tokenizer_is_a_config_error(tmp_path: Path, text: str | None
         (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ConfigError, match=r"tokens\.tokenizer"):
         make_counter(TokenSettings(tokenizer=tmp_path))
+
+
+def test_token_ids_are_kept_of_as_many_documents_as_lengths() -> None:
+    counter = TokenCounter(max_documents=3)
+    for number in range(5):
+        counter.learn(f"key {number}", 1, ids=[number])
+    kept = [list(counter.ids(f"key {number}") or ()) for number in range(5)]
+    assert kept == [[], [], [2], [3], [4]]

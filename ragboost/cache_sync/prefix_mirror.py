@@ -165,7 +165,7 @@ class PrefixMirror:
         *,
         media: Iterable[str] = ("GPU",),
         max_blocks: int = 2_000_000,
-        max_requests: int = 200_000,
+        max_requests: int = 20_000,
     ) -> None:
         self.media = frozenset(media)
         self.max_blocks = max_blocks

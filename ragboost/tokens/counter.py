@@ -206,7 +206,9 @@ class TokenCounter:
         old = self._ids.pop(key, None)
         self._num_ids += len(ids) - (len(old) if old is not None else 0)
         self._ids[key] = array("I", ids)
-        while self._num_ids > _MAX_IDS and len(self._ids) > 1:
+        while len(self._ids) > 1 and (
+            self._num_ids > _MAX_IDS or len(self._ids) > self.max_documents
+        ):
             self._num_ids -= len(self._ids.popitem(last=False)[1])
 
     def _shrink(self, known: "OrderedDict[str, int]") -> None:
