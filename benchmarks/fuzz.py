@@ -73,8 +73,14 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], Report]:
         "peak_rss_mb_after_one_of_each_world": rss_mb_early,
         "faults": {kind: report.counts[kind] for kind in KINDS},
         "moves": dict(sorted(report.moves.items())),
-        "first": [{"case": case, **fault._asdict()} for case, fault in report.failures[:_SHOWN]],
+        "first": [{"case": case, **fault._asdict()} for case, fault in _first(report)],
     }, report
+
+
+def _first(report: Report) -> list[tuple[str, Fault]]:
+    """Return the first failures of each kind."""
+    by_kind = [[one for one in report.failures if one[1].kind == kind] for kind in KINDS]
+    return [one for found in by_kind for one in found[:_SHOWN]]
 
 
 def _progress() -> Progress:
@@ -99,7 +105,7 @@ def _show(result: dict[str, Any], report: Report) -> None:
     console = Console()
     console.print(table)
     console.print(f"{result['requests_per_s']} requests/s, peak RSS {result['peak_rss_mb']} MB")
-    for case, fault in report.failures[:_SHOWN]:
+    for case, fault in _first(report):
         console.print(f"{case} {fault.kind}: {fault.detail}", markup=False, highlight=False)
 
 

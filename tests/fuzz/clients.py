@@ -208,21 +208,20 @@ class Clients:
             fields["cache_salt"] = rng.choice(("s", "t"))
         if rng.random() < 0.2:
             fields["user"] = rng.choice(("ann", "bob"))
-        session, is_named = None, False
-        if shape.path == CHAT and rng.random() < 0.4:
-            is_named = True
+        session, family = None, Family()
+        is_named = shape.path == CHAT and rng.random() < 0.4
+        if is_named:
             name = f"name-{rng.randrange(6)}"
+            # Everybody with this key who gives this name, in whatever way, shares the conversation.
+            scope = (caller, *(fields.get(key) for key in ("model", "cache_salt", "user")), name)
+            family = self._families.setdefault(scope, family)
+            family.is_named = True
             if rng.random() < 0.5 and shape.is_ours:
                 session = name
             elif rng.random() < 0.5:
                 caller = (*caller, (b"x-ragboost-session", name.encode()))
             else:
                 fields["session_id"] = name
-        family = Family()
-        if is_named:  # everybody with this key who gives this name shares the conversation
-            scope = (caller, fields["model"], fields.get("cache_salt"), session)
-            family = self._families.setdefault((*scope, fields.get("session_id")), family)
-            family.is_named = True
         is_remembered = is_named or world.sections.get("session", {}).get("stateless", True)
         return Conversation(
             owner,
