@@ -18,12 +18,11 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.plan import PLAN, ForwardPlan, StopForwardError
 from ragboost.chunk_cache.model.planned_attention import install_attention
-from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, rotate, rotation_angles
+from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, find_layouts
 from ragboost.chunk_cache.model.row_hooks import install_row_hooks
 from ragboost.errors import UnsupportedModelError
 
 REUSABLE_LAYERS = {"full_attention", "sliding_attention"}
-LAYOUTS: tuple[RotaryLayout, ...] = ("half", "interleaved", "none")
 _PROBE_LENGTH = 8
 _PROBE_SHIFT = 5
 
@@ -199,30 +198,15 @@ class ModelAdapter:
         """Determine the layouts by comparing keys at two positions. Attention depends on distances
         only, so in every layer the keys of a moved text must be its original keys, rotated."""
         near = torch.arange(_PROBE_LENGTH, device=self.device)
-        far = near + _PROBE_SHIFT
-        before, after = self._probe_keys(near), self._probe_keys(far)
-        layouts = []
-        for layer, speeds in enumerate(self.frequencies(_PROBE_LENGTH + _PROBE_SHIFT)):
-            angles = rotation_angles(speeds, speeds, stored=near, wanted=far)
-            cos, sin = angles.cos().float(), angles.sin().float()
-            if 2 * cos.shape[-1] > before[layer].shape[-1]:
-                raise UnsupportedModelError(
-                    f"{self.name} rotates {2 * cos.shape[-1]} dimensions of keys with "
-                    f"{before[layer].shape[-1]}"
-                )
-            errors: dict[RotaryLayout, float] = {}
-            for layout in LAYOUTS:
-                moved = rotate(before[layer], cos, sin, layout=layout).float()
-                wanted = after[layer].float()
-                errors[layout] = float((moved - wanted).norm() / wanted.norm())
-            best = min(LAYOUTS, key=lambda layout: errors[layout])
-            if not errors[best] < self._tolerance:
-                raise UnsupportedModelError(
-                    f"layer {layer} of {self.name}: moved keys differ from computed ones by a "
-                    f"relative error of {errors[best]:.2g}; unknown position encoding"
-                )
-            layouts.append(best)
-        return tuple(layouts)
+        before, after = self._probe_keys(near), self._probe_keys(near + _PROBE_SHIFT)
+        return find_layouts(
+            before,
+            after,
+            self.frequencies(_PROBE_LENGTH + _PROBE_SHIFT),
+            shift=_PROBE_SHIFT,
+            tolerance=self._tolerance,
+            model=self.name,
+        )
 
     def _measure_resuming(self) -> bool:
         """Compare a pass with one that begins at its second layer. They differ if the layers get

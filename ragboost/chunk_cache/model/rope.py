@@ -11,9 +11,12 @@ from typing import Literal
 
 import torch
 
+from ragboost.errors import UnsupportedModelError
+
 RotaryLayout = Literal["half", "interleaved", "none"]
 """The pairing of dimensions that rotate together: i and i + n/2, 2i and 2i + 1, or none (a layer
 without RoPE)."""
+LAYOUTS: tuple[RotaryLayout, ...] = ("half", "interleaved", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +124,49 @@ class KeyRotation:
             angles = torch.cat(parts)
             self._cos_sin[id(new)] = (angles.cos().float(), angles.sin().float())
         return self._cos_sin[id(new)]
+
+
+def find_layouts(
+    before: Sequence[torch.Tensor],
+    after: Sequence[torch.Tensor],
+    frequencies: Sequence[Frequencies],
+    *,
+    shift: int,
+    tolerance: float,
+    model: str,
+) -> tuple[RotaryLayout, ...]:
+    """Return each layer's layout: the one by which a text's keys become those of the moved text.
+
+    Args:
+        before, after: by layer, keys of the same text from position 0 and from `shift` on.
+        frequencies: by layer.
+        shift: positions that the text was moved by.
+        tolerance: greatest relative error.
+        model: name for errors.
+
+    Raises:
+        UnsupportedModelError: no layout moves the keys of a layer.
+    """
+    near = torch.arange(before[0].shape[-2], device=before[0].device)
+    layouts = []
+    for layer, speeds in enumerate(frequencies):
+        angles = rotation_angles(speeds, speeds, stored=near, wanted=near + shift)
+        cos, sin = angles.cos().float(), angles.sin().float()
+        if 2 * cos.shape[-1] > before[layer].shape[-1]:
+            raise UnsupportedModelError(
+                f"{model} rotates {2 * cos.shape[-1]} dimensions of keys with "
+                f"{before[layer].shape[-1]}"
+            )
+        errors: dict[RotaryLayout, float] = {}
+        for layout in LAYOUTS:
+            moved = rotate(before[layer], cos, sin, layout=layout).float()
+            wanted = after[layer].float()
+            errors[layout] = float((moved - wanted).norm() / wanted.norm())
+        best = min(LAYOUTS, key=lambda layout: errors[layout])
+        if not errors[best] < tolerance:
+            raise UnsupportedModelError(
+                f"layer {layer} of {model}: moved keys differ from computed ones by a "
+                f"relative error of {errors[best]:.2g}; unknown position encoding"
+            )
+        layouts.append(best)
+    return tuple(layouts)

@@ -44,6 +44,7 @@ _MAX_BODY_BYTES = 64 << 20
 _MAX_EVENT_BYTES = 4 << 20
 _REPLY_TIMEOUT_S = 1.0
 _USAGE = re.compile(rb'"usage":\s*\{')
+_LAST_USAGE = re.compile(rb'"choices":\s*\[\s*\]')
 _MARK = f'"{FIELD}"'.encode()
 
 
@@ -268,7 +269,9 @@ class _SplitResponse:
 
     async def _split_events(self, events: bytes) -> bytes:
         if self._origins is None:
-            self._origins = await self._inbox.take(self._number, timeout_s=_REPLY_TIMEOUT_S)
+            # Only the last usage, which has no choices, can have the report: others do not wait.
+            seconds = _REPLY_TIMEOUT_S if _LAST_USAGE.search(events) else 0
+            self._origins = await self._inbox.take(self._number, timeout_s=seconds)
         if self._origins is None:
             return events
         return b"\n\n".join(split_event(one, self._origins) for one in events.split(b"\n\n"))

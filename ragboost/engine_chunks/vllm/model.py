@@ -20,12 +20,11 @@ from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.attention.base import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import DenseAttention
 from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden, StopForwardError
-from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, rotate, rotation_angles
+from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, find_layouts
 from ragboost.engine_chunks.rotary import read_frequencies
 from ragboost.engine_chunks.vllm.compat import attention_layers, nested_forward
 from ragboost.errors import UnsupportedModelError
 
-_LAYOUTS: tuple[RotaryLayout, ...] = ("half", "interleaved", "none")
 _PROBE_LENGTH = 8
 _PROBE_SHIFT = 5
 
@@ -202,25 +201,14 @@ class EngineModel:
 
     def _measure_layouts(self) -> tuple[RotaryLayout, ...]:
         """Determine the layouts by comparing keys at two positions, as `ModelAdapter` does."""
-        near = torch.arange(_PROBE_LENGTH, device=self.device)
-        before, after = self._probe_keys(0), self._probe_keys(_PROBE_SHIFT)
-        layouts = []
-        for layer, speeds in enumerate(self._frequencies):
-            angles = rotation_angles(speeds, speeds, stored=near, wanted=near + _PROBE_SHIFT)
-            cos, sin = angles.cos().float(), angles.sin().float()
-            errors = {}
-            for layout in _LAYOUTS:
-                moved = rotate(before[layer], cos, sin, layout=layout).float()
-                wanted = after[layer].float()
-                errors[layout] = float((moved - wanted).norm() / wanted.norm())
-            best = min(_LAYOUTS, key=lambda layout: errors[layout])
-            if not errors[best] < self._tolerance:
-                raise UnsupportedModelError(
-                    f"layer {layer} of {self.name}: moved keys differ from computed ones by a "
-                    f"relative error of {errors[best]:.2g}; unknown position encoding"
-                )
-            layouts.append(best)
-        return tuple(layouts)
+        return find_layouts(
+            self._probe_keys(0),
+            self._probe_keys(_PROBE_SHIFT),
+            self._frequencies,
+            shift=_PROBE_SHIFT,
+            tolerance=self._tolerance,
+            model=self.name,
+        )
 
     def _measure_resuming(self) -> bool:
         """Compare a pass with one that begins at its second layer. They differ if the layers get
