@@ -14,19 +14,27 @@ _REST = "then the rest in the order shown"
 _KEY_DIGITS = (4, 8, 16, 32)
 
 
-def order_hint(labels: Sequence[str], by_relevance: Sequence[int], *, template: str) -> Hint:
+def order_hint(labels: Sequence[str], by_relevance: Sequence[int], *, template: str) -> Hint | None:
     """Render the relevance order of documents that were reordered (paper section 5.3).
 
     Of more than `MAX_LABELS` documents it names the most relevant, and adds "then the rest in the
-    order shown" if the prompt has the others in relevance order.
+    order shown" if the prompt has the others in relevance order. None if the prompt is in
+    relevance order already.
 
     Args:
-        labels: the documents' labels in prompt order.
+        labels: the documents' labels in prompt order. Copies of a document share one, which is
+            named once, at the rank of the most relevant copy.
         by_relevance: positions in `labels`, most relevant first.
         template: contains `{order}`, which becomes `[Doc_2] >> [Doc_1] >> [Doc_4]`.
     """
-    named = tuple([labels[place] for place in by_relevance[:MAX_LABELS]])
-    rest = list(by_relevance[MAX_LABELS:])
+    places: dict[str, int] = {}
+    for place, label in enumerate(labels):
+        places.setdefault(label, place)
+    by_rank = list(dict.fromkeys([labels[place] for place in by_relevance]))
+    order = [places[label] for label in by_rank]
+    if order == sorted(order):
+        return None
+    named, rest = tuple(by_rank[:MAX_LABELS]), order[MAX_LABELS:]
     steps = (*named, _REST) if rest and rest == sorted(rest) else named
     return Hint("order", template.replace("{order}", " >> ".join(steps)), named)
 

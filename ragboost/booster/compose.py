@@ -75,10 +75,10 @@ def compose(
             if i not in places and document.key in history.carried
         )
         hints = location_hints(referred, template=settings.hints.location_template)
-    by_relevance = sorted(sent)
-    if settings.hints.order and by_relevance != list(sent):
-        order = [places[i] for i in by_relevance]
-        hints += (order_hint(labels, order, template=settings.hints.order_template),)
+    if settings.hints.order:
+        order = [places[i] for i in sorted(sent)]
+        hint = order_hint(labels, order, template=settings.hints.order_template)
+        hints += (hint,) if hint is not None else ()
     composed = Composed(documents, labels, positions, hints)
     check_context(
         composed, retrieved.documents, history=history, allow_copies=not settings.dedup.enabled

@@ -96,9 +96,10 @@ class DocumentsField:
         for at, document in enumerate(context.documents):
             places.setdefault(document.key, at)
         by_relevance = list(dict.fromkeys(places[document.key] for document in context.retrieved))
-        if not self._hints.order or by_relevance == sorted(by_relevance):
+        if not self._hints.order:
             return None
-        return order_hint(_labels(moved), by_relevance, template=self._hints.order_template).text
+        hint = order_hint(_labels(moved), by_relevance, template=self._hints.order_template)
+        return None if hint is None else hint.text
 
 
 def _as_document(value: Any) -> Document:

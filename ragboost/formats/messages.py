@@ -180,10 +180,11 @@ class Messages:
         lines = []
         if names:
             lines.append(_numbering(group, names))
-        if self._settings.hints.order and sorted(order) != order:
+        if self._settings.hints.order:
             by_relevance = sorted(range(len(order)), key=order.__getitem__)
             template = self._settings.hints.order_template
-            lines.append(order_hint(labels, by_relevance, template=template).text)
+            hint = order_hint(labels, by_relevance, template=template)
+            lines += [hint.text] if hint is not None else []
         return "\n".join(lines)
 
 
@@ -218,11 +219,14 @@ def _labels(
 
 
 def _numbering(group: Group, names: Mapping[int, str]) -> str:
-    """List the original number of each document, which the caller may look for in the response."""
-    numbers = ", ".join(
-        f"{_shown(block, names[i])} is {_shown(block, _digits(group, block))}"
-        for i, block in enumerate(group.blocks)
-    )
+    """List the original number of each document, which the caller may look for in the response.
+
+    Copies of a document share a name, and get the number of the most relevant one.
+    """
+    pairs: dict[str, str] = {}
+    for i, block in enumerate(group.blocks):
+        pairs.setdefault(_shown(block, names[i]), _shown(block, _digits(group, block)))
+    numbers = ", ".join(f"{name} is {number}" for name, number in pairs.items())
     return f"Cite documents by their numbers: {numbers}."
 
 

@@ -37,9 +37,9 @@ from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.names import printable
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
-from ragboost.rewriting.recognition import UNCHANGED, Digest, Histories
+from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import BoostResult, Rewriter
-from ragboost.rewriting.sent_history import Conversation, Conversations
+from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
 from ragboost.rewriting.tenants import Tenant, Tenants
 from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.types import Request
@@ -217,7 +217,7 @@ class BoostPipeline:
             or FIELD in request.body.fields
             or (request.bypass is not None and request.bypass.error is not None)
         )
-        has_history = conversation is not None and bool(conversation.sent)
+        has_history = conversation is not None and bool(conversation.forms)
         return not (has_documents or has_history or self._settings.dedup.passages)
 
     def _plan(self, request: ParsedRequest, conversation: Conversation | None) -> Request | None:

@@ -13,12 +13,8 @@ from typing import NamedTuple
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
 from ragboost.rewriting.message_chain import Link
-from ragboost.rewriting.sent_history import Conversation, HistoryDelta
+from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Digest, HistoryDelta
 
-Digest = bytes
-"""Hash of a history as the engine received it; `UNCHANGED` if nothing of it was rewritten."""
-
-UNCHANGED: Digest = b""
 _MAX_REWRITINGS = 64  # of one message: users who begin with the same question
 _NODE_BYTES = 400  # size of a node beside its message
 
@@ -133,7 +129,8 @@ class Histories:
         again = self._nodes.peek(parent)
         if again is not None and again.link == link:
             parent = again.parent  # the same message once more
-        node = HistoryNode(link, parent, delta, claim.shape)
+        # Only messages of one branch are taken from here, so that these need not know theirs.
+        node = HistoryNode(link, parent, delta._replace(parent=None), claim.shape)
         digest = _digest(node)
         if digest not in self._nodes:
             size = _NODE_BYTES + sum(len(sent.message) for _, sent in delta.sent)

@@ -21,6 +21,7 @@ from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
 from ragboost.rewriting.preamble import preamble
 from ragboost.rewriting.sent_history import (
     Conversation,
+    Given,
     HistoryDelta,
     ResentMessages,
     SentMessage,
@@ -76,7 +77,7 @@ class Rewriter:
         if not is_boost_wanted(ragboost_fields(body.fields)):
             return None
         seed = b"" if shape.in_message else _seed(found)
-        history = _history(body, found, conversation, seed=seed)
+        history = _history(body, found, conversation, seed=seed, is_boosted=True)
         if history.sent or history.repeated is not None:
             return None
         return Request(found.query, found.documents, preamble=preamble(body, shape, found))
@@ -158,17 +159,14 @@ class _Rewriting:
             bypass: the reason for rendering them in the order given; None: boost them.
         """
         found, conversation = self._found, self._conversation
-        history = _history(self._body, found, conversation)
+        is_boosted = bypass is None
+        history = _history(self._body, found, conversation, is_boosted=is_boosted)
         text_before = preamble(
             self._body, self._shape, found, first=min(history.sent, default=None)
         )
         fields = with_messages(self._body.fields, history.sent)
         repeated = history.repeated
-        if (
-            repeated is not None
-            and repeated.retrieved == _keys(found.documents)
-            and repeated.is_boosted == (bypass is None)
-        ):
+        if repeated is not None:
             # A retry, or the next step of an agent that gives the turn's documents each time.
             assert found.message is not None, "a repeated message has an index"
             fields = with_messages(without_object(fields), {found.message: repeated})
@@ -336,7 +334,8 @@ class _Rewriting:
         retrieved, documents = _keys(context.retrieved), _keys(context.documents)
         labels = context.labels if self._shape.in_message else ()
         kept = SentMessage(sent, retrieved, documents, is_boosted, labels)
-        return written, HistoryDelta(((history.links[message], kept),), turn)
+        parent = history.digest(message)
+        return written, HistoryDelta(((history.links[message], kept),), turn, parent)
 
     def _boosted(
         self,
@@ -362,12 +361,18 @@ class _Rewriting:
 
 
 def _history(
-    body: JsonBody, found: Found, conversation: Conversation | None, *, seed: bytes = b""
+    body: JsonBody,
+    found: Found,
+    conversation: Conversation | None,
+    *,
+    seed: bytes = b"",
+    is_boosted: bool | None = None,
 ) -> ResentMessages:
     """Find the rewritten messages before and at the question."""
     if found.message is None:
         return ResentMessages()
-    return ResentMessages.find(body, conversation, question=found.message, seed=seed)
+    given = Given(_keys(found.documents), is_boosted)
+    return ResentMessages.find(body, conversation, question=found.message, given=given, seed=seed)
 
 
 def _resend(

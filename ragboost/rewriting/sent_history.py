@@ -2,11 +2,16 @@
 
 A chat client resends its history in its original form. Each message that was rewritten is found by
 the link of the original history up to and including it: an edited, truncated or foreign history
-finds none, and the conversation starts over. Does not know texts of documents or HTTP.
+finds none, and the conversation starts over. Branches of a conversation may have equal messages
+with other documents: each form of a message knows the history that it was sent behind. Does not
+know texts of documents or HTTP.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple, Self
 
@@ -17,6 +22,12 @@ from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.message_chain import Link, chain_links
+
+Digest = bytes
+"""Hash of a history as the engine received it; `UNCHANGED` if nothing of it was rewritten."""
+
+UNCHANGED: Digest = b""
+_MAX_FORMS = 8  # of one message: branches of a conversation
 
 
 class SentMessage(NamedTuple):
@@ -41,12 +52,63 @@ class SentMessage(NamedTuple):
         """Keys of the documents that it refers to, which earlier messages must carry."""
         return set(self.retrieved).difference(self.documents)
 
+    @property
+    def adds_documents(self) -> bool:
+        """The client gave documents beside the message, which does not contain them by itself."""
+        return bool(self.labels or self.referred)
+
+
+@dataclass(frozen=True)
+class MessageForm:
+    """One rewriting of a message.
+
+    Attributes:
+        link: of the original history up to it.
+        sent: the rewritten message.
+        parent: the history that it was sent behind; None if that is not known.
+    """
+
+    link: Link
+    sent: SentMessage
+    parent: Digest | None = None
+
+    @cached_property
+    def digest(self) -> Digest:
+        """Identify the history up to and including the message."""
+        hashed = hashlib.sha256(self.link + (self.parent or UNCHANGED))
+        hashed.update(self.sent.message)
+        return hashed.digest()
+
+
+class Given(NamedTuple):
+    """The documents that a request gives beside its question.
+
+    Attributes:
+        keys: of the documents, in relevance order.
+        is_boosted: the client wants them boosted; None if that makes no difference.
+    """
+
+    keys: tuple[str, ...]
+    is_boosted: bool | None = None
+
+    def fits(self, sent: SentMessage) -> bool:
+        """Return True if a message was rewritten for the same documents."""
+        is_as_wanted = self.is_boosted is None or self.is_boosted == sent.is_boosted
+        return sent.retrieved == self.keys and is_as_wanted
+
 
 class HistoryDelta(NamedTuple):
-    """The addition of one request to a conversation: its rewritten message and turn, if any."""
+    """The addition of one request to a conversation, if any.
+
+    Attributes:
+        sent: its rewritten message, by link.
+        turn: the Booster's record of it.
+        parent: the history that the message was sent behind; None if that is not known.
+    """
 
     sent: tuple[tuple[Link, SentMessage], ...] = ()
     turn: Turn | None = None
+    parent: Digest | None = None
 
 
 class Conversation:
@@ -58,34 +120,42 @@ class Conversation:
 
     Attributes:
         key: the name.
-        sent: rewritten messages by link.
-        num_bytes: size of these messages.
+        forms: of each rewritten message by link, newest last.
+        num_bytes: size of all forms.
         state: the Booster's record of its turns.
     """
 
     def __init__(self, key: str = "", deltas: Iterable[HistoryDelta] = ()) -> None:
         self.key = key
-        self.sent: dict[Link, SentMessage] = {}
+        self.forms: dict[Link, list[MessageForm]] = {}
         self.num_bytes = 0
         self.state = SessionState(key or "unnamed")
         for delta in deltas:
-            self.remember(delta.sent)
+            self.remember(delta)
             if delta.turn is not None:
                 self.state.turns.append(delta.turn)
                 self.state.next_turn = delta.turn.number + 1
 
-    def remember(self, sent: Iterable[tuple[Link, SentMessage]]) -> None:
+    def remember(self, delta: HistoryDelta) -> None:
         """Keep rewritten messages. `Booster.boost` adds the turn to `state` itself."""
-        for link, message in sent:
-            old = self.sent.pop(link, None)
-            self.num_bytes += len(message.message) - (len(old.message) if old else 0)
-            self.sent[link] = message
+        for link, message in delta.sent:
+            new = MessageForm(link, message, delta.parent)
+            old = self.forms.pop(link, [])
+            forms = self.forms[link] = [*(form for form in old if form != new), new]
+            self.num_bytes += len(message.message) if len(forms) > len(old) else 0
+            if len(forms) > _MAX_FORMS:
+                self._drop_oldest(link)
 
     def shrink(self, max_bytes: int) -> None:
         """Drop the oldest messages until the rest fits; their turns will start over."""
-        while self.num_bytes > max_bytes and self.sent:
-            oldest = next(iter(self.sent))
-            self.num_bytes -= len(self.sent.pop(oldest).message)
+        while self.num_bytes > max_bytes and self.forms:
+            self._drop_oldest(next(iter(self.forms)))
+
+    def _drop_oldest(self, link: Link) -> None:
+        forms = self.forms[link]
+        self.num_bytes -= len(forms.pop(0).sent.message)
+        if not forms:
+            del self.forms[link]
 
 
 class Conversations:
@@ -122,7 +192,7 @@ class Conversations:
     def add(self, conversation: Conversation, delta: HistoryDelta) -> None:
         """Keep a conversation with what a request added to it, if anything."""
         if delta.sent or delta.turn is not None:
-            conversation.remember(delta.sent)
+            conversation.remember(delta)
             conversation.shrink(self._max_bytes)
             self._by_key.put(conversation.key, conversation, size=conversation.num_bytes)
 
@@ -134,13 +204,16 @@ class ResentMessages(NamedTuple):
         sent: by index of the message, all before the question.
         carried: labels of the documents that they carry, by key; empty labels are not shown.
         links: of all messages; empty without a conversation.
-        repeated: what the question's message was rewritten to in an earlier request, or None.
+        repeated: what the question's message was rewritten to in an earlier request with the same
+            documents, or None.
+        digests: of the histories up to and including each of `sent`.
     """
 
     sent: Mapping[int, SentMessage] = {}
     carried: Mapping[str, str] = {}
     links: Sequence[Link] = ()
     repeated: SentMessage | None = None
+    digests: Mapping[int, Digest] = {}
 
     @classmethod
     def find(
@@ -149,6 +222,7 @@ class ResentMessages(NamedTuple):
         conversation: Conversation | None,
         *,
         question: int | None = None,
+        given: Given | None = None,
         seed: bytes = b"",
     ) -> Self:
         """Find the rewritten messages of a request's history.
@@ -156,24 +230,39 @@ class ResentMessages(NamedTuple):
         Args:
             body: of the request.
             conversation: None if it belongs to none.
-            question: index of the question's message; None: all messages are history.
+            question: index of the message to which the request gives documents; None: it gives
+                none, so that no message gets documents which it had in an earlier request but are
+                not part of the history: those of a question that is not answered yet.
+            given: these documents.
             seed: identifies what precedes the messages and belongs to their history.
         """
         if conversation is None:
             return cls()
         links = chain_links(body.message_digests, seed=seed)
+        again = None
+        if question is not None:
+            again = _newest(conversation.forms.get(links[question], ()), given)
+        unanswered = _unanswered(body) if question is None else None
         sent: dict[int, SentMessage] = {}
         carried: dict[str, str] = {}
-        for at, link in enumerate(links[:question]):
-            old = conversation.sent.get(link)
+        digests: dict[int, Digest] = {}
+        for at, form in _branch(conversation, links[:question], last=again):
+            old = form.sent
+            if at == unanswered and old.adds_documents:
+                continue
             # Drop a message whose referents were evicted: its turn starts over, too.
-            if old is not None and old.referred <= carried.keys():
-                sent[at] = old
+            if old.referred <= carried.keys():
+                sent[at], digests[at] = old, form.digest
                 carried.update(zip_longest(old.documents, old.labels, fillvalue=""))
-        repeated = None if question is None else conversation.sent.get(links[question])
-        if repeated is not None and not repeated.referred <= carried.keys():
-            repeated = None
-        return cls(sent, carried, links, repeated)
+        repeated = None
+        if again is not None and given is not None and given.fits(again.sent):
+            repeated = again.sent if again.sent.referred <= carried.keys() else None
+        return cls(sent, carried, links, repeated, digests)
+
+    def digest(self, end: int) -> Digest:
+        """Identify the history before a message as it is sent."""
+        last = max([at for at in self.digests if at < end], default=None)
+        return UNCHANGED if last is None else self.digests[last]
 
     def num_bytes(self, body: JsonBody, end: int | None = None) -> int:
         """Return the bytes of the messages before `end` as they are sent; None: of all."""
@@ -191,3 +280,55 @@ def with_messages(fields: Mapping[str, Any], sent: Mapping[int, SentMessage]) ->
     for at, old in sent.items():
         messages[at] = Raw(old.message)
     return {**fields, "messages": messages}
+
+
+def _newest(forms: Sequence[MessageForm], given: Given | None) -> MessageForm | None:
+    """Return the newest form of a message: for the given documents if there is one, or for any."""
+    fitting = [form for form in forms if given is not None and given.fits(form.sent)]
+    return (fitting or forms or (None,))[-1]
+
+
+def _unanswered(body: JsonBody) -> int | None:
+    """Return the index of the question to which no message is an answer yet, if there is one."""
+    messages = body.fields.get("messages")
+    for at in range(len(body.messages) - 1, -1, -1):
+        role = messages[at].get("role") if isinstance(messages[at], dict) else None  # type: ignore[index]
+        if role == "user":
+            return at
+        if role not in ("system", "developer"):
+            return None
+    return None
+
+
+def _branch(
+    conversation: Conversation, links: Sequence[Link], *, last: MessageForm | None
+) -> list[tuple[int, MessageForm]]:
+    """Choose a form for each message of a history, so that all are of one branch, by index.
+
+    The last message decides: its newest form says behind which history it was sent, and so on. A
+    history that is not known any more is replaced by the newest one.
+
+    Args:
+        conversation: has the forms.
+        links: of the history's messages.
+        last: a form of the message after them, or None.
+    """
+    places = {link: at for at, link in enumerate(links) if link in conversation.forms}
+    known: dict[Digest, MessageForm] | None = None
+    chosen: list[tuple[int, MessageForm]] = []
+    parent, end = (None if last is None else last.parent), len(links)
+    for link, at in reversed(places.items()):
+        if at >= end:
+            continue
+        if parent == UNCHANGED:
+            break
+        form = conversation.forms[link][-1]
+        if parent is not None and form.digest != parent:
+            if known is None:
+                known = {f.digest: f for each in places for f in conversation.forms[each]}
+            found = known.get(parent)
+            if found is not None and places[found.link] <= at:
+                form = found
+        end, parent = places[form.link], form.parent
+        chosen.append((end, form))
+    return chosen[::-1]

@@ -266,6 +266,19 @@ def test_duplicates_of_the_first_group_are_dropped_with_their_separators() -> No
     assert text_of(boost(Booster(settings), user(text))) == text
 
 
+def test_copies_that_are_sent_are_named_once_in_hints() -> None:
+    booster = Booster(Settings(dedup={"enabled": False}))
+    first = "\n".join(f"[Doc_{i}] {LONG[name]}" for i, name in enumerate("BA", 1))
+    boost(booster, user(f"{first}\n\nQuestion: who?"))
+    again = "\n".join(f"[Doc_{i}] {LONG[name]}" for i, name in enumerate("ABCA", 1))
+    shown = text_of(boost(booster, user(f"{again}\n\nQuestion: who?")))
+    order = shown.partition("priority order: ")[2].partition(" and answer")[0].split(" >> ")
+    cited = shown.partition("by their numbers: ")[2].partition(".\n")[0].split(", ")
+    assert [shown.count(LONG[name]) for name in "ABC"] == [2, 1, 1]
+    assert (len(order), len(set(order))) == (3, 3)
+    assert [pair.partition(" is ")[2] for pair in cited] == ["[Doc_1]", "[Doc_2]", "[Doc_3]"]
+
+
 def test_documents_of_the_template_arguments_are_moved() -> None:
     documents = [{"title": "t1", "text": "one"}, {"title": "t2", "text": "two"}]
     body = user("Why?", chat_template_kwargs={"documents": documents, "enable_thinking": False})

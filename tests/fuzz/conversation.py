@@ -109,6 +109,7 @@ class Conversation:
         if written.front and not self.turns and not self.front:
             self.front = tuple(self.dump(message) for message in written.front)
             self.front_documents = tuple(documents)
+            self.sent = ()  # by a failed first turn, which had no such beginning
         elif written.front:
             documents = ()  # the documents stand in the first message
         history = self.history

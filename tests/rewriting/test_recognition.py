@@ -33,8 +33,12 @@ def turn(
     return histories.add(match, HistoryDelta(((match.claim.links[-1], sent),)))
 
 
+def sent_of(match: ChainMatch) -> list[SentMessage]:
+    return [form.sent for forms in match.conversation.forms.values() for form in forms]
+
+
 def texts_of(match: ChainMatch) -> list[str]:
-    return [sent.message.decode().lstrip("x") for sent in match.conversation.sent.values()]
+    return [sent.message.decode().lstrip("x") for sent in sent_of(match)]
 
 
 def test_a_history_is_found_by_its_longest_known_part() -> None:
@@ -74,7 +78,7 @@ def test_a_request_that_is_repeated_a_thousand_times_is_one_message() -> None:
         for _ in range(1000):
             turn(histories, "q1", shape=shape)
     assert len(histories) == 2
-    assert len(histories.match(claim("q1", "a1", "q2")).conversation.sent) == 1
+    assert len(histories.match(claim("q1", "a1", "q2")).conversation.forms) == 1
 
 
 def test_an_unboosted_message_is_resent_but_does_not_answer_the_question_again() -> None:
@@ -99,7 +103,7 @@ def test_equal_histories_with_other_documents_are_told_apart() -> None:
         turn(histories, "q1", "a1", "q2", documents=documents + "x")
     for documents in ("ab", "c", "d"):
         match = histories.match(claim("q1", "a1", "q2", "a2", "q3", documents=documents + "xy"))
-        assert [sent.documents for sent in match.conversation.sent.values()] == [
+        assert [sent.documents for sent in sent_of(match)] == [
             tuple(documents),
             tuple(documents + "x"),
         ]

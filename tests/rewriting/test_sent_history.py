@@ -19,7 +19,7 @@ def test_the_least_recently_used_conversations_are_evicted_first() -> None:
     conversations = make(max_sessions=2)
     for key in ("a", "b", "a", "c"):
         fill(conversations, key, 1)
-    assert (len(conversations.get("a").sent), len(conversations.get("b").sent)) == (1, 0)
+    assert (len(conversations.get("a").forms), len(conversations.get("b").forms)) == (1, 0)
     assert (len(conversations), conversations.num_bytes) == (2, 2)
 
 
@@ -27,17 +27,26 @@ def test_bytes_are_bounded_over_all_conversations_and_within_one() -> None:
     conversations = make(max_bytes=1024)
     fill(conversations, "a", 600)
     fill(conversations, "b", 600)
-    assert (len(conversations.get("a").sent), conversations.num_bytes) == (0, 600)
+    assert (len(conversations.get("a").forms), conversations.num_bytes) == (0, 600)
     fill(conversations, "c", 600, 600)
-    assert list(conversations.get("c").sent) == [b"1"]
+    assert list(conversations.get("c").forms) == [b"1"]
     assert conversations.num_bytes == 600
 
 
-def test_a_message_that_is_rewritten_again_counts_once() -> None:
+def test_every_form_of_a_message_counts_and_the_same_form_once() -> None:
     conversations = make()
-    fill(conversations, "a", 60)
-    fill(conversations, "a", 50)
-    assert conversations.num_bytes == 50
+    for size in (60, 50, 60):
+        fill(conversations, "a", size)
+    assert conversations.num_bytes == 110
+
+
+def test_the_forms_of_a_message_are_bounded_and_the_newest_are_kept() -> None:
+    conversations = make()
+    for size in range(1, 21):
+        fill(conversations, "a", size)
+    (forms,) = conversations.get("a").forms.values()
+    assert [len(form.sent.message) for form in forms] == list(range(13, 21))
+    assert conversations.num_bytes == sum(range(13, 21))
 
 
 def test_conversations_expire_after_their_last_use() -> None:
@@ -45,11 +54,11 @@ def test_conversations_expire_after_their_last_use() -> None:
     conversations = make(now)
     fill(conversations, "a", 1)
     now[0] = 90.0
-    assert conversations.get("a").sent
+    assert conversations.get("a").forms
     now[0] = 180.0
-    assert conversations.get("a").sent
+    assert conversations.get("a").forms
     now[0] = 290.0
-    assert not conversations.get("a").sent
+    assert not conversations.get("a").forms
     assert conversations.num_bytes == 0
 
 

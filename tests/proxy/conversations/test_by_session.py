@@ -116,6 +116,49 @@ def test_another_answer_to_the_same_question_keeps_the_turns_before_it(
     assert HINT.findall(contents(received)[-1]) == ["[Doc_1]"]
 
 
+def test_a_branch_goes_on_after_another_one_with_the_same_question_and_other_documents(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "same question")
+    chat.ask("one?", [document(1), document(2)])
+    second = chat.ask("two?", [document(2), document(3)])
+    other = Chat(client, engine, "same question")
+    other_first = other.ask("one?", [document(4), document(2)])
+    third = chat.ask("three?", [document(3), document(5)])
+    check_extends(third, second)
+    check_hints_point_into_the_payload(third)
+    check_extends(other.ask("other two?", [document(6)]), other_first)
+    check_extends(chat.ask("four?"), third)
+
+
+def test_a_message_without_documents_stays_so_after_a_branch_that_gave_it_some(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "documents later")
+    chat.ask("one?", [document(1)])
+    other = chat.fork()
+    chat.ask("two?")
+    third = chat.ask("three?", [document(2)])
+    other.ask("two?", [document(3)])
+    check_extends(chat.ask("four?", [document(3)]), third)
+
+
+@pytest.mark.parametrize("documents", [None, []])
+def test_a_question_asked_again_without_documents_gets_none(
+    client: httpx.Client, engine: FakeEngine, documents: list[Any] | None
+) -> None:
+    chat = Chat(client, engine, f"no documents {documents}")
+    first = chat.ask("one?", [document(1)])
+    chat.ask("two?", [document(2)])
+    history = chat.messages
+    chat.messages = history[:2]
+    again = chat.ask("two?", documents)
+    check_extends(again, first)
+    assert contents(again)[-1] == "two?"
+    chat.messages = history
+    assert text_of(2) in contents(chat.ask("three?"))[2]
+
+
 def test_an_agents_next_step_keeps_the_turns_message(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
@@ -306,8 +349,6 @@ class TestRandomConversations:
         assert b"ragboost" not in received.body
         for text in texts.values():
             assert everything.count(text) == 1
-        if not texts:
-            return  # a question asked again without documents keeps those that it had
         hinted = HINT.findall(contents(received)[-1])
         assert len(hinted) == sum(text not in contents(received)[-1] for text in texts.values())
 
