@@ -84,6 +84,16 @@ class ChatSessionStore(Protocol):
         Return False and change nothing if the session is unknown or has got another turn since.
         """
 
+    async def restore(self, session: ChatSession, turns: Sequence[bytes]) -> bool:
+        """Add a session that was dropped or has expired during a turn, which counts as use.
+
+        Return False and change nothing if the session is known, or was deleted.
+
+        Args:
+            session: as `get` returned it before the turn.
+            turns: all of its turns with the new one, oldest first.
+        """
+
     async def delete(self, owner: str, session_id: str) -> bool:
         """Remove a session; return False if it is unknown."""
 

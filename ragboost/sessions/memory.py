@@ -1,6 +1,6 @@
 """Chat sessions in this process, lost when it ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -36,6 +36,9 @@ class MemoryStore:
         self._entries: BoundedMap[str, _Entry] = BoundedMap(
             max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=clock
         )
+        self._deleted: BoundedMap[str, None] = BoundedMap(
+            max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=clock
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -52,8 +55,8 @@ class MemoryStore:
     async def check(self) -> None: ...
 
     async def create(self, session: ChatSession) -> None:
-        texts = (session.model or "", session.system or "", *chain(*session.metadata.items()))
-        self._put(_Entry(session, sum(map(len, texts))))
+        self._deleted.pop(session.id)
+        self._put(_Entry(session, _num_characters(session)))
 
     async def get(self, owner: str, session_id: str) -> ChatSession | None:
         entry = self._find(owner, session_id)
@@ -75,9 +78,20 @@ class MemoryStore:
         self._put(entry)
         return True
 
+    async def restore(self, session: ChatSession, turns: Sequence[bytes]) -> bool:
+        self._entries.expire()
+        self._deleted.expire()
+        if session.id in self._entries or session.id in self._deleted:
+            return False
+        session = replace(session, num_turns=len(turns), used_at=self._clock())
+        size = _num_characters(session) + sum(map(len, turns))
+        self._put(_Entry(session, size, list(turns)))
+        return True
+
     async def delete(self, owner: str, session_id: str) -> bool:
         if self._find(owner, session_id) is None:
             return False
+        self._deleted.put(session_id, None)
         self._entries.pop(session_id)
         return True
 
@@ -101,3 +115,8 @@ class MemoryStore:
         self._entries.put(entry.session.id, entry, size=entry.num_bytes)
         while self._entries.size > self._max_bytes and len(self._entries) > 1:
             self._entries.pop(next(iter(self._entries)))
+
+
+def _num_characters(session: ChatSession) -> int:
+    texts = (session.model or "", session.system or "", *chain(*session.metadata.items()))
+    return sum(map(len, texts))

@@ -6,14 +6,15 @@ a broken connection: the proxy decides what a turn without a store means.
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ragboost.config import SessionSettings
 from ragboost.errors import ConfigError, SessionStoreError, import_extra
 from ragboost.sessions.base import ChatSession, Page
 from ragboost.sessions.clock import steady_clock
-from ragboost.sessions.redis_scripts import APPEND, CREATE, DELETE
+from ragboost.sessions.redis_scripts import APPEND, CREATE, DELETE, RESTORE
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +54,8 @@ class RedisStore:
         self._on_failure = on_failure
         self._client = _make_client(settings)
         self._errors = (import_extra("redis.exceptions", extra="redis").RedisError, OSError)
-        self._create, self._append, self._delete = (
-            self._client.register_script(script) for script in (CREATE, APPEND, DELETE)
+        self._create, self._append, self._restore, self._delete = (
+            self._client.register_script(script) for script in (CREATE, APPEND, RESTORE, DELETE)
         )
 
     def now(self) -> float:
@@ -75,9 +76,9 @@ class RedisStore:
 
     async def create(self, session: ChatSession) -> None:
         fields = _fields(session)
-        size = sum(map(len, (fields["model"], fields["system"], fields["metadata"])))
-        flat = [part for item in fields.items() for part in item]
-        await self._run_script(self._create, session.id, session.owner, size, *flat)
+        await self._run_script(
+            self._create, session.id, session.owner, _num_bytes(fields), *_flat(fields)
+        )
 
     async def get(self, owner: str, session_id: str) -> ChatSession | None:
         fields = await self._run(self._client.hgetall(_key("session", session_id)))
@@ -92,6 +93,13 @@ class RedisStore:
     async def append(self, session: ChatSession, turn: bytes) -> bool:
         arguments = (session.id, session.owner, session.num_turns, turn)
         return bool(await self._run_script(self._append, *arguments))
+
+    async def restore(self, session: ChatSession, turns: Sequence[bytes]) -> bool:
+        session = replace(session, num_turns=len(turns), used_at=self._clock())
+        fields = _fields(session)
+        size, flat = _num_bytes(fields) + sum(map(len, turns)), _flat(fields)
+        arguments = (session.id, session.owner, size, len(flat), *flat, *turns)
+        return bool(await self._run_script(self._restore, *arguments))
 
     async def delete(self, owner: str, session_id: str) -> bool:
         return bool(await self._run_script(self._delete, session_id, owner))
@@ -180,6 +188,14 @@ def _fields(session: ChatSession) -> dict[str, bytes]:
         "system": text(session.system),
         "metadata": json.dumps(dict(session.metadata)).encode(),
     }
+
+
+def _num_bytes(fields: Mapping[str, bytes]) -> int:
+    return sum(len(fields[name]) for name in ("model", "system", "metadata"))
+
+
+def _flat(fields: Mapping[str, bytes]) -> list[str | bytes]:
+    return [part for item in fields.items() for part in item]
 
 
 def _session(session_id: str, fields: Mapping[bytes, bytes]) -> ChatSession:

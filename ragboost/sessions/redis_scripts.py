@@ -1,8 +1,9 @@
 """The scripts that change sessions in Redis, each of them atomic.
 
-Keys behind the prefix: `session:ID` a hash, `turns:ID` a list, `owner:OWNER` the owner's ids by
-creation, and over all sessions `by_use`, `owners`, `sizes` and `bytes`, the sum of the sizes.
-Sessions expire by themselves; what is kept about all of them follows when it is trimmed.
+Keys behind the prefix: `session:ID` a hash, `turns:ID` a list, `deleted:ID` after a deletion,
+`owner:OWNER` the owner's ids by creation, and over all sessions `by_use`, `owners`, `sizes` and
+`bytes`, the sum of the sizes. Sessions expire by themselves; what is kept about all of them follows
+when it is trimmed.
 """
 
 _COMMON = """
@@ -52,14 +53,41 @@ local function use(added)
 end
 """
 
+_ADD = """
+local function add(fields)
+  redis.call('HSET', key('session', id), unpack(fields))
+  redis.call('HSET', key('owners'), id, owner)
+  redis.call('ZADD', key('owner', owner), redis.call('HGET', key('session', id), 'created_at'), id)
+end
+"""
+
 CREATE = (
     _COMMON
+    + _ADD
     + """
 drop(id)
-redis.call('HSET', key('session', id), unpack(ARGV, 9))
-redis.call('HSET', key('owners'), id, owner)
-redis.call('ZADD', key('owner', owner), redis.call('HGET', key('session', id), 'created_at'), id)
+redis.call('DEL', key('deleted', id))
+add({unpack(ARGV, 9)})
 use(ARGV[8])
+"""
+)
+
+RESTORE = (
+    _COMMON
+    + _ADD
+    + """
+local size, num_fields, num_turns = ARGV[8], tonumber(ARGV[9]), turns_if_known()
+local fields, turns = {unpack(ARGV, 10, 9 + num_fields)}, 10 + num_fields
+if num_turns then  -- repeated, since the response to the first attempt was lost
+  local last = redis.call('LINDEX', key('turns', id), -1)
+  return num_turns == #ARGV - turns + 1 and last == ARGV[#ARGV] and 1 or 0
+end
+if redis.call('EXISTS', key('deleted', id)) == 1 then return 0 end
+drop(id)
+add(fields)
+for at = turns, #ARGV do redis.call('RPUSH', key('turns', id), ARGV[at]) end
+use(size)
+return 1
 """
 )
 
@@ -84,6 +112,7 @@ DELETE = (
     + """
 if not turns_if_known() then return 0 end
 drop(id)
+redis.call('SET', key('deleted', id), 1, 'PX', math.ceil(ttl * 1000))
 return 1
 """
 )

@@ -9,8 +9,9 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,10 @@ CREATE TABLE turns (
     turn BLOB NOT NULL,
     PRIMARY KEY (session_id, number)
 );
+"""
+# Sessions that were deleted, so that no running turn brings them back. Other versions ignore it.
+_SCHEMA_OF_DELETED = """
+CREATE TABLE IF NOT EXISTS deleted (id TEXT PRIMARY KEY, deleted_at REAL NOT NULL) WITHOUT ROWID
 """
 _COLUMNS = "id, owner, created_at, used_at, num_turns, model, system, metadata"
 _BUSY_TIMEOUT_S = 5.0
@@ -112,6 +117,9 @@ class SqliteStore:
     async def append(self, session: ChatSession, turn: bytes) -> bool:
         return await self._write(lambda: self._append(session, turn))
 
+    async def restore(self, session: ChatSession, turns: Sequence[bytes]) -> bool:
+        return await self._write(lambda: self._restore(session, turns))
+
     async def delete(self, owner: str, session_id: str) -> bool:
         return await self._write(lambda: self._delete(owner, session_id))
 
@@ -170,6 +178,12 @@ class SqliteStore:
         return connection
 
     def _create(self, session: ChatSession) -> None:
+        with self._connection as connection:
+            connection.execute("DELETE FROM deleted WHERE id = ?", (session.id,))
+            self._insert(connection, session)
+
+    def _insert(self, connection: sqlite3.Connection, session: ChatSession) -> None:
+        """Add a row, and drop sessions that have expired or are beyond the bound."""
         values = (
             session.id,
             session.owner,
@@ -180,17 +194,16 @@ class SqliteStore:
             session.system,
             json.dumps(dict(session.metadata)),
         )
-        with self._connection as connection:
-            connection.execute(
-                f"INSERT INTO sessions ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
-            )
-            connection.execute("DELETE FROM sessions WHERE used_at < ?", (self._limit(),))
-            total = connection.execute("SELECT COUNT(*) FROM sessions").fetchone()[0]
-            connection.execute(
-                "DELETE FROM sessions WHERE id IN (SELECT id FROM sessions WHERE id != ? "
-                "ORDER BY used_at LIMIT ?)",
-                (session.id, max(total - self._settings.max_sessions, 0)),
-            )
+        connection.execute(
+            f"INSERT INTO sessions ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
+        )
+        connection.execute("DELETE FROM sessions WHERE used_at < ?", (self._limit(),))
+        total = connection.execute("SELECT COUNT(*) FROM sessions").fetchone()[0]
+        connection.execute(
+            "DELETE FROM sessions WHERE id IN (SELECT id FROM sessions WHERE id != ? "
+            "ORDER BY used_at LIMIT ?)",
+            (session.id, max(total - self._settings.max_sessions, 0)),
+        )
 
     def _get(self, owner: str, session_id: str) -> ChatSession | None:
         row = self._connection.execute(
@@ -214,13 +227,46 @@ class SqliteStore:
             )
         return True
 
+    def _restore(self, session: ChatSession, turns: Sequence[bytes]) -> bool:
+        query = (
+            "SELECT 1 FROM sessions WHERE id = :id AND used_at >= :limit "
+            "UNION ALL SELECT 1 FROM deleted WHERE id = :id"
+        )
+        with self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            values = {"id": session.id, "limit": self._limit()}
+            if connection.execute(query, values).fetchone():
+                return False
+            connection.execute("DELETE FROM sessions WHERE id = ?", (session.id,))
+            session = replace(session, num_turns=len(turns), used_at=self._clock())
+            self._insert(connection, session)
+            connection.executemany(
+                "INSERT INTO turns (session_id, number, turn) VALUES (?, ?, ?)",
+                [(session.id, number, turn) for number, turn in enumerate(turns, 1)],
+            )
+        return True
+
     def _delete(self, owner: str, session_id: str) -> bool:
         with self._connection as connection:
             deleted = connection.execute(
                 "DELETE FROM sessions WHERE id = ? AND owner = ? AND used_at >= ?",
                 (session_id, owner, self._limit()),
             )
+            if deleted.rowcount == 1:
+                self._note_deleted(connection, session_id)
         return deleted.rowcount == 1
+
+    def _note_deleted(self, connection: sqlite3.Connection, session_id: str) -> None:
+        connection.execute("DELETE FROM deleted WHERE deleted_at < ?", (self._limit(),))
+        connection.execute(
+            "INSERT OR REPLACE INTO deleted (id, deleted_at) VALUES (?, ?)",
+            (session_id, self._clock()),
+        )
+        connection.execute(
+            "DELETE FROM deleted WHERE id IN "
+            "(SELECT id FROM deleted ORDER BY deleted_at DESC LIMIT -1 OFFSET ?)",
+            (self._settings.max_sessions,),
+        )
 
     def _list(self, owner: str, limit: int, after: str | None) -> Page | None:
         where, values = "owner = ? AND used_at >= ?", [owner, self._limit()]
@@ -265,6 +311,8 @@ def _set_up(connection: sqlite3.Connection) -> None:
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        if version in (0, _SCHEMA_VERSION):
+            connection.execute(_SCHEMA_OF_DELETED)
     if version not in (0, _SCHEMA_VERSION):
         raise sqlite3.DatabaseError(f"its schema version is {version}, not {_SCHEMA_VERSION}")
 

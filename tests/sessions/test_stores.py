@@ -112,6 +112,52 @@ async def test_sessions_expire_after_their_last_turn(store: ChatSessionStore, cl
     assert [session.id for session in page.sessions] == ["a"]
 
 
+async def test_a_session_dropped_during_a_turn_comes_back_with_its_turns(
+    store: ChatSessionStore, clock: Clock
+) -> None:
+    await store.create(make("a", clock))
+    first = await store.get("alice", "a")
+    assert first is not None
+    assert await store.append(first, b"1")
+    session = await store.get("alice", "a")
+    assert session is not None
+    for name in "bcd":
+        await store.create(make(name, clock))
+    assert await store.get("alice", "a") is None
+    assert not await store.append(session, b"2\x00")
+    assert await store.restore(session, [b"1", b"2\x00"])
+    back = await store.get("alice", "a")
+    assert back == replace(session, num_turns=2, used_at=back.used_at if back else 0.0)
+    assert await store.turns("a") == [b"1", b"2\x00"]
+    page = await store.list("alice", limit=10)
+    assert page is not None
+    assert sorted(each.id for each in page.sessions) == ["a", "c", "d"], "still bounded"
+    assert await store.append(back, b"3")
+    assert not await store.restore(session, [b"1", b"another 2"]), "it went on"
+    assert await store.turns("a") == [b"1", b"2\x00", b"3"]
+
+
+async def test_a_session_that_expired_during_a_turn_comes_back(
+    store: ChatSessionStore, clock: Clock
+) -> None:
+    session = make("a", clock)
+    await store.create(session)
+    clock.now += 60
+    assert await store.get("alice", "a") is None
+    assert await store.restore(session, [b"1"])
+    assert await store.turns("a") == [b"1"]
+    assert await store.get("alice", "a") is not None
+
+
+async def test_a_deleted_session_does_not_come_back(store: ChatSessionStore, clock: Clock) -> None:
+    session = make("a", clock)
+    await store.create(session)
+    assert await store.delete("alice", "a")
+    assert not await store.restore(session, [b"1"])
+    assert await store.get("alice", "a") is None
+    assert await store.turns("a") == []
+
+
 async def test_pages_follow_each_other(store: ChatSessionStore, clock: Clock) -> None:
     await store.create(make("a", clock))
     await store.create(make("other", clock, owner="bob"))

@@ -5,6 +5,7 @@ then the session does not change. Does not know how histories are rewritten or s
 """
 
 import uuid
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
@@ -196,6 +197,10 @@ class SessionTurns(Completions):
         async with self._turns.hold(session_id) as running:
             session = await _get(self._store, owner, session_id)
             turns = await self._store.turns(session_id)
+            if len(turns) != session.num_turns:  # dropped, or continued elsewhere, in between
+                raise SessionConflictError(
+                    f"session {session_id} has just changed; retry", param="session_id"
+                )
             history = read_history(turns, system=session.system)
             request = make_turn(body, history.messages, model=session.model)
             upstream = await self._prepare(exchange, admission, request, history)
@@ -208,7 +213,7 @@ class SessionTurns(Completions):
                 delta = upstream.result.delta if upstream.result is not None else None
                 # The first choice continues the session.
                 answered = SessionTurn.of(request.new, answers[0], delta or HistoryDelta())
-                running.end(self._commit(session, answered))
+                running.end(self._commit(session, turns, answered))
 
             reader = ResponseReader(
                 strips_usage=upstream.is_usage_added,
@@ -246,9 +251,14 @@ class SessionTurns(Completions):
                 error.param = error.param.removeprefix("ragboost.")
             raise
 
-    async def _commit(self, session: ChatSession, turn: SessionTurn) -> None:
+    async def _commit(
+        self, session: ChatSession, turns: Sequence[bytes], turn: SessionTurn
+    ) -> None:
+        new = turn.encode()
         try:
-            is_stored = await self._store.append(session, turn.encode())
+            is_stored = await self._store.append(session, new)
+            if not is_stored:  # it may have been dropped for others while the turn ran
+                is_stored = await self._store.restore(session, [*turns, new])
         except SessionStoreError as error:
             raise SessionStoreError(f"this turn is not stored: {error}") from error
         if not is_stored:

@@ -138,6 +138,30 @@ def create_refused(client: httpx.Client) -> httpx.Response:
     return client.post("/v1/sessions", json={"system": "s" * 100_000})
 
 
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_a_session_that_is_evicted_during_its_turn_comes_back(
+    start_proxy: Callable[..., ProxyServer], engine: FakeEngine, path: Path, store: str
+) -> None:
+    bounds = {"store": store, "path": path, "max_sessions": 1}
+    with httpx.Client(base_url=start_proxy(session=bounds).url) as client:
+        session = create(client)
+        ask(client, session, "one?")
+        engine.misbehave(hold_after_chunks=1)
+        fields = {"query": "two?", "stream": True}
+        url = f"/v1/sessions/{session}/chat/completions"
+        with client.stream("POST", url, json=fields) as answer:
+            chunks = answer.iter_text()
+            first = next(chunks)
+            create(client)
+            assert client.get(f"/v1/sessions/{session}").status_code == 404
+            engine.release()
+            whole = first + "".join(chunks)
+        assert "[DONE]" in whole
+        assert questions(client, session) == ["one?", "two?"]
+        ask(client, session, "three?")
+        assert contents(engine.completions[-1])[::2] == ["one?", "two?", "three?"]
+
+
 def test_a_turn_of_a_session_that_was_deleted_meanwhile_is_no_complete_answer(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
