@@ -27,7 +27,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class NumberLiteral(float):
-    """A number with a fraction or an exponent, written as the client wrote it."""
+    """A number that is not a plain integer, written as the client wrote it."""
 
     __slots__ = ("literal",)
 
@@ -46,11 +46,23 @@ def _encode_number(value: Any) -> msgspec.Raw:
     return msgspec.Raw(value.literal.encode())
 
 
+def _integer(literal: str) -> int | NumberLiteral:
+    return NumberLiteral(literal) if literal == "-0" else int(literal)
+
+
+def _has_minus_zero(raw: bytes) -> bool:
+    """Return True if JSON has the number `-0`, which msgspec decodes as the integer 0."""
+    return b"-0" in raw and _MINUS_ZERO.search(raw) is not None
+
+
+_MINUS_ZERO = re.compile(rb"[\[,:\s]-0[\s,\]}]")
 _DECODER = msgspec.json.Decoder(float_hook=NumberLiteral)
 _FAST_DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_number)
 # Python's own parser accepts what engines accept, too: lone surrogates and NaN.
-_LENIENT = json.JSONDecoder(parse_float=NumberLiteral, parse_constant=NumberLiteral)
+_LENIENT = json.JSONDecoder(
+    parse_float=NumberLiteral, parse_int=_integer, parse_constant=NumberLiteral
+)
 
 
 class MalformedBodyError(Exception):
@@ -160,7 +172,10 @@ class JsonBody:
 
     def _decode(self, raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> Any:
         try:
-            return decoder.decode(raw)
+            value = decoder.decode(raw)
+            if decoder is _DECODER and _has_minus_zero(bytes(raw)):
+                value = _LENIENT.decode(bytes(raw).decode())
+            return value
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return self._decode_leniently(bytes(raw))
         except RecursionError as error:

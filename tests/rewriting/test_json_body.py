@@ -4,7 +4,17 @@ import pytest
 
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 
-NUMBERS = ("1e400", "-1E400", "1.10", "0.1e1", "1e-400", "-0.0", "12345678901234567890123", "7")
+NUMBERS = (
+    "1e400",
+    "-1E400",
+    "1.10",
+    "0.1e1",
+    "1e-400",
+    "-0.0",
+    "12345678901234567890123",
+    "7",
+    "-0",
+)
 ODD = ("NaN", "-Infinity", '"\\ud800"')
 
 

@@ -174,7 +174,11 @@ class ReuseMiddleware(ABC):
             raise ExactError("not_found")
         reply = self._inboxed().expect()
         plan = self._plan_fields(options, spans, tenant=_tenant(given, rest), reply=reply)
-        return PlannedBody(self.planned(rest, plan), reply)
+        try:
+            return PlannedBody(self.planned(rest, plan), reply)
+        except ExactError:
+            self._inboxed().forget(reply)
+            raise
 
     def _plan_fields(
         self,

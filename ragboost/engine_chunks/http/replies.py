@@ -49,6 +49,11 @@ class ReplyInbox:
         self._next = 0
         self._task = asyncio.create_task(self._receive())
 
+    @property
+    def num_expected(self) -> int:
+        """Requests whose reports are expected."""
+        return len(self._waiting)
+
     def expect(self) -> int:
         """Return a number for a request whose report will be asked for."""
         self._next += 1

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from ragboost.engine_chunks.http.inner import Scope, call_route
 from ragboost.engine_chunks.http.middleware import CHAT, ExactError, ReuseMiddleware
-from ragboost.engine_chunks.http.replies import ReplySender
+from ragboost.engine_chunks.http.replies import ReplyInbox, ReplySender
 from ragboost.engine_chunks.options import ReuseDefaults
 from ragboost.serving import serve_in_thread
 
@@ -113,6 +113,11 @@ class Served:
     def exact(self, reason: str) -> float:
         name = "ragboost_chunk_exact_requests_total"
         return self.registry.get_sample_value(name, {"reason": reason}) or 0.0
+
+    @property
+    def inbox(self) -> ReplyInbox:
+        assert self.front._inbox is not None, "no request has come"
+        return self.front._inbox
 
     client: httpx.Client
 
@@ -216,6 +221,7 @@ def test_a_client_with_kv_transfer_parameters_of_its_own_is_left_alone(served: S
 
     assert served.engine.bodies == [fields]
     assert served.exact("other_kv_transfer") == 1
+    assert served.inbox.num_expected == 0
 
 
 def test_a_server_that_does_not_render_answers_as_without_the_front(served: Served) -> None:
