@@ -206,7 +206,7 @@ class _Rewriting:
         """
         found, body = self._found, self._body
         fields = without_object(body.fields)
-        history = ResentMessages.find(body, self._conversation)
+        history = ResentMessages.find(body, self._conversation, is_in_place=True)
         own = history.sent.get(found.message) if found.message is not None else None
         is_other = own is not None and own.retrieved != _keys(found.documents)
         if is_other or len(history.sent) > (own is not None):

@@ -224,6 +224,7 @@ class ResentMessages(NamedTuple):
         question: int | None = None,
         given: Given | None = None,
         seed: bytes = b"",
+        is_in_place: bool = False,
     ) -> Self:
         """Find the rewritten messages of a request's history.
 
@@ -235,6 +236,7 @@ class ResentMessages(NamedTuple):
                 not part of the history: those of a question that is not answered yet.
             given: these documents.
             seed: identifies what precedes the messages and belongs to their history.
+            is_in_place: the messages contain the documents, an unanswered question as well.
         """
         if conversation is None:
             return cls()
@@ -242,7 +244,7 @@ class ResentMessages(NamedTuple):
         again = None
         if question is not None:
             again = _newest(conversation.forms.get(links[question], ()), given)
-        unanswered = _unanswered(body) if question is None else None
+        unanswered = _unanswered(body) if question is None and not is_in_place else None
         sent: dict[int, SentMessage] = {}
         carried: dict[str, str] = {}
         digests: dict[int, Digest] = {}
