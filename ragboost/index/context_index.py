@@ -64,6 +64,7 @@ class ContextIndex:
         self.max_nodes = max_nodes
         self.max_visits = max_visits
         self._tick = 0  # never decreases
+        self.root = Node()
         self.clear()
 
     def __repr__(self) -> str:
@@ -71,6 +72,7 @@ class ContextIndex:
 
     def clear(self) -> None:
         """Remove everything, as after an engine's AllBlocksCleared."""
+        self.root.unlink()
         self.root = Node()
         self.num_nodes = 0
         self.num_tokens = 0

@@ -78,7 +78,8 @@ class UpstreamResponse:
             await self._waiter
         chunks = self._chunks
         if not chunks and self._error is not None:
-            raise self._error
+            # A copy: the traceback refers to frames that refer to this response.
+            raise type(self._error)(*self._error.args)
         if self._size > _HIGH_WATER_BYTES:
             self._connection.resume()
         self._chunks, self._size = [], 0
@@ -118,7 +119,7 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[UpstreamResponse] | None = None
         self._response: UpstreamResponse | None = None
         self._headers: list[tuple[bytes, bytes]] = []
@@ -172,13 +173,13 @@ class Connection(asyncio.Protocol):
         try:
             return await self._waiter
         except asyncio.CancelledError:
+            self._waiter = None
             self.close()
             raise
 
     def close(self) -> None:
         """Close the connection at once."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
         if self._transport is not None:
             self._transport.abort()
 
@@ -200,6 +201,7 @@ class Connection(asyncio.Protocol):
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
+        assert self._parser is not None, "data after the loss of the connection"
         self._last_read = self._loop.time()
         if self._response is None:
             self._head_bytes += len(data)
@@ -219,6 +221,9 @@ class Connection(asyncio.Protocol):
             self._end()
         else:
             self._fail(f"connection closed{f': {exc}' if exc else ''}")
+        # End every cycle through this object, so that it is freed now and not by the collector.
+        self._waiter = self._response = None
+        self._parser = None
 
     def on_message_begin(self) -> None:
         if self._waiter is None or self._has_ended:
@@ -229,6 +234,7 @@ class Connection(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None, "data after the loss of the connection"
         status = self._parser.get_status_code()
         if status < 100:
             self._fail(f"invalid HTTP response: status {status}")
@@ -252,6 +258,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._response is not None:
+            assert self._parser is not None, "data after the loss of the connection"
             self._ends_at_close = self._ends_at_close or not self._parser.should_keep_alive()
             self._end()
 
@@ -259,12 +266,12 @@ class Connection(asyncio.Protocol):
         if not self._has_ended and self._response is not None:
             self._has_ended = True
             self._response.finish()
-            if self._timer is not None:
-                self._timer.cancel()
+            self._stop_timer()
 
     def _release(self) -> None:
         """Return the connection to the pool after a complete response."""
-        self._waiter = None
+        self._waiter = self._response = None
+        self._headers = []
         self.resume()
         if self._ends_at_close or self.is_closing:
             self.close()
@@ -272,7 +279,13 @@ class Connection(asyncio.Protocol):
             self.is_reused = True
             self._pool.put(self)
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _check_timeout(self) -> None:
+        self._timer = None
         now, timeout = self._loop.time(), self._pool.read_timeout_s
         if self._is_paused:  # the proxy is not reading
             self._last_read = now
@@ -291,6 +304,7 @@ class Connection(asyncio.Protocol):
         self.close()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
+            self._waiter = None  # its error's traceback refers to this connection
         elif self._response is not None and not self._has_ended:
             self._has_ended = True
             self._response.finish(error)
