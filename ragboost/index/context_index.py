@@ -67,6 +67,9 @@ class ContextIndex:
         self.root = Node()
         self.clear()
 
+    def __del__(self) -> None:
+        self.root.unlink()  # parents and children refer to each other
+
     def __repr__(self) -> str:
         return f"ContextIndex(num_nodes={self.num_nodes}, num_tokens={self.num_tokens})"
 

@@ -13,9 +13,6 @@ from types import FrameType
 import httpx
 import pytest
 
-from ragboost.cache_sync.prefix_mirror import PrefixMirror
-from ragboost.engine_hooks.events import BlockStored, EventBatch
-from ragboost.index import ContextIndex
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -26,6 +23,7 @@ URL = "/v1/chat/completions"
 DOCUMENTS = [{"id": f"d{i}", "text": f"Document {i}."} for i in range(4)]
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
 BOOSTED = {**CHAT, "ragboost": {"documents": DOCUMENTS}}
+Ask = Callable[[FakeEngine, ProxyServer, httpx.Client], None]
 NUM = 10
 _OURS = ("ragboost.", "httptools.")
 _MAX_LEFT = 3  # of one type: what the last requests still hold
@@ -139,7 +137,7 @@ def left_by_the_client(engine: FakeEngine, proxy: ProxyServer, client: httpx.Cli
 def test_requests_leave_no_cycles(
     engine: FakeEngine,
     proxy: ProxyServer,
-    ask: Callable[[FakeEngine, ProxyServer, httpx.Client], None],
+    ask: Ask,
 ) -> None:
     with httpx.Client(base_url=proxy.url) as client:
         ask(engine, proxy, client)  # whatever is made once
