@@ -5,8 +5,10 @@
 `ragboost serve` is a process between clients on HTTP and two FakeEngine processes that publish
 cache events: stateless, named and session conversations, streams, clients that leave, floods of
 events, and every minute one engine is killed and started again. Its bounds are small enough to be
-reached within minutes. Memory, files, threads and tasks are sampled; after the warm-up their slope
-per hour is a regression over means of equal spans, with its 95 % interval. An error is caused if
+reached within minutes. Memory, files, threads and tasks are sampled, and where the memory is: in
+use by malloc's callers, free but kept by malloc, or of Python's small objects. After the warm-up
+their slope per hour is a regression over means of equal spans, with its 95 % interval. A value
+grows if its slope is above both that interval and a small figure, `_SMALL`. An error is caused if
 the request was running when an engine was killed; all others count.
 """
 
@@ -20,12 +22,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from subprocess import STDOUT, Popen
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from rich.console import Console
@@ -33,6 +35,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks.proxy_targets import ROOT, free_port, listens, stop
+from benchmarks.soak_proxy import read_stages
 from benchmarks.soak_traffic import Outcome, Traffic
 from ragboost.plots import check_plot, line_plot
 
@@ -41,6 +44,9 @@ _RESTART_EVERY_S = 60.0
 _DOWN_S = 5.0
 _KILL_S = 1.0  # after a kill, running requests may still fail
 _SPANS = 24
+_JUDGED_MINUTES = 30.0  # shorter runs end before the bounded maps are full
+# Slopes per hour that do not count as growth, whatever their interval.
+_SMALL = {"RSS, MB": 1.0, "open files": 1.0, "threads": 0.5, "tasks": 1.0}
 _T_95 = 2.07  # Student's t for 22 degrees of freedom
 _BOUNDS = {
     "RAGBOOST_SESSION__STORE": "sqlite",
@@ -81,6 +87,7 @@ class Slope:
         highest: of all samples after the warm-up.
         per_hour: slope.
         interval: half of its 95 % interval.
+        grows: the slope is above its interval and above a small figure.
     """
 
     first: float
@@ -88,6 +95,7 @@ class Slope:
     highest: float
     per_hour: float
     interval: float
+    grows: bool = False
 
 
 @dataclass
@@ -107,10 +115,11 @@ class Soak:
     async def run(self) -> Traffic:
         """Start everything, wait for the end of the traffic, stop everything."""
         self.engines = [self._start_engine(port) for port in self.ports]
-        port = free_port()
+        port, memory_port = free_port(), free_port()
         environment = {**_BOUNDS, "RAGBOOST_SESSION__PATH": str(self.folder / "sessions.db")}
         backends = [f"--backend=http://127.0.0.1:{engine}" for engine in self.ports]
-        serve = [sys.executable, "-m", "ragboost", "serve", "--port", str(port), *backends]
+        program = [sys.executable, "-m", "benchmarks.soak_proxy", str(memory_port)]
+        serve = [*program, "serve", "--port", str(port), *backends]
         proxy = _spawn(serve, log=self.folder / "proxy.log", env=environment)
         try:
             if not listens(proxy, port):
@@ -119,7 +128,8 @@ class Soak:
             traffic = Traffic(url, rate=self.rate, seed=self.seed)
             started = time.monotonic()
             until = started + self.minutes * 60
-            watch = asyncio.create_task(self._watch(proxy, url, started=started, until=until))
+            watching = _Watched(proxy.pid, url, memory_port)
+            watch = asyncio.create_task(self._watch(watching, started=started, until=until))
             await asyncio.gather(traffic.run(until), self._restart(until), watch)
             return traffic
         finally:
@@ -145,13 +155,13 @@ class Soak:
             self.engines[at] = await asyncio.to_thread(self._start_engine, self.ports[at])
             at = 1 - at
 
-    async def _watch(self, proxy: Popen[bytes], url: str, *, started: float, until: float) -> None:
+    async def _watch(self, proxy: "_Watched", *, started: float, until: float) -> None:
         every_s = min(5.0, self.minutes * 60 / 150)
         with _progress() as progress:
             task = progress.add_task("minutes", total=self.minutes * 60)
             while (now := time.monotonic()) < until:
                 try:
-                    values = await asyncio.to_thread(_read_values, proxy.pid, url)
+                    values = await asyncio.to_thread(_read_values, proxy)
                     self.samples.append(Sample((now - started) / 60, values))
                 except OSError:
                     self.num_missed += 1
@@ -167,15 +177,24 @@ def _spawn(
         return Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=STDOUT)
 
 
-def _read_values(pid: int, url: str) -> dict[str, float]:
-    process = psutil.Process(pid)
+class _Watched(NamedTuple):
+    """The proxy's process, and where it tells about itself."""
+
+    pid: int
+    url: str
+    memory_port: int
+
+
+def _read_values(proxy: _Watched) -> dict[str, float]:
+    process = psutil.Process(proxy.pid)
     with process.oneshot():
         values = {
             "RSS, MB": process.memory_info().rss / 1e6,
             "open files": float(process.num_fds()),
             "threads": float(process.num_threads()),
         }
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+    values |= read_stages(proxy.memory_port)
+    with urllib.request.urlopen(f"{proxy.url}/metrics", timeout=30) as response:
         text = response.read().decode()
     for name, pattern in _GAUGES.items():
         if found := pattern.search(text):
@@ -199,8 +218,10 @@ def slope(samples: Sequence[Sample], name: str, *, warm_up: float) -> Slope:
     middle = statistics.fmean(x)
     spread = sum((a - middle) ** 2 for a in x)
     error = (rest / max(1, count - 2) / spread) ** 0.5
-    highest = max(value for _, value in late)
-    return Slope(*(round(v, 2) for v in (y[0], y[-1], highest, fit.slope, _T_95 * error)))
+    highest, interval = max(value for _, value in late), _T_95 * error
+    grows = fit.slope > max(interval, _SMALL.get(name, float("inf")))
+    figures: Iterator[Any] = (round(v, 2) for v in (y[0], y[-1], highest, fit.slope, interval))
+    return Slope(*figures, grows)
 
 
 def is_caused(outcome: Outcome, kills: Sequence[float]) -> bool:
@@ -209,7 +230,7 @@ def is_caused(outcome: Outcome, kills: Sequence[float]) -> bool:
 
 
 def main() -> None:
-    """Run and print; exit with 1 after an error that was not caused."""
+    """Run and print; exit with 1 after an error that was not caused, or if something grew."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -228,7 +249,8 @@ def main() -> None:
     if options.plot:
         _plot(options.plot, soak.samples)
     print(json.dumps(result)) if options.json else _show(result)
-    sys.exit(1 if result["errors"] else 0)
+    has_grown = result["grown"] and options.minutes >= _JUDGED_MINUTES
+    sys.exit(1 if result["errors"] or has_grown else 0)
 
 
 def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
@@ -236,6 +258,8 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
     errors = [outcome for outcome in failed if not is_caused(outcome, soak.kills)]
     times = sorted(outcome.ended - outcome.started for outcome in traffic.outcomes)
     warm_up = min(_WARM_UP_MINUTES, soak.minutes / 3)
+    names = soak.samples[0].values
+    slopes = {name: slope(soak.samples, name, warm_up=warm_up) for name in names}
     return {
         "minutes": soak.minutes,
         "rate": soak.rate,
@@ -250,10 +274,8 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
         "p50_ms": round(1e3 * times[len(times) // 2], 1),
         "p99_ms": round(1e3 * times[len(times) * 99 // 100], 1),
         "warm_up_minutes": round(warm_up, 1),
-        "slopes": {
-            name: asdict(slope(soak.samples, name, warm_up=warm_up))
-            for name in soak.samples[0].values
-        },
+        "slopes": {name: asdict(each) for name, each in slopes.items()},
+        "grown": [name for name, each in slopes.items() if each.grows],
     }
 
 
@@ -269,9 +291,10 @@ def _plot(path: Path, samples: Sequence[Sample]) -> None:
 
 def _show(result: dict[str, Any]) -> None:
     title = f"{result['requests']:,} requests in {result['minutes']:g} minutes"
-    table = Table("proxy", "first", "last", "highest", "per hour", "±", title=title)
+    table = Table("proxy", "first", "last", "highest", "per hour", "±", "", title=title)
     for name, values in result["slopes"].items():
-        table.add_row(name, *(f"{value:,.2f}" for value in values.values()))
+        *figures, grows = values.values()
+        table.add_row(name, *(f"{value:,.2f}" for value in figures), "grows" if grows else "")
     console = Console()
     console.print(table)
     console.print(

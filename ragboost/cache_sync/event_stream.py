@@ -177,6 +177,11 @@ class EventStream:
             self._reset(is_partial=True)
             self._next_seq = None
 
+    def close(self) -> None:
+        """Free the mirror: nothing will be fed any more."""
+        self.disconnected()
+        self.mirror.clear(is_partial=True)
+
     def probe(self) -> None:
         """Request a replay to find batches lost at the end, or a replay endpoint that is back."""
         if self.is_connected and self.has_replay and self._replay is None:

@@ -121,6 +121,10 @@ class MirrorBlock:
             self.next_sibling.previous_sibling = self.previous_sibling
         self.next_sibling = self.previous_sibling = None
 
+    def unlink(self) -> None:
+        """Forget all other blocks, so that each is freed without the garbage collector."""
+        self.parent = self.first_child = self.next_sibling = self.previous_sibling = None
+
     def copies_on(self, medium: str) -> int:
         """Return the number of physical copies on a medium."""
         if medium == "GPU":
@@ -192,8 +196,8 @@ class PrefixMirror:
         Args:
             is_partial: the engine's cache may still hold blocks.
         """
-        self._blocks.clear()
-        self._by_key.clear()
+        blocks, by_key = self._blocks, self._by_key
+        self._blocks, self._by_key = {}, {}
         self._requests.clear()
         self._touched.clear()
         self._group: int | None = None
@@ -201,6 +205,9 @@ class PrefixMirror:
         self.is_tree = False
         self.num_resident_tokens = 0
         self.is_partial = is_partial
+        for known in (by_key, blocks):
+            for block in known.values():
+                block.unlink()
 
     def apply(self, batch: EventBatch) -> Changes:
         """Apply the events of one batch in order and return the requests that changed."""

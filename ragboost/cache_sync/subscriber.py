@@ -147,7 +147,7 @@ class Subscriber:
                 link.close()
             context.destroy(linger=0)
             for stream in self.streams.values():
-                stream.disconnected()
+                stream.close()
 
 
 class _Allowance:

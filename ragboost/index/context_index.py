@@ -64,13 +64,18 @@ class ContextIndex:
         self.max_nodes = max_nodes
         self.max_visits = max_visits
         self._tick = 0  # never decreases
+        self.root = Node()
         self.clear()
+
+    def __del__(self) -> None:
+        self.root.unlink()  # parents and children refer to each other
 
     def __repr__(self) -> str:
         return f"ContextIndex(num_nodes={self.num_nodes}, num_tokens={self.num_tokens})"
 
     def clear(self) -> None:
         """Remove everything, as after an engine's AllBlocksCleared."""
+        self.root.unlink()
         self.root = Node()
         self.num_nodes = 0
         self.num_tokens = 0

@@ -156,6 +156,15 @@ class Node:
         del parent.children[self.documents[0]], parent._by_slot[self.slot]
         self.parent = None
 
+    def unlink(self) -> None:
+        """Take the subtree apart, so that its nodes are freed without the garbage collector."""
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            pending.extend(node.children.values())
+            node.parent = node._by_slot = None
+            node.children = {}
+
     def check_integrity(self) -> None:
         """Check what holds for every node but the root.
 

@@ -69,7 +69,7 @@ class HttpConnection(asyncio.Protocol):
         self._app_state = app_state
         self._loop = _loop or asyncio.get_event_loop()
         self.transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._addresses: dict[str, Any] = {}
         # Requests: the one that arrives, the one that is answered, and those in between.
         self._receiving: HttpExchange | None = None
@@ -96,7 +96,7 @@ class HttpConnection(asyncio.Protocol):
         # Deadline
         self._state = ""
         self._deadline: float | None = None
-        self._on_deadline: Callable[[], None] = self.abort
+        self._on_deadline: Callable[[HttpConnection], None] = HttpConnection.abort
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
@@ -123,10 +123,17 @@ class HttpConnection(asyncio.Protocol):
         self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self.resume_writing()
         for exchange in (self._running, *self._queue):
             if exchange is not None:
                 exchange.disconnect()
+        # End every cycle through this object, so that it is freed now and not by the collector.
+        for exchange in self._queue:
+            exchange.forget_scope()
+        self._running = self._receiving = None
+        self._queue.clear()
+        self._parser = None
 
     def data_received(self, data: bytes) -> None:
         if self._is_closing:
@@ -141,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_write_paused = True
         if not self._is_closing:
             self._state = "stalled"
-            self._expect(self.limits.body_timeout_s, self.abort)
+            self._expect(self.limits.body_timeout_s, HttpConnection.abort)
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
@@ -252,6 +259,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _parse(self, piece: memoryview) -> None:
         exchange = self._receiving
+        assert self._parser is not None, "data after the loss of the connection"
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
@@ -274,6 +282,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _parse_without_upgrade(self, rest: memoryview) -> None:
         """Parse a head again without its `upgrade`, for which the parser drops the body."""
+        assert self._parser is not None, "data after the loss of the connection"
         lines = [
             b"%b %b HTTP/%b"
             % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())
@@ -327,7 +336,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        if self._refusal is not None:
+        if self._refusal is not None or self._parser is None:
             return
         method, version = self._parser.get_method(), self._parser.get_http_version()
         self._refusal = self._find_problem(method, version)
@@ -408,11 +417,12 @@ class HttpConnection(asyncio.Protocol):
             level = logging.DEBUG if exchange.is_disconnected else logging.ERROR
             logger.log(level, "Exception in ASGI application", exc_info=error)
         if exchange.is_answered or exchange.is_disconnected:
-            return
-        if task.cancelled():
+            pass
+        elif task.cancelled():
             exchange.fail(503, "the server is shutting down")
         else:
             exchange.fail(500, "internal error; see the server's log")
+        exchange.forget_scope()
 
     # Deadlines
 
@@ -432,10 +442,10 @@ class HttpConnection(asyncio.Protocol):
             if self._is_read_paused:
                 self._resume_reading()
             transport.write_eof()
-            self._expect(_LINGER_S, self._close)
+            self._expect(_LINGER_S, HttpConnection._close)
         elif transport.get_write_buffer_size():
             transport.close()
-            self._expect(self.limits.body_timeout_s, self.abort)
+            self._expect(self.limits.body_timeout_s, HttpConnection.abort)
         else:
             transport.close()
 
@@ -453,10 +463,10 @@ class HttpConnection(asyncio.Protocol):
             return
         self._state, self._deadline = state, None
         if state == "idle":
-            self._expect(limits.keep_alive_s, self._close)
+            self._expect(limits.keep_alive_s, HttpConnection._close)
         elif state != "response":
             seconds = limits.header_timeout_s if state == "head" else limits.body_timeout_s
-            self._expect(seconds, self._refuse_slow)
+            self._expect(seconds, HttpConnection._refuse_slow)
 
     def _refuse_slow(self) -> None:
         is_head = self._state == "head"
@@ -464,7 +474,7 @@ class HttpConnection(asyncio.Protocol):
         part = "head" if is_head else "body"
         self._refuse_request(408, f"the request {part} took more than {seconds:g} s")
 
-    def _expect(self, seconds: float, then: Callable[[], None]) -> None:
+    def _expect(self, seconds: float, then: Callable[["HttpConnection"], None]) -> None:
         """Call `then` after so many seconds, unless another deadline is set before.
 
         The timer of an earlier deadline is kept: it finds that it is too early, and sets another.
@@ -487,7 +497,7 @@ class HttpConnection(asyncio.Protocol):
             self._set_timer(self._deadline)
         else:
             self._deadline = None
-            self._on_deadline()
+            self._on_deadline(self)
 
 
 def _address(name: Any) -> tuple[str, int] | None:

@@ -90,6 +90,8 @@ class HttpExchange:
         expects_continue: bool,
     ) -> None:
         self.scope = scope
+        self._is_head_request = scope["method"] == "HEAD"
+        self._is_http_1_0 = scope["http_version"] == "1.0"
         self.num_bytes = 0
         self.keep_alive = keep_alive
         self.is_received = self.has_started = self.is_answered = self.is_disconnected = False
@@ -131,6 +133,13 @@ class HttpExchange:
         self._wake()
         if self._on_lost is not None:
             self._on_lost()
+
+    def forget_scope(self) -> None:
+        """Let go of the scope, which refers to this exchange by its extension: its app has ended.
+
+        Otherwise every request would leave a cycle, which only the garbage collector frees.
+        """
+        self.scope = {}
 
     def fail(self, status: int, message: str) -> None:
         """End the exchange after its application has failed."""
@@ -217,11 +226,11 @@ class HttpExchange:
         self._wire.write(head + b"\r\n\r\n")
 
     def _frame(self, status: int, length: int | None) -> None:
-        if self.scope["method"] == "HEAD" or status in _STATUSES_WITHOUT_BODY:
+        if self._is_head_request or status in _STATUSES_WITHOUT_BODY:
             self._framing = _Framing.NO_BODY
         elif length is not None:
             self._framing, self._remaining = _Framing.LENGTH, length
-        elif self.scope["http_version"] == "1.0":
+        elif self._is_http_1_0:
             self._framing, self.keep_alive = _Framing.UNTIL_CLOSE, False
         else:
             self._framing = _Framing.CHUNKED

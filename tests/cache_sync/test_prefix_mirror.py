@@ -1,12 +1,13 @@
 """The mirror against golden frames and against a cache that evicts at random."""
 
+import gc
 from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
+from ragboost.cache_sync.prefix_mirror import Changes, MirrorBlock, PrefixMirror
 from ragboost.engine_hooks.events import (
     APPROXIMATE,
     AllBlocksCleared,
@@ -264,3 +265,24 @@ def test_withdrawn_blocks_are_no_hit_and_leave_the_mirror_exact() -> None:
     apply(mirror, withdrawn, removed(71), removed(70), withdrawn)  # used again, then evicted
     assert mirror.match_tokens(prompt) == 48
     assert not mirror.is_partial
+
+
+def test_blocks_are_freed_without_the_garbage_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = num_blocks()
+        mirror = empty()
+        for i in range(20):
+            apply(mirror, stored([i, i + 100], [i, 1, 2, 3]))
+            apply(mirror, stored([i + 200], [4, 5], parent=i), stored([i + 300], [6, 7], parent=i))
+        apply(mirror, removed(*range(10), *range(210, 220)))
+        assert num_blocks() > before + 60
+        mirror.clear(is_partial=False)
+        assert num_blocks() == before
+    finally:
+        gc.enable()
+
+
+def num_blocks() -> int:
+    return sum(isinstance(each, MirrorBlock) for each in gc.get_objects())

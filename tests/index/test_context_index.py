@@ -1,4 +1,6 @@
+import gc
 import pickle
+import weakref
 
 import pytest
 
@@ -383,3 +385,26 @@ def test_a_chain_may_be_deeper_than_any_recursion_limit() -> None:
     assert index.evict(depth // 2) == depth // 2
     assert index.remove(index.traverse((0,))) == depth // 2
     assert index.num_nodes == 0
+
+
+class Text(str):
+    """A document that can be watched."""
+
+
+@pytest.mark.parametrize("is_cleared", [True, False])
+def test_nodes_are_freed_without_the_garbage_collector(is_cleared: bool) -> None:
+    gc.disable()
+    try:
+        index = ContextIndex()
+        documents = [tuple(map(Text, (f"a{i % 3}", f"b{i % 9}", f"c{i}"))) for i in range(30)]
+        for each in documents:
+            index.insert(each, (10, 10, 10))
+        watched = [weakref.ref(document) for each in documents for document in each]
+        del documents, each
+        if is_cleared:
+            index.clear()
+        else:
+            del index
+        assert [text() for text in watched if text() is not None] == []
+    finally:
+        gc.enable()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 
 from ragboost.errors import SessionConflictError
 
@@ -17,7 +18,7 @@ class RunningTurn:
         commit: the task that stores the turn; None before the backend's response is complete.
     """
 
-    def __init__(self, release: Callable[[], None]) -> None:
+    def __init__(self, release: Callable[["RunningTurn"], None]) -> None:
         self.commit: asyncio.Task[None] | None = None
         self._release = release
 
@@ -29,10 +30,10 @@ class RunningTurn:
                 nothing to store.
         """
         if commit is None:
-            self._release()
+            self._release(self)
             return
         self.commit = asyncio.create_task(commit)
-        self.commit.add_done_callback(lambda _: self._release())
+        self.commit.add_done_callback(lambda _: self._release(self))
 
     async def stored(self) -> None:
         """Wait until the turn is stored, if it is to be.
@@ -62,7 +63,7 @@ class RunningTurns:
                 f"session {session_id} is answering another turn; retry when that has ended",
                 param="session_id",
             )
-        turn = self._turns[session_id] = RunningTurn(lambda: self._release(session_id, turn))
+        turn = self._turns[session_id] = RunningTurn(partial(self._release, session_id))
         try:
             yield turn
         finally:

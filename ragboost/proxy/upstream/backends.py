@@ -22,6 +22,7 @@ from ragboost.proxy.upstream.client import (
     BackendRefusedError,
     ConnectionPool,
     StaleConnectionError,
+    UnreadRequestError,
     UpstreamResponse,
 )
 from ragboost.rewriting.headers import RawHeaders
@@ -105,8 +106,9 @@ class Backend:
         """Send a request and return the response with its body unread.
 
         Retries once, on a new connection, if the backend cannot have read the request, since the
-        connection was refused; or if a pooled connection was closed before the response and the
-        request may be repeated: its method is idempotent, or it has an `idempotency-key`.
+        connection was refused, or a pooled one was closed before the request reached it; or if a
+        pooled connection was closed before the response and the request may be repeated: its method
+        is idempotent, or it has an `idempotency-key`.
 
         Args:
             method: in upper case.
@@ -125,6 +127,8 @@ class Backend:
         if connection is not None:
             try:
                 return await connection.exchange(head, body, is_head_request=is_head_request)
+            except UnreadRequestError:
+                pass
             except StaleConnectionError:
                 if not _is_repeatable(method, headers):
                     raise

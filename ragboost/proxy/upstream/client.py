@@ -5,7 +5,10 @@ sent again.
 """
 
 import asyncio
+import fcntl
 import select
+import sys
+import termios
 from collections import deque
 from ssl import SSLContext, create_default_context
 from typing import NamedTuple
@@ -31,6 +34,13 @@ class StaleConnectionError(BackendConnectionError):
     """A pooled connection was closed before the first byte of a response.
 
     The server may have read the request and begun to work.
+    """
+
+
+class UnreadRequestError(StaleConnectionError):
+    """A pooled connection was closed by the server before any of the request reached it.
+
+    It is safe to send the request again.
     """
 
 
@@ -78,7 +88,8 @@ class UpstreamResponse:
             await self._waiter
         chunks = self._chunks
         if not chunks and self._error is not None:
-            raise self._error
+            # A copy: the traceback refers to frames that refer to this response.
+            raise type(self._error)(*self._error.args)
         if self._size > _HIGH_WATER_BYTES:
             self._connection.resume()
         self._chunks, self._size = [], 0
@@ -118,7 +129,7 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = None  # while connected
         self._waiter: asyncio.Future[UpstreamResponse] | None = None
         self._response: UpstreamResponse | None = None
         self._headers: list[tuple[bytes, bytes]] = []
@@ -128,6 +139,8 @@ class Connection(asyncio.Protocol):
         self._poll = select.poll()
         self._is_head_request = self._is_paused = False
         self._ends_at_close = self._has_ended = False
+        self._num_bytes = 0  # of the request
+        self._is_unread = False
         self.is_reused = False
 
     @property
@@ -154,6 +167,7 @@ class Connection(asyncio.Protocol):
             is_head_request: the response has no body, whatever its headers say.
 
         Raises:
+            UnreadRequestError: a reused connection was closed before the request arrived.
             StaleConnectionError: a reused connection was closed before the response began.
             BackendConnectionError: the connection was lost, or the response is invalid.
             BackendTimeoutError: no response within the read timeout.
@@ -162,6 +176,7 @@ class Connection(asyncio.Protocol):
         self._is_head_request, self._has_ended = is_head_request, False
         self._head_bytes, self._ends_at_close = 0, False
         self._headers, self._response = [], None
+        self._num_bytes = len(head) + len(body)
         self._waiter = self._loop.create_future()
         self._last_read = self._loop.time()
         self._timer = self._loop.call_later(self._pool.read_timeout_s, self._check_timeout)
@@ -172,13 +187,13 @@ class Connection(asyncio.Protocol):
         try:
             return await self._waiter
         except asyncio.CancelledError:
+            self._waiter = None
             self.close()
             raise
 
     def close(self) -> None:
         """Close the connection at once."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
         if self._transport is not None:
             self._transport.abort()
 
@@ -197,9 +212,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's is not a subclass
+        self._parser = httptools.HttpResponseParser(self)
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
+        assert self._parser is not None, "data after the loss of the connection"
         self._last_read = self._loop.time()
         if self._response is None:
             self._head_bytes += len(data)
@@ -213,12 +230,18 @@ class Connection(asyncio.Protocol):
         elif self._has_ended:
             self._release()
 
+    def eof_received(self) -> None:
+        self._is_unread = self._has_nothing_arrived()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._ends_at_close and exc is None and self._response is not None:
             self._end()
         else:
             self._fail(f"connection closed{f': {exc}' if exc else ''}")
+        # End every cycle through this object, so that it is freed now and not by the collector.
+        self._waiter = self._response = None
+        self._parser = None
 
     def on_message_begin(self) -> None:
         if self._waiter is None or self._has_ended:
@@ -229,6 +252,7 @@ class Connection(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None, "data after the loss of the connection"
         status = self._parser.get_status_code()
         if status < 100:
             self._fail(f"invalid HTTP response: status {status}")
@@ -252,6 +276,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._response is not None:
+            assert self._parser is not None, "data after the loss of the connection"
             self._ends_at_close = self._ends_at_close or not self._parser.should_keep_alive()
             self._end()
 
@@ -259,12 +284,12 @@ class Connection(asyncio.Protocol):
         if not self._has_ended and self._response is not None:
             self._has_ended = True
             self._response.finish()
-            if self._timer is not None:
-                self._timer.cancel()
+            self._stop_timer()
 
     def _release(self) -> None:
         """Return the connection to the pool after a complete response."""
-        self._waiter = None
+        self._waiter = self._response = None
+        self._headers = []
         self.resume()
         if self._ends_at_close or self.is_closing:
             self.close()
@@ -272,7 +297,13 @@ class Connection(asyncio.Protocol):
             self.is_reused = True
             self._pool.put(self)
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _check_timeout(self) -> None:
+        self._timer = None
         now, timeout = self._loop.time(), self._pool.read_timeout_s
         if self._is_paused:  # the proxy is not reading
             self._last_read = now
@@ -282,15 +313,31 @@ class Connection(asyncio.Protocol):
         else:
             self._stop(BackendTimeoutError(f"no response from {self._pool.name} in {timeout:g} s"))
 
+    def _has_nothing_arrived(self) -> bool:
+        """Return True if the server has closed the connection before any byte of the request came.
+
+        The FIN of a server acknowledges all that had come before. A reset does not.
+        """
+        transport = self._transport
+        if transport is None or sys.platform != "linux" or self._pool.is_tls:
+            return False
+        num_sent = self._num_bytes - transport.get_write_buffer_size()
+        fd = transport.get_extra_info("socket").fileno()
+        unacknowledged = fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4))
+        return int.from_bytes(unacknowledged, sys.byteorder) >= num_sent > 0
+
     def _fail(self, problem: str) -> None:
         message = f"no response from {self._pool.name}: {problem}"
-        is_stale = self.is_reused and not self._head_bytes
-        self._stop((StaleConnectionError if is_stale else BackendConnectionError)(message))
+        kind = BackendConnectionError
+        if self.is_reused and not self._head_bytes:
+            kind = UnreadRequestError if self._is_unread else StaleConnectionError
+        self._stop(kind(message))
 
     def _stop(self, error: BackendConnectionError | BackendTimeoutError) -> None:
         self.close()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
+            self._waiter = None  # its error's traceback refers to this connection
         elif self._response is not None and not self._has_ended:
             self._has_ended = True
             self._response.finish(error)
@@ -319,7 +366,7 @@ class ConnectionPool:
         self._connect_timeout_s = connect_timeout_s
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._is_tls = parts.scheme == "https"
+        self.is_tls = parts.scheme == "https"
         self._tls: SSLContext | None = None
         self._idle: deque[_Idle] = deque()  # oldest first
         self._sweeper: asyncio.TimerHandle | None = None
@@ -332,7 +379,7 @@ class ConnectionPool:
             BackendTimeoutError: no connection within `connect_timeout_s`.
         """
         loop = asyncio.get_running_loop()
-        if self._is_tls and self._tls is None:
+        if self.is_tls and self._tls is None:
             self._tls = create_default_context()
             self._tls.set_alpn_protocols(["http/1.1"])
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ import pytest
 from ragboost.config import BackendSettings
 from ragboost.errors import BackendConnectionError, BackendTimeoutError
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.proxy.upstream.client import UpstreamResponse
+from ragboost.proxy.upstream.client import Connection, UpstreamResponse
 from tests.eventually import DEADLINE_S, run_event_loop
 from tests.fakes.clock import LoopClock
 
@@ -200,6 +201,39 @@ async def test_a_connection_that_the_server_closed_is_not_used_even_if_no_event_
         thread.join()
         one.close()
     assert [request.count(b"body") for request in requests] == [1, 1, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what was acknowledged")
+@pytest.mark.parametrize("size", [4, 400_000])
+async def test_a_post_that_met_a_closed_connection_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(Connection, "is_usable", True)  # the server closes after the last look
+    requests: list[bytes] = []
+    is_closed = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as file:
+                while file.readline() != b"\r\n":
+                    pass
+                requests.append(file.read(size))
+                connection.sendall(OK + b"content-length: 2\r\n\r\nok")
+            is_closed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        one = Backend(BackendSettings(url=f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        for body in (b"a" * size, b"b" * size):
+            response = await one.request("POST", "/x", headers=[], body=body)
+            assert await response.read() == b"ok"
+            assert is_closed.wait(DEADLINE_S)  # the event loop stands still meanwhile
+            is_closed.clear()
+        thread.join()
+        one.close()
+    assert requests == [b"a" * size, b"b" * size]
 
 
 @pytest.mark.parametrize(

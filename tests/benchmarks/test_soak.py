@@ -1,0 +1,58 @@
+"""The soak calls growth what is growth, and tells where the memory is."""
+
+import sys
+from subprocess import Popen
+
+import pytest
+
+from benchmarks.proxy_targets import free_port, listens, stop
+from benchmarks.soak import Sample, slope
+from benchmarks.soak_proxy import memory_stages, read_stages
+from tests.fakes import FakeEngine
+
+
+def samples(name: str, per_hour: float, *, noise: float = 0.0) -> list[Sample]:
+    sign = [1, -1, -1, 1]
+    return [
+        Sample(minute / 4, {name: 100 + per_hour * minute / 240 + noise * sign[minute % 4]})
+        for minute in range(240)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "per_hour", "noise", "grows"),
+    [
+        ("RSS, MB", 0.0, 0.0, False),
+        ("RSS, MB", 0.9, 0.0, False),
+        ("RSS, MB", 2.0, 0.0, True),
+        ("RSS, MB", 108.0, 8.0, True),
+        ("RSS, MB", -50.0, 0.0, False),
+        ("malloc in use, MB", 50.0, 0.0, False),  # shown, not judged
+    ],
+)
+def test_growth_is_a_slope_above_its_interval_and_a_small_figure(
+    name: str, per_hour: float, noise: float, grows: bool
+) -> None:
+    found = slope(samples(name, per_hour, noise=noise), name, warm_up=10)
+    assert found.grows is grows
+    assert found.per_hour == pytest.approx(per_hour, abs=2 * noise + 0.01)
+
+
+def test_samples_before_the_warm_up_do_not_count() -> None:
+    late = [each for each in samples("RSS, MB", 0.0) if each.minute >= 10]
+    early = [Sample(minute / 4, {"RSS, MB": float(minute)}) for minute in range(40)]
+    assert slope([*early, *late], "RSS, MB", warm_up=10).per_hour == 0
+
+
+@pytest.mark.skipif(not memory_stages(), reason="needs Linux and glibc 2.33")
+def test_a_proxy_in_the_soak_tells_where_its_memory_is(engine: FakeEngine) -> None:
+    port, memory_port = free_port(), free_port()
+    command = [sys.executable, "-m", "benchmarks.soak_proxy", str(memory_port)]
+    proxy = Popen([*command, "serve", "--port", str(port), "--backend", engine.url])
+    try:
+        assert listens(proxy, port)
+        stages = read_stages(memory_port)
+    finally:
+        stop(proxy)
+    assert set(stages) == set(memory_stages())
+    assert all(value > 0 for value in stages.values())
