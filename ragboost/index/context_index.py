@@ -5,6 +5,7 @@ while some of its tokens are believed resident. Knows documents as hashable keys
 tokens; does not know texts, requests or engines. Not thread-safe: the caller holds a lock.
 """
 
+import sys
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from ragboost.index.search import CachedPrefix, PrefixMatch, cached_prefix, sear
 
 Documents = Sequence[Hashable]
 Tokens = Sequence[int]
+
+_UNLINKED_PER_INSERT = 64  # an insertion adds at most 2 nodes
 
 
 class IndexEntry(NamedTuple):
@@ -64,18 +67,23 @@ class ContextIndex:
         self.max_nodes = max_nodes
         self.max_visits = max_visits
         self._tick = 0  # never decreases
+        self._retired: list[Node] = []  # of trees that were cleared, not yet taken apart
         self.root = Node()
         self.clear()
 
     def __del__(self) -> None:
-        self.root.unlink()  # parents and children refer to each other
+        self._retired.append(self.root)
+        self._unlink_retired(sys.maxsize)
 
     def __repr__(self) -> str:
         return f"ContextIndex(num_nodes={self.num_nodes}, num_tokens={self.num_tokens})"
 
     def clear(self) -> None:
-        """Remove everything, as after an engine's AllBlocksCleared."""
-        self.root.unlink()
+        """Remove everything, as after an engine's AllBlocksCleared.
+
+        Takes the same time for any number of nodes: later insertions take the old tree apart.
+        """
+        self._retired.append(self.root)
         self.root = Node()
         self.num_nodes = 0
         self.num_tokens = 0
@@ -146,6 +154,7 @@ class ContextIndex:
             ContextIndexError: a length below 1, a repeated document, or another number of lengths.
         """
         _check_sequence(documents, tokens)
+        self._unlink_retired(_UNLINKED_PER_INSERT)
         self._tick += 1
         node, at = self.root, 0
         while at < len(documents):
@@ -544,6 +553,13 @@ class ContextIndex:
         retained = int(self.num_tokens * forecast.retained_share)
         self._ages.expect_eviction(self.num_tokens - retained)
         return forecast.first_hidden_batch
+
+    def _unlink_retired(self, num_nodes: int) -> None:
+        """Take nodes of cleared trees apart: parents and children refer to each other."""
+        retired = self._retired
+        while retired and num_nodes:
+            retired += retired.pop().unlink()
+            num_nodes -= 1
 
     def _shrink(self) -> None:
         while self.num_nodes > self.max_nodes:

@@ -156,14 +156,16 @@ class Node:
         del parent.children[self.documents[0]], parent._by_slot[self.slot]
         self.parent = None
 
-    def unlink(self) -> None:
-        """Take the subtree apart, so that its nodes are freed without the garbage collector."""
-        pending = [self]
-        while pending:
-            node = pending.pop()
-            pending.extend(node.children.values())
-            node.parent = node._by_slot = None
-            node.children = {}
+    def unlink(self) -> list["Node"]:
+        """Forget all other nodes, so that this one is freed without the garbage collector.
+
+        Returns:
+            The children that it had.
+        """
+        children = list(self.children.values())
+        self.parent = self._by_slot = None
+        self.children = {}
+        return children
 
     def check_integrity(self) -> None:
         """Check what holds for every node but the root.

@@ -403,8 +403,25 @@ def test_nodes_are_freed_without_the_garbage_collector(is_cleared: bool) -> None
         del documents, each
         if is_cleared:
             index.clear()
+            index.insert(("next",), (10,))
         else:
             del index
         assert [text() for text in watched if text() is not None] == []
     finally:
         gc.enable()
+
+
+def test_clearing_takes_no_node_apart_and_insertions_few() -> None:
+    index = ContextIndex()
+    for i in range(300):
+        index.insert((f"d{i}", f"e{i}"), (10, 10))
+    nodes = list(index)
+    index.clear()
+    assert sum(node.parent is None for node in nodes) == 0
+    index.insert(("next",), (10,))
+    assert 0 < sum(node.parent is None for node in nodes) < 100
+    for _ in range(10):
+        index.insert(("next",), (10,))
+    assert all(node.parent is None for node in nodes)
+    assert index.num_nodes == 1
+    index.check_integrity()
