@@ -101,7 +101,7 @@ def ask_all(
     """Ask for all answers that are missing.
 
     Args:
-        endpoint: the endpoint.
+        endpoint: the endpoint; stopped and closed in the end.
         wanted: conversations by key.
         answers: the answers so far; the new ones are added.
         concurrency: requests at a time.
@@ -152,3 +152,4 @@ def ask_all(
     finally:
         endpoint.stop()
         pool.shutdown(cancel_futures=True)
+        endpoint.close()

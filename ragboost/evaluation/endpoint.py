@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from ragboost.errors import (
@@ -88,6 +88,7 @@ class ChatEndpoint:
         self._timeout_s = timeout_s
         self._attempts = attempts
         self._local = threading.local()
+        self._open: set[http.client.HTTPConnection] = set()
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._not_before = 0.0  # a rate limit holds for all threads
@@ -97,9 +98,22 @@ class ChatEndpoint:
         fields = {name: value for name, value in self._fields.items() if value is not None}
         return {**fields, "messages": [{"role": r, "content": text} for r, text in messages]}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def stop(self) -> None:
         """End all waits; requests that are waiting fail."""
         self._stopped.set()
+
+    def close(self) -> None:
+        """Close the connections of all threads, none of which may be asking."""
+        with self._lock:
+            kept, self._open = self._open, set()
+        for connection in kept:
+            connection.close()
 
     def ask(self, messages: Messages) -> ModelAnswer:
         """Return the answer to a conversation; wait and try again while the endpoint is busy.
@@ -193,12 +207,16 @@ class ChatEndpoint:
             kind = http.client.HTTPSConnection if is_https else http.client.HTTPConnection
             host = self._parts.hostname or ""
             kept = self._local.connection = kind(host, self._parts.port, timeout=self._timeout_s)
+            with self._lock:
+                self._open.add(kept)
         return kept
 
     def _close(self) -> None:
         kept = getattr(self._local, "connection", None)
         if kept is not None:
             kept.close()
+            with self._lock:
+                self._open.discard(kept)
             self._local.connection = None
 
     def _defer(self, wanted_s: float | None, attempt: int) -> None:
