@@ -14,10 +14,13 @@ from tests.fakes import FakeEngine
 from tests.fakes.scripted import Reply, ScriptedEndpoint
 
 ROWS = [
-    {"question": "which one?", "documents": [{"id": n, "text": f"fact {n}\n" + "word " * 60} for n in order],
-     "answers": [f"fact {order[0]}"]}
+    {
+        "question": "which one?",
+        "documents": [{"id": name, "text": f"fact {name}\n" + "word " * 60} for name in order],
+        "answers": [f"fact {order[0]}"],
+    }
     for order in ("abcd", "dcba", "bcda", "cabd", "dbac", "acdb")
-]  # fmt: skip
+]
 
 
 def first_document(body: dict[str, Any]) -> str:
@@ -122,8 +125,8 @@ def test_a_run_that_failed_in_part_says_so_and_is_completed_by_the_next(question
 
 def test_conversations_are_measured_with_their_own_arms(tmp_path: Path, engine: FakeEngine) -> None:
     path = tmp_path / "turns.jsonl"
-    path.write_text("".join(json.dumps({**r, "conversation_id": n // 2}) + "\n"
-                            for n, r in enumerate(ROWS)))  # fmt: skip
+    rows = [{**row, "conversation_id": number // 2} for number, row in enumerate(ROWS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     done = run(path, engine.url, "--yes", "--json", "--plot", str(tmp_path / "p.svg"))
 
