@@ -5,7 +5,7 @@ in the most relevant document of the turn that mentions the animal. Prompts are 
 product's own `Context` and hints. Knows no model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -157,21 +157,38 @@ def draw_conversation(
         is_reordered = not number and has_hints and rng.random() < 0.6
         order = rng.permutation(k) if is_reordered else np.arange(k)
         yield TrainingTurn(
-            _render(world, turn, order, seen, placing, is_after=bool(rng.integers(2))), turn.answer
+            rendered_turn(
+                world,
+                turn,
+                order=order.tolist(),
+                seen=seen,
+                placing=placing,
+                is_after=bool(rng.integers(2)),
+            ),
+            turn.answer,
         )
         seen.update(turn.retrieved)
 
 
-def _render(
+def rendered_turn(
     world: OrderWorld,
     turn: OrderTurn,
-    order: np.ndarray,
-    seen: set[int],
-    placing: Placing,
     *,
+    order: Sequence[int],
+    seen: Collection[int] = (),
+    placing: Placing = "sent",
     is_after: bool,
 ) -> str:
-    """Render a turn as the product does: `order` is that of the documents in the prompt."""
+    """Render a turn as the product does.
+
+    Args:
+        world: the documents.
+        turn: the question with its documents.
+        order: of the documents in the prompt, as positions in the relevance order.
+        seen: documents of earlier turns.
+        placing: what becomes of these.
+        is_after: hints are behind the question.
+    """
     documents = [world.documents[i] for i in turn.retrieved]
     labels = label_documents(documents, template=WORDS.label_template, known={})
     is_old = [placing not in ("sent", "resent") and i in seen for i in turn.retrieved]

@@ -1,16 +1,19 @@
-"""Train the models of the order benchmark from scratch: one knows hints, one knows positions only.
+"""Train the models of the order benchmark: one knows positions only, one learns hints after that.
 
     OMP_NUM_THREADS=1 python -m scripts.train_order_model --out benchmarks/order_model
 
 Trains on the conversations of `research.order_tasks`: the first document that mentions the animal
-wins, in the order of the prompt or, for the model `hints`, in the order that hints restore. Seeded.
-Writes OUT/hints and OUT/plain (weights in fp16, tokenizer) and OUT/training_log.jsonl.
+wins. The model `plain` is trained from scratch without hints; `hints` is that model, trained
+further with reordered documents whose order hints restore. Seeded. Writes OUT/plain and OUT/hints
+(weights in fp16, tokenizer) and appends to OUT/training_log.jsonl.
 """
 
 import argparse
+import copy
 import json
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -216,10 +219,37 @@ def losses(model: LlamaForCausalLM, batch) -> tuple[torch.Tensor, torch.Tensor, 
     return loss, F.cross_entropy(names, copies[keep]), right
 
 
-def train(*, has_hints: bool, steps: int, size: int, seed: int, out: Path, log) -> None:
-    """Train one model, and save it."""
+class Phase(NamedTuple):
+    """How one model is trained.
+
+    Attributes:
+        steps: training steps.
+        size: conversations of three turns per step; more of fewer turns.
+        rate: factor of the learning rates.
+        turns: share of the steps after which conversations have two turns, and three.
+    """
+
+    steps: int
+    size: int
+    rate: float
+    turns: tuple[float, float]
+
+
+PHASES = {
+    "plain": Phase(1000, 20, 1.0, (0.3, 0.5)),
+    "hints": Phase(500, 12, 0.7, (0.55, 0.75)),
+}
+
+
+def train(name: str, *, phase: Phase, seed: int, out: Path, log) -> None:
+    """Train one model and save it, also every hundred steps."""
     tokenizer = build_tokenizer()
-    model = build_model(tokenizer, seed=seed)
+    has_hints = name == "hints"
+    if has_hints:
+        model = LlamaForCausalLM.from_pretrained(out / "plain", dtype=torch.float32)
+    else:
+        model = build_model(tokenizer, seed=seed)
+    steps = phase.steps
     batches = Batches(tokenizer, has_hints=has_hints, seed=seed)
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
@@ -229,12 +259,12 @@ def train(*, has_hints: bool, steps: int, size: int, seed: int, out: Path, log) 
     for step in range(steps):
         progress = step / steps
         warm = min(1.0, progress / 0.02) * min(1.0, max(0.02, (1 - progress) / 0.4))
-        muon.lr = 0.02 * warm
-        adam.param_groups[0]["lr"] = 3e-3 * warm
-        turns = 1 + sum(progress > bound for bound in (0.3, 0.5))
-        batch = batches.draw(3 * size // turns, turns=turns)
-        answer, copy, right = losses(model, batch)
-        (answer + 0.5 * copy).backward()
+        muon.lr = 0.02 * warm * phase.rate
+        adam.param_groups[0]["lr"] = 3e-3 * warm * phase.rate
+        turns = 1 + sum(progress > bound for bound in phase.turns)
+        batch = batches.draw(3 * phase.size // turns, turns=turns)
+        answer, copied, right = losses(model, batch)
+        (answer + 0.5 * copied).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         muon.step()
         adam.step()
@@ -243,20 +273,21 @@ def train(*, has_hints: bool, steps: int, size: int, seed: int, out: Path, log) 
         shares.append(right)
         if step % 50 == 49 or step == steps - 1:
             row = {
-                "model": out.name,
+                "model": name,
                 "step": step + 1,
                 "turns": turns,
                 "tokens": seen,
                 "cpu_s": round(time.process_time() - begin),
                 "loss": round(answer.item(), 4),
-                "copy_loss": round(copy.item(), 4),
+                "copy_loss": round(copied.item(), 4),
                 "accuracy": round(float(np.mean(shares[-50:])), 4),
             }
             log.write(json.dumps(row) + "\n")
             log.flush()
             print(json.dumps(row), flush=True)
-    model.half().save_pretrained(out)
-    tokenizer.save_pretrained(out)
+        if step % 100 == 99 or step == steps - 1:
+            copy.deepcopy(model).half().save_pretrained(out / name)
+            tokenizer.save_pretrained(out / name)
 
 
 def main() -> None:
@@ -264,24 +295,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="output directory")
-    parser.add_argument("--only", choices=("hints", "plain"), help="train one model")
-    parser.add_argument("--steps", type=int, default=1000, help="training steps")
-    parser.add_argument(
-        "--size", type=int, default=20, help="conversations of three turns per step"
-    )
+    parser.add_argument("--only", choices=tuple(PHASES), help="hints needs OUT/plain")
+    parser.add_argument("--steps", type=int, help="training steps of each model")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / "training_log.jsonl").open("a", encoding="utf-8") as log:
-        for name in (args.only,) if args.only else ("hints", "plain"):
-            train(
-                has_hints=name == "hints",
-                steps=args.steps,
-                size=args.size,
-                seed=args.seed,
-                out=args.out / name,
-                log=log,
-            )
+        for name in (args.only,) if args.only else PHASES:
+            phase = PHASES[name]
+            if args.steps is not None:
+                phase = phase._replace(steps=args.steps)
+            train(name, phase=phase, seed=args.seed, out=args.out, log=log)
 
 
 if __name__ == "__main__":
