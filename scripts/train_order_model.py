@@ -237,7 +237,7 @@ class Phase(NamedTuple):
 
 PHASES = {
     "plain": Phase(1000, 20, 1.0, (0.3, 0.5)),
-    "hints": Phase(500, 12, 0.7, (0.55, 0.75)),
+    "hints": Phase(2000, 16, 0.7, (0.4, 0.6)),
 }
 
 

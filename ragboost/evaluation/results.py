@@ -84,7 +84,7 @@ class OrderEvaluation:
             return f"{lost}; no other arm was asked."
         left = best.differences[self.metric]
         if best.arm.name == BASELINE:
-            return f"{lost}: set {best.arm.advice}, since no other arm lost less."
+            return f"{lost}: set {best.arm.advice}, the only arm asked that loses nothing."
         return (
             f"{lost}: set {best.arm.advice}, which {_changed(left.mean)} "
             f"({100 * left.low:+.1f} to {100 * left.high:+.1f})."
