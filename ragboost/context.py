@@ -5,6 +5,7 @@ contexts with equal leading documents begin with equal bytes. Does not know how 
 request bodies or models' chat templates.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,6 +28,8 @@ class Context:
         labels: for each of `documents`, its label in prompt and hints, such as `[Doc_7]`.
         hints: location hints, then the order hint; empty if nothing was moved or dropped.
         hint_position: where the hints are rendered.
+        location_position: where location hints are rendered: with the order hint, or in place of
+            the documents that they refer to.
         search_path: child positions from the root of the context index (paper section 4.1).
         predicted_cached_tokens: tokens of the documents at the front of the payload, and of the
             earlier turns, that the prefix cache should hold.
@@ -43,6 +46,7 @@ class Context:
     labels: tuple[str, ...]
     hints: tuple[Hint, ...] = ()
     hint_position: Literal["before_question", "after_question"] = "before_question"
+    location_position: Literal["with_hints", "in_place"] = "with_hints"
     search_path: tuple[int, ...] = ()
     predicted_cached_tokens: int = 0
     session: str | None = None
@@ -54,20 +58,52 @@ class Context:
         return self.render_documents() + self.render_question()
 
     def render_documents(self) -> str:
-        """Return the first part of the prompt: one block per document."""
-        return "".join(
+        """Return the first part of the prompt: a block for each document, and for each location
+        hint that is in place of one."""
+        blocks = [
             render_document(document, label=label)
             for document, label in zip(self.documents, self.labels, strict=True)
-        )
+        ]
+        if self._is_in_place:
+            return "".join(self._interleaved(blocks))
+        return "".join(blocks)
 
     def render_question(self) -> str:
         """Return the second part of the prompt: the hints, one per line, and the question."""
-        hints = "\n".join(hint.text for hint in self.hints)
+        hints = "\n".join(
+            hint.text for hint in self.hints if not (self._is_in_place and hint.kind == "location")
+        )
         if not hints:
             return self.query
         if self.hint_position == "after_question":
             return f"{self.query}\n\n{hints}"
         return f"{hints}\n\n{self.query}"
+
+    @property
+    def _is_in_place(self) -> bool:
+        """True if location hints have places: some are to have them, and the documents are in
+        relevance order, as in all turns with an earlier one."""
+        if self.location_position == "with_hints" or -1 not in self.positions:
+            return False
+        return self._sent() == list(range(len(self.documents)))
+
+    def _sent(self) -> list[int]:
+        """Return the position of each document in relevance order, without those not sent."""
+        return list(dict.fromkeys(position for position in self.positions if position >= 0))
+
+    def _interleaved(self, blocks: Sequence[str]) -> Iterator[str]:
+        """Yield documents and location hints in relevance order (paper section 6)."""
+        texts = [hint.text for hint in self.hints if hint.kind == "location"]
+        written: set[int] = set()
+        referred: set[str] = set()
+        for document, position in zip(self.retrieved, self.positions, strict=True):
+            if position >= 0 and position not in written:
+                written.add(position)
+                yield blocks[position]
+            elif position < 0 and document.key not in referred:
+                if len(referred) < len(texts):  # the caller may have removed them
+                    yield f"{texts[len(referred)]}\n\n"
+                referred.add(document.key)
 
     def messages(self, *, system: str | None = None) -> list[dict[str, str]]:
         """Return chat messages: a system message if given, and a user message with the prompt."""

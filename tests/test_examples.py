@@ -39,6 +39,7 @@ TO_ENGINE = {
     "batch.py": (["openai"], "planned: q1 q3 q5 q2 q4 q6, 2528 of 3625"),
     # 624 tokens cached; the prompt's length depends on the model's first answer.
     "chat_session.py": (["openai"], "sent ['rooms'], 6"),
+    "eval_order.py": ([], "3 of 3 questions answered in every arm"),
     "litellm_proxy.py": (["litellm"], "960 cached"),
 }
 IN_OWN_ENVIRONMENT = {"llama_index_chat.py", "litellm_proxy.py"}

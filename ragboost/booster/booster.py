@@ -369,6 +369,7 @@ class Booster:
             labels=composed.labels,
             hints=composed.hints,
             hint_position=settings.hints.position,
+            location_position=settings.hints.location_position,
             search_path=entry.search_path,
             predicted_cached_tokens=entry.cached_tokens,
             index_entry=entry if entry.documents else None,

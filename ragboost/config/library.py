@@ -140,6 +140,11 @@ class HintSettings(Section):
     position: Literal["before_question", "after_question"] = Field(
         "before_question", description="Position of the hints in the prompt."
     )
+    location_position: Literal["with_hints", "in_place"] = Field(
+        "with_hints",
+        description="Position of location hints that RAGBoost renders itself: behind the "
+        "documents, beside the order hint, or in_place of the documents that they refer to.",
+    )
     order_template: str = Field(
         "Please read the context in the following priority order: {order} and answer the question.",
         description="Text of the order hint; {order} becomes the labels, most relevant first.",

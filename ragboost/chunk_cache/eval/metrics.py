@@ -1,9 +1,6 @@
 """Scores of answers and logits."""
 
 import math
-import re
-import string
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -40,21 +37,3 @@ def kl_divergence(logits: torch.Tensor, full: torch.Tensor) -> float:
     """Return KL(full || logits) of the next token in nats."""
     want, got = full.float().log_softmax(-1), logits.float().log_softmax(-1)
     return float((want.exp() * (want - got)).sum().clamp_min(0.0))
-
-
-def f1(answer: str, wanted: Sequence[str]) -> float:
-    """Return the highest word F1 over the correct answers, 0 to 1, computed like SQuAD's: without
-    case, articles and punctuation."""
-    return max((_f1(_words(answer), _words(one)) for one in wanted), default=0.0)
-
-
-def _f1(got: list[str], want: list[str]) -> float:
-    if not got or not want:
-        return float(got == want)
-    same = sum((Counter(got) & Counter(want)).values())
-    return 2 * same / (len(got) + len(want))
-
-
-def _words(text: str) -> list[str]:
-    bare = "".join(char for char in text.lower() if char not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", bare).split()

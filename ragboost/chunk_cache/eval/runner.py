@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.eval.metrics import estimate, f1, kl_divergence, normalised
+from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalised
 from ragboost.chunk_cache.prefill import Prefill
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import SelectionPolicy
+from ragboost.text_scores import word_f1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class AnswerScorer:
         text = text.strip().split("\n")[0]
         if is_full:
             self._full_text = text
-        return f1(text, case.answers or (self._full_text,))
+        return word_f1(text, case.answers or (self._full_text,))
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

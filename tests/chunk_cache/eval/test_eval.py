@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 from ragboost.chunk_cache.commands.loading import check_paths, load
 from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import read_cases
-from ragboost.chunk_cache.eval.metrics import estimate, f1, kl_divergence, normalised
+from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalised
 from ragboost.chunk_cache.eval.runner import evaluate, greedy
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.cli import app
 from ragboost.errors import ChunkCacheError, ConfigError, RequestError
+from ragboost.text_scores import word_f1
 from research.tasks import TaskPrompt
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 
@@ -25,9 +26,9 @@ from tests.chunk_cache.families import build_adapter, build_model, flat, make_pr
 def test_metrics_follow_their_formulas() -> None:
     assert normalised(0.781, full=0.852, reuse=0.712) == pytest.approx(0.4929, abs=1e-3)
     assert math.isnan(normalised(0.5, full=0.7, reuse=0.7))
-    assert f1("The lease, signed by Ada.", ["Ada signed"]) == pytest.approx(2 * 2 / (4 + 2))
-    assert f1("nobody", []) == 0.0
-    assert f1("", [""]) == 1.0
+    assert word_f1("The lease, signed by Ada.", ["Ada signed"]) == pytest.approx(2 * 2 / (4 + 2))
+    assert word_f1("nobody", []) == 0.0
+    assert word_f1("", [""]) == 1.0
     mean, error = estimate([1.0, 2.0, 3.0])
     assert (mean, error) == (2.0, pytest.approx(1 / math.sqrt(3)))
     assert math.isnan(estimate([1.0]).error)

@@ -1,0 +1,107 @@
+"""The arms of an evaluation: settings of the product, and what is done to its contexts.
+
+Does not know questions or endpoints.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from ragboost.errors import RequestError
+
+BASELINE = "retriever"
+BOOSTED = "boosted"
+MAX_KEEP_LAST = 5
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class EvalArm:
+    """One way to send the same questions.
+
+    Attributes:
+        name: as in `--arm`.
+        changes: settings by dotted path, on top of the user's own.
+        shuffle: the documents' order: as the Booster finds; random as if a Booster had moved them;
+            or random as if the retriever had returned it.
+        drops_locations: location hints are removed, so that nothing refers to dropped documents.
+        advice: the setting that makes the product behave like this arm; empty if none does.
+        in_conversations: it differs from other arms in later turns only.
+    """
+
+    name: str
+    changes: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    shuffle: Literal["no", "as_moved", "as_retrieved"] = "no"
+    drops_locations: bool = False
+    advice: str = ""
+    in_conversations: bool = False
+
+
+_PLAIN = {"ordering.enabled": False, "hints.order": False, "hints.location": False}
+_ORDERED = {"ordering.enabled": True, "dedup.enabled": True, "hints.location": True}
+_HINTED = {**_ORDERED, "hints.order": True}
+_TURNS = {"ordering.enabled": False, "dedup.enabled": True, "hints.location": True}
+
+
+def _keep_last(count: int) -> EvalArm:
+    return EvalArm(
+        f"keep-last-{count}",
+        {**_HINTED, "ordering.keep_last": count},
+        advice=f"ordering.keep_last = {count}",
+    )
+
+
+ARMS = (
+    EvalArm(BASELINE, _PLAIN, advice="ordering.enabled = false and hints.location = false"),
+    EvalArm(BOOSTED),
+    EvalArm("boosted-no-hints", {**_ORDERED, "hints.order": False}, drops_locations=True),
+    EvalArm(
+        "hints-before",
+        {**_HINTED, "hints.position": "before_question", "hints.location_position": "with_hints"},
+        advice='hints.position = "before_question"',
+    ),
+    EvalArm(
+        "hints-after",
+        {**_HINTED, "hints.position": "after_question", "hints.location_position": "with_hints"},
+        advice='hints.position = "after_question"',
+    ),
+    EvalArm(
+        "hints-in-place",
+        {**_HINTED, "hints.location_position": "in_place"},
+        advice='hints.location_position = "in_place"',
+        in_conversations=True,
+    ),
+    *(_keep_last(count) for count in range(MAX_KEEP_LAST + 1)),
+    EvalArm("shuffled", _PLAIN, shuffle="as_retrieved"),
+    EvalArm("shuffled-hints", _HINTED, shuffle="as_moved"),
+    EvalArm(
+        "dedup",
+        {**_TURNS, "hints.location_position": "with_hints"},
+        advice="ordering.enabled = false",
+        in_conversations=True,
+    ),
+    EvalArm(
+        "dedup-in-place",
+        {**_TURNS, "hints.location_position": "in_place"},
+        advice='ordering.enabled = false and hints.location_position = "in_place"',
+        in_conversations=True,
+    ),
+    EvalArm("dedup-no-hints", _TURNS, drops_locations=True, in_conversations=True),
+)
+
+
+def choose_arms(names: Iterable[str], *, has_conversations: bool) -> tuple[EvalArm, ...]:
+    """Return arms by name, the baseline first; all that differ from each other if none is named.
+
+    Raises:
+        RequestError: there is no such arm.
+    """
+    wanted = set(names)
+    known = {arm.name: arm for arm in ARMS}
+    for name in wanted:
+        if name not in known:
+            raise RequestError(f"--arm must be one of {', '.join(known)}, got {name!r}")
+    if not wanted:
+        return tuple(arm for arm in ARMS if has_conversations or not arm.in_conversations)
+    return tuple(arm for arm in ARMS if arm.name in wanted | {BASELINE})

@@ -1,0 +1,36 @@
+"""MT-RAG: tasks of `human/generation_tasks`, a turn of a conversation a line, with its contexts.
+
+Turns without contexts, which are unanswerable, are left out.
+"""
+
+from collections.abc import Iterable
+
+from ragboost.errors import RequestError
+from ragboost.evaluation.loaders.base import Row
+from ragboost.evaluation.questions import Pools, RawQuestion, answers_of, text_of
+from ragboost.types import Document
+
+
+def matches(row: Row) -> bool:
+    return {"conversation_id", "contexts", "input", "targets"} <= row.keys()
+
+
+def parse(row: Row, pools: Pools) -> Iterable[RawQuestion]:
+    contexts, said = row["contexts"], row["input"]
+    if not isinstance(contexts, list):
+        raise RequestError("contexts must be a list", param="contexts")
+    if not isinstance(said, list) or not said:
+        raise RequestError("input must be a list that is not empty", param="input")
+    documents = tuple(
+        Document(text_of(one, "text"), id=one.get("document_id"), title=one.get("title") or None)
+        for one in contexts
+    )
+    if not documents:
+        return
+    yield RawQuestion(
+        str(row.get("task_id", "")),
+        text_of(said[-1], "text"),
+        answers_of([target.get("text") for target in row["targets"]]),
+        documents,
+        conversation=str(row["conversation_id"]),
+    )

@@ -1,0 +1,203 @@
+"""Read a file of questions and, where it holds no retrieval, retrieve their documents by BM25.
+
+Malformed records are skipped and counted. Does not know settings or endpoints.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ragboost.errors import RequestError
+from ragboost.evaluation.loaders.base import QuestionFormat, question_format, recognised
+from ragboost.evaluation.questions import (
+    EvalQuestion,
+    Pools,
+    RawQuestion,
+    chunked,
+    text_of,
+)
+from ragboost.jsonl import decode, read_lines
+from ragboost.types import as_document
+
+_MAX_SHOWN = 3
+
+
+class LoadedQuestions(NamedTuple):
+    """The questions of a file.
+
+    Attributes:
+        questions: in file order.
+        format: the file's format.
+        num_rejected: malformed records.
+        problems: the first of their errors.
+    """
+
+    questions: tuple[EvalQuestion, ...]
+    format: str
+    num_rejected: int = 0
+    problems: tuple[str, ...] = ()
+
+
+def load_questions(
+    path: Path,
+    *,
+    name: str | None = None,
+    corpus: Path | None = None,
+    k: int = 10,
+    limit: int | None = None,
+) -> LoadedQuestions:
+    """Read the questions of a file.
+
+    Args:
+        path: JSON Lines, JSON or CSV, also gzipped JSON Lines.
+        name: its format; None: recognised by the first record.
+        corpus: documents to retrieve from, or that `doc_ids` refer to.
+        k: documents per question, where the file holds no retrieval.
+        limit: maximum number of questions.
+
+    Raises:
+        RequestError: the file cannot be read, its format is unknown, or it has no valid question.
+        MissingExtraError: documents must be retrieved, and rank-bm25 is not installed.
+    """
+    pools = Pools()
+    if corpus is not None:
+        _read_corpus(corpus, pools)
+    form: QuestionFormat | None = None if name is None else question_format(name)
+    raw: list[RawQuestion] = []
+    problems: list[str] = []
+    for where, row in _records(path):
+        try:
+            if isinstance(row, RequestError):
+                raise row
+            if form is None:
+                name = recognised(row)
+                if name is None:
+                    raise RequestError("the format is not recognised; see --format")
+                form = question_format(name)
+            raw.extend(_parsed(form, row, pools))
+        except RequestError as error:
+            problems.append(f"{where}: {error}")
+    if not raw:
+        reason = f": {problems[0]}" if problems else ""
+        raise RequestError(f"{path} has no valid question{reason}")
+    questions = tuple(_retrieved(raw[:limit], pools, k=k))
+    return LoadedQuestions(questions, name or "", len(problems), tuple(problems[:_MAX_SHOWN]))
+
+
+def _parsed(form: QuestionFormat, row: Any, pools: Pools) -> list[RawQuestion]:
+    try:
+        return list(form.parse(row, pools))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise RequestError(f"a field is missing or of another type: {error!r}") from None
+
+
+def _retrieved(raw: list[RawQuestion], pools: Pools, *, k: int) -> Iterator[EvalQuestion]:
+    retrievers: dict[str, Any] = {}
+    seen: set[str] = set()
+    for at, one in enumerate(raw):
+        documents = one.documents
+        if not documents:
+            if one.pool not in retrievers:
+                from ragboost.retrieval.bm25 import BM25Retriever
+
+                retrievers[one.pool] = BM25Retriever(pools.documents(one.pool))
+            documents = tuple(retrievers[one.pool].retrieve(one.text, k))
+        name = one.id if one.id and one.id not in seen else f"{one.id or 'q'}#{at}"
+        seen.add(name)
+        yield EvalQuestion(name, one.text, documents, one.answers, one.conversation)
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the records of a file with their places; an error in place of an unreadable one."""
+    if path.suffix == ".csv":
+        yield from _table(path)
+        return
+    lines = read_lines(path)
+    first = next(lines, None)
+    if first is None:
+        return
+    try:
+        begin = decode(first.raw)
+    except RequestError as error:
+        # JSON over several lines, or a broken first line of JSON Lines.
+        yield from _whole(path, error if first.raw.lstrip()[:1] not in b"[{" else None)
+        return
+    if isinstance(begin, list):
+        yield from ((f"{path}[{at}]", _object(row)) for at, row in enumerate(begin))
+        return
+    yield first.where, _object(begin)
+    for line in lines:
+        try:
+            yield line.where, _object(decode(line.raw))
+        except RequestError as error:
+            yield line.where, error
+
+
+def _whole(path: Path, problem: RequestError | None) -> Iterator[tuple[str, Any]]:
+    if problem is not None:
+        raise RequestError(f"{path}:1: {problem}")
+    text = b"\n".join(line.raw for line in read_lines(path))
+    try:
+        value = decode(text)
+    except RequestError as error:
+        if "Extra data" not in str(error) and b"\n" in text:
+            rest = read_lines(path)
+            yield next(rest).where, error
+            for line in rest:
+                try:
+                    yield line.where, _object(decode(line.raw))
+                except RequestError as bad:
+                    yield line.where, bad
+            return
+        raise RequestError(f"{path}: {error}") from None
+    if isinstance(value, list):
+        yield from ((f"{path}[{at}]", _object(row)) for at, row in enumerate(value))
+    else:
+        yield str(path), _object(value)
+
+
+def _object(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value
+    return RequestError(f"must be an object, got {type(value).__name__}")
+
+
+def _table(path: Path) -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(sys.maxsize)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                yield f"{path}:{number}", row
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RequestError(f"cannot read {path}: {error}") from None
+
+
+def _read_corpus(path: Path, pools: Pools) -> None:
+    """Add the documents of a corpus to the pool without a name; those of NarrativeQA's summaries to
+    the pool of their story."""
+    for where, row in _records(path):
+        try:
+            if isinstance(row, RequestError):
+                raise row
+            if "summary" in row and "document_id" in row:
+                for piece in chunked(row["summary"]):
+                    pools.add(row["document_id"], piece)
+            elif "body" in row:
+                for piece in chunked(text_of(row, "body")):
+                    pools.add("", piece, title=str(row.get("title") or ""))
+            else:
+                document = as_document(row)
+                given = document.id
+                name = (
+                    None
+                    if given is None
+                    else given
+                    if isinstance(given, str)
+                    else json.dumps(given)
+                )
+                pools.add("", document.text, title=document.title or "", id=name)
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}") from None

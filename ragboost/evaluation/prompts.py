@@ -1,0 +1,127 @@
+"""Render the prompts of an arm with the product's own Booster.
+
+One Booster sees all questions of an arm in file order, as in production, so that each is ordered
+for what earlier ones have left in the cache. Earlier turns carry the right answer as the
+assistant's message, so that the prompts of a turn do not depend on the model. Asks nobody.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ragboost.booster import Booster, Planned
+from ragboost.config import Settings
+from ragboost.context import Context
+from ragboost.dedup import unique_documents
+from ragboost.evaluation.arms import EvalArm
+from ragboost.evaluation.questions import EvalQuestion
+
+Messages = tuple[tuple[str, str], ...]
+"""Pairs of role and text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPrompt:
+    """A question as an arm sends it.
+
+    Attributes:
+        question: its id.
+        messages: the whole conversation.
+        prompt_tokens: their estimated length.
+        predicted_cached_tokens: as the Booster predicts.
+    """
+
+    question: str
+    messages: Messages
+    prompt_tokens: int
+    predicted_cached_tokens: int
+
+
+class ArmRenderer:
+    """Renders the questions of one arm, in file order.
+
+    Args:
+        arm: the arm.
+        settings: the arm's settings: the user's own with its changes.
+        system: the system message; empty: none.
+        seed: of the shuffled arms.
+    """
+
+    def __init__(self, arm: EvalArm, settings: Settings, *, system: str, seed: int) -> None:
+        self._arm = arm
+        self._booster = Booster(settings)
+        self._system: Messages = (("system", system),) if system else ()
+        self._rng = np.random.default_rng(seed)
+        self._history: defaultdict[str, Messages] = defaultdict(tuple)
+
+    def render(self, question: EvalQuestion) -> ArmPrompt:
+        """Return the prompt of the next question."""
+        context = self._boost(question)
+        if self._arm.drops_locations:
+            kept = tuple(hint for hint in context.hints if hint.kind != "location")
+            context = replace(context, hints=kept)
+        earlier: Messages = ()
+        asked = ("user", context.render())
+        if question.conversation is not None:
+            earlier = self._history[question.conversation]
+            answer = ("assistant", question.answers[0])
+            self._history[question.conversation] = (*earlier, asked, answer)
+        messages = (*self._system, *earlier, asked)
+        count = self._booster.tokens.count
+        tokens = sum(count(text) for _, text in messages)
+        cached = min(context.predicted_cached_tokens, tokens)
+        return ArmPrompt(question.id, messages, tokens, cached)
+
+    def _boost(self, question: EvalQuestion) -> Context:
+        documents, planned = list(question.documents), None
+        if self._arm.shuffle == "as_retrieved":
+            documents = [documents[i] for i in self._rng.permutation(len(documents))]
+        elif self._arm.shuffle == "as_moved":
+            planned = self._moved(question)
+        return self._booster.boost(
+            question.text,
+            documents,
+            session=question.conversation,
+            preamble=self._system[0][1] if self._system else "",
+            planned=planned,
+        )
+
+    def _moved(self, question: EvalQuestion) -> Planned:
+        """Return a random order, in the terms of a plan; later turns ignore it."""
+        unique, _ = unique_documents(question.documents)
+        permutation = tuple(int(i) for i in self._rng.permutation(len(unique)))
+        preamble = self._system[0][1] if self._system else ""
+        elements = tuple(
+            (preamble, unique[i].key) if preamble else unique[i].key for i in permutation
+        )
+        tokens = self._booster.tokens.count_documents([unique[i] for i in permutation])
+        return Planned(permutation, elements, tuple(tokens), 0)
+
+
+def render_arm(
+    arm: EvalArm,
+    settings: Settings,
+    questions: Sequence[EvalQuestion],
+    *,
+    system: str,
+    seed: int,
+    on_prompt: Callable[[], None] = lambda: None,
+) -> tuple[ArmPrompt, ...]:
+    """Render all questions of an arm.
+
+    Args:
+        arm: the arm.
+        settings: the user's own with the arm's changes.
+        questions: in the order in which a Booster sees them.
+        system: the system message; empty: none.
+        seed: of the shuffled arms.
+        on_prompt: called after each.
+    """
+    renderer = ArmRenderer(arm, settings, system=system, seed=seed)
+    prompts = []
+    for question in questions:
+        prompts.append(renderer.render(question))
+        on_prompt()
+    return tuple(prompts)

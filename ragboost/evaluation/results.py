@@ -1,0 +1,172 @@
+"""Compare the arms by their scores, and say in one sentence what boosting costs.
+
+Knows scores. Does not know files, endpoints or terminals.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragboost.evaluation.arms import BASELINE, BOOSTED, EvalArm
+from ragboost.evaluation.bootstrap import PairedDifference, paired_difference
+
+Scores = Mapping[str, Mapping[str, float]]
+"""By question, the score by metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """What an arm scored.
+
+    Attributes:
+        arm: the arm.
+        num_changed: questions whose prompt differs from the baseline's.
+        num_failed: questions without an answer or a verdict.
+        prompt_tokens: estimated, of all its prompts.
+        predicted_hit_rate: share of them that the Booster predicts to be cached.
+        scores: mean by metric, over the questions that all arms have answered.
+        differences: to the baseline, by metric.
+    """
+
+    arm: EvalArm
+    num_changed: int
+    num_failed: int
+    prompt_tokens: int
+    predicted_hit_rate: float
+    scores: Mapping[str, float]
+    differences: Mapping[str, PairedDifference]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderEvaluation:
+    """The result of `ragboost eval-order`.
+
+    Attributes:
+        arms: the baseline first.
+        metric: the one of the sentence.
+        num_questions: asked.
+        num_compared: answered in every arm.
+    """
+
+    arms: tuple[ArmResult, ...]
+    metric: str
+    num_questions: int
+    num_compared: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as a JSON object."""
+        return {
+            "metric": self.metric,
+            "questions": self.num_questions,
+            "compared": self.num_compared,
+            "arms": {result.arm.name: _as_json(result) for result in self.arms},
+            "conclusion": self.conclusion(),
+        }
+
+    def conclusion(self) -> str:
+        """Return what boosting with the user's settings costs, as one sentence."""
+        results = {result.arm.name: result for result in self.arms}
+        if not self.num_compared:
+            return "No question was answered in every arm: nothing can be said."
+        if BOOSTED not in results:
+            return f"Ask with --arm {BOOSTED} to learn what your settings cost."
+        found = results[BOOSTED].differences[self.metric]
+        over = f"{self.metric}, {self.num_compared:,} questions"
+        if found.high >= 0:
+            bound = max(0.0, -100 * found.low)
+            return f"boosted: no loss larger than {bound:.1f} points at 95 % ({over})."
+        lost = (
+            f"boosted lost {-100 * found.mean:.1f} points "
+            f"({-100 * found.high:.1f} to {-100 * found.low:.1f} at 95 %; {over})"
+        )
+        best = self._advised()
+        if best is None:
+            return f"{lost}; no other arm was asked."
+        left = best.differences[self.metric]
+        if best.arm.name == BASELINE:
+            return f"{lost}: set {best.arm.advice}, the only arm asked that loses nothing."
+        return (
+            f"{lost}: set {best.arm.advice}, which {_changed(left.mean)} "
+            f"({100 * left.low:+.1f} to {100 * left.high:+.1f})."
+        )
+
+    def _advised(self) -> ArmResult | None:
+        """Return the best arm that a setting leads to: one that still boosts, if any is better
+        than what was measured."""
+        results = {result.arm.name: result for result in self.arms}
+        measured = results[BOOSTED].differences[self.metric].mean
+        others = [
+            result
+            for result in self.arms
+            if result.arm.advice
+            and result.arm.name != BASELINE
+            and result.differences[self.metric].mean > measured
+            and result.differences[self.metric].high >= 0
+        ]
+        if not others:
+            return results.get(BASELINE)
+        return max(others, key=lambda result: result.differences[self.metric].mean)
+
+
+def compare(
+    arms: Sequence[EvalArm],
+    scores: Mapping[str, Scores],
+    *,
+    groups: Mapping[str, Hashable],
+    facts: Mapping[str, tuple[int, int, float]],
+    metrics: Sequence[str],
+    metric: str,
+    seed: int = 0,
+) -> OrderEvaluation:
+    """Compare arms on the questions that all of them have answered.
+
+    Args:
+        arms: the baseline first.
+        scores: by arm; a question without an answer is missing.
+        groups: the conversation of each question, or itself; all questions in file order.
+        facts: by arm: changed questions, prompt tokens, predicted hit rate.
+        metrics: those that were measured.
+        metric: the one of the sentence.
+        seed: of the bootstrap.
+    """
+    common = [name for name in groups if all(name in scores[arm.name] for arm in arms)]
+    members = [groups[name] for name in common]
+    base = scores[arms[0].name]
+    results = []
+    for arm in arms:
+        own = scores[arm.name]
+        differences, means = {}, {}
+        for one in metrics:
+            values = [own[name][one] for name in common]
+            means[one] = sum(values) / len(values) if values else 0.0
+            differences[one] = paired_difference(
+                [base[name][one] for name in common], values, groups=members, seed=seed
+            )
+        changed, tokens, rate = facts[arm.name]
+        results.append(
+            ArmResult(arm, changed, len(groups) - len(own), tokens, rate, means, differences)
+        )
+    return OrderEvaluation(tuple(results), metric, len(groups), len(common))
+
+
+def _changed(mean: float) -> str:
+    return f"gained {100 * mean:.1f}" if mean > 0 else f"lost {-100 * mean:.1f}"
+
+
+def _as_json(result: ArmResult) -> dict[str, Any]:
+    return {
+        "changed": result.num_changed,
+        "failed": result.num_failed,
+        "prompt_tokens": result.prompt_tokens,
+        "predicted_hit_rate": result.predicted_hit_rate,
+        "advice": result.arm.advice,
+        "scores": {
+            name: {
+                "mean": mean,
+                "difference": result.differences[name].mean,
+                "low": result.differences[name].low,
+                "high": result.differences[name].high,
+            }
+            for name, mean in result.scores.items()
+        },
+    }

@@ -1,0 +1,190 @@
+"""Run an evaluation: render the arms, ask for the answers, have them judged, compare.
+
+Knows the steps. Does not know terminals.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from ragboost.config import Settings
+from ragboost.evaluation.answers import AnswerFile, answer_key, ask_all
+from ragboost.evaluation.arms import EvalArm
+from ragboost.evaluation.cost import CostEstimate
+from ragboost.evaluation.endpoint import ChatEndpoint
+from ragboost.evaluation.prompts import ArmPrompt, Messages, render_arm
+from ragboost.evaluation.questions import EvalQuestion
+from ragboost.evaluation.results import OrderEvaluation, compare
+from ragboost.evaluation.scores import JUDGE, METRICS, judge_messages, verdict
+
+StageProgress = Callable[[str, int, int], None]
+_JUDGE_FRAME_TOKENS = 60
+_BYTES_PER_TOKEN = 4
+
+
+class AskedPrompt(NamedTuple):
+    """A prompt and the key of its answer."""
+
+    prompt: ArmPrompt
+    key: str
+
+
+class OrderRun:
+    """One evaluation of questions over arms.
+
+    Args:
+        questions: in file order.
+        arms: the baseline first.
+        settings: of each arm, by name.
+        endpoint: what is measured.
+        answers: the answers so far, of model and judge.
+        judge: an endpoint that judges answers; None: no judge.
+        system: the system message; empty: none.
+        seed: of shuffling and bootstrap.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[EvalQuestion],
+        arms: Sequence[EvalArm],
+        settings: Mapping[str, Settings],
+        *,
+        endpoint: ChatEndpoint,
+        answers: AnswerFile,
+        judge: ChatEndpoint | None = None,
+        system: str = "",
+        seed: int = 0,
+    ) -> None:
+        self._questions = questions
+        self._arms = arms
+        self._settings = settings
+        self._endpoint = endpoint
+        self._judge = judge
+        self._answers = answers
+        self._system = system
+        self._seed = seed
+        self._asked: dict[str, tuple[AskedPrompt, ...]] = {}
+        self.failures: dict[str, str] = {}
+
+    def render(self, on_progress: StageProgress) -> None:
+        """Render the prompts of all arms."""
+        total, done = len(self._arms) * len(self._questions), 0
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            on_progress("ordering", done, total)
+
+        for arm in self._arms:
+            prompts = render_arm(
+                arm,
+                self._settings[arm.name],
+                self._questions,
+                system=self._system,
+                seed=self._seed,
+                on_prompt=count,
+            )
+            self._asked[arm.name] = tuple(
+                AskedPrompt(prompt, answer_key(self._endpoint.payload(prompt.messages)))
+                for prompt in prompts
+            )
+
+    def estimate(
+        self, *, max_tokens: int, price_in: float | None, price_out: float | None
+    ) -> CostEstimate:
+        """Estimate what is still to be asked."""
+        tokens = {one.key: one.prompt.prompt_tokens for one in self._all()}
+        missing = [key for key in tokens if key not in self._answers]
+        verdicts = judge_tokens = 0
+        if self._judge is not None:
+            verdicts = len(tokens)
+            texts = sum(len(q.text) + max(map(len, q.answers)) for q in self._questions)
+            each = texts / len(self._questions) / _BYTES_PER_TOKEN
+            judge_tokens = round(verdicts * (each + max_tokens + _JUDGE_FRAME_TOKENS))
+        return CostEstimate(
+            num_prompts=len(tokens),
+            num_known=len(tokens) - len(missing),
+            prompt_tokens=sum(tokens[key] for key in missing),
+            max_completion_tokens=len(missing) * max_tokens,
+            num_verdicts=verdicts,
+            judge_tokens=judge_tokens,
+            price_in=price_in,
+            price_out=price_out,
+        )
+
+    def ask(self, *, concurrency: int, on_progress: StageProgress) -> None:
+        """Ask for all missing answers, then for the judge's verdicts.
+
+        Raises:
+            BackendError: an endpoint does not answer; what it has answered is kept.
+        """
+        wanted = {one.key: one.prompt.messages for one in self._all()}
+        self.failures |= ask_all(
+            self._endpoint,
+            wanted,
+            self._answers,
+            concurrency=concurrency,
+            on_answer=lambda done, total: on_progress("asking", done, total),
+        )
+        if self._judge is not None:
+            self.failures |= ask_all(
+                self._judge,
+                self._verdicts_wanted(),
+                self._answers,
+                concurrency=concurrency,
+                on_answer=lambda done, total: on_progress("judging", done, total),
+            )
+
+    def result(self, *, metric: str) -> OrderEvaluation:
+        """Compare the arms by the answers so far."""
+        metrics = [*METRICS, *([JUDGE] if self._judge is not None else [])]
+        base = [one.key for one in self._asked[self._arms[0].name]]
+        facts, scores = {}, {}
+        for arm in self._arms:
+            asked = self._asked[arm.name]
+            tokens = sum(one.prompt.prompt_tokens for one in asked)
+            cached = sum(one.prompt.predicted_cached_tokens for one in asked)
+            changed = sum(one.key != key for one, key in zip(asked, base, strict=True))
+            facts[arm.name] = (changed, tokens, cached / max(tokens, 1))
+            scores[arm.name] = {
+                question.id: found
+                for question, one in zip(self._questions, asked, strict=True)
+                if (found := self._score(question, one.key)) is not None
+            }
+        return compare(
+            self._arms,
+            scores,
+            groups={
+                q.id: ("alone", q.id) if q.conversation is None else ("in", q.conversation)
+                for q in self._questions
+            },
+            facts=facts,
+            metrics=metrics,
+            metric=metric,
+            seed=self._seed,
+        )
+
+    def _all(self) -> list[AskedPrompt]:
+        return [one for asked in self._asked.values() for one in asked]
+
+    def _verdicts_wanted(self) -> dict[str, Messages]:
+        assert self._judge is not None, "no judge"
+        wanted = {}
+        for asked in self._asked.values():
+            for question, one in zip(self._questions, asked, strict=True):
+                if one.key in self._answers:
+                    messages = judge_messages(question, self._answers[one.key].text)
+                    wanted[answer_key(self._judge.payload(messages))] = messages
+        return wanted
+
+    def _score(self, question: EvalQuestion, key: str) -> dict[str, float] | None:
+        if key not in self._answers:
+            return None
+        text = self._answers[key].text
+        scores = {name: metric(text, question.answers) for name, metric in METRICS.items()}
+        if self._judge is not None:
+            asked = answer_key(self._judge.payload(judge_messages(question, text)))
+            found = verdict(self._answers[asked].text) if asked in self._answers else None
+            if found is None:
+                return None
+            scores[JUDGE] = found
+        return scores
