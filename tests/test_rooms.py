@@ -30,6 +30,7 @@ ROOMS = [
     "rewriting",
     "engine_hooks",
     "cache_sync",
+    "hosted",
     "serving",
     "proxy",
     "graph",

@@ -169,6 +169,11 @@ class ProxySettings(Section):
         description="Request usage in boosted streams, and remove it from the response if the "
         "client did not ask for it.",
     )
+    receipts: bool = Field(
+        False,
+        description="Add a receipt to responses that report usage: the header x-ragboost-receipt, "
+        "or usage.ragboost in the usage event of a stream whose client asked for it.",
+    )
     max_tenants: int = Field(
         1024,
         ge=1,

@@ -50,12 +50,13 @@ _THREAD_DOCUMENTS = 1000  # boosting so many takes about 10 ms
 
 
 class BoostedRequest(NamedTuple):
-    """A body to send, rewritten or not; `is_usage_added` and `tracked` as in `UpstreamRequest`."""
+    """A body to send, rewritten or not; the other attributes as in `UpstreamRequest`."""
 
     body: bytes
     result: BoostResult | None = None
     is_usage_added: bool = False
     tracked: TrackedRequest | None = None
+    dropped_tokens: int = 0
 
 
 class BoostPipeline:
@@ -255,15 +256,15 @@ class BoostPipeline:
                 self.conversations.add(conversation, result.delta)
             tracked = _track(follower, tenant, result, engine_id=engine_id)
 
-        def encode() -> tuple[bytes, bool]:
+        def encode() -> BoostedRequest:
             fields, is_usage_added = self._complete(request, result, has_options=has_options)
             is_followed = has_options and bool(follower.streams)
             if is_followed and engine_id.is_generated and result.context is not None:
                 fields = {**fields, SESSION_FIELD: engine_id.name}
-            return request.body.encode(fields), is_usage_added
+            body, dropped = request.body.encode(fields), _dropped_tokens(tenant, result)
+            return BoostedRequest(body, result, is_usage_added, tracked, dropped)
 
-        body, is_usage_added = await call(encode, in_thread=in_thread)
-        return BoostedRequest(body, result, is_usage_added, tracked)
+        return await call(encode, in_thread=in_thread)
 
     def _rewrite(
         self,
@@ -329,6 +330,7 @@ class BoostPipeline:
     ) -> UpstreamRequest:
         result, tracked = boosted.result, boosted.tracked
         is_read = is_read or (result is not None and result.context is not None)
+        is_read = is_read or self._settings.proxy.receipts
         sent = request_headers(headers, is_read=is_read)
         if tracked is not None and tracked.engine_id is not None and tracked.engine_id.is_generated:
             sent = with_header(sent, SESSION_HEADER, tracked.engine_id.name.encode())
@@ -343,6 +345,7 @@ class BoostPipeline:
             history=digest,
             is_usage_added=boosted.is_usage_added,
             seconds=seconds,
+            dropped_tokens=boosted.dropped_tokens,
         )
 
     def _count(self, upstream: UpstreamRequest) -> UpstreamRequest:
@@ -363,6 +366,16 @@ def needs_thread(request: ParsedRequest) -> bool:
     """Return True if boosting a request takes too long for the event loop."""
     num = len(request.found.documents) if request.found is not None else 0
     return num > _THREAD_DOCUMENTS or is_large(request.body.raw)
+
+
+def _dropped_tokens(tenant: Tenant, result: BoostResult) -> int:
+    """Count the tokens of documents that were given and not sent."""
+    context = result.context
+    if context is None or len(context.documents) == len(context.retrieved):
+        return 0
+    sent = {document.key for document in context.documents}
+    dropped = [document for document in context.retrieved if document.key not in sent]
+    return sum(tenant.tokens.count_documents(dropped))
 
 
 def _track(
