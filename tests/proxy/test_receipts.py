@@ -93,7 +93,7 @@ def test_documents_that_were_not_sent_again_are_counted(engine: FakeEngine) -> N
 def test_a_stream_has_a_receipt_only_in_the_usage_that_its_client_asked_for(
     engine: FakeEngine, asks: bool
 ) -> None:
-    options = {"stream_options": {"include_usage": True}} if asks else {}
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if asks else {}
     with proxy_to(engine, receipts=True) as proxy:
         answer = httpx.post(proxy.url + CHAT, json=chat("abc", stream=True, **options))
         sent = engine.requests[-1].body
