@@ -23,6 +23,7 @@ from ragboost.cache_sync.tracked_request import (
 from ragboost.cache_sync.usage import Usage
 from ragboost.config import Settings
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.asgi.headers import request_headers, with_header
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
@@ -86,6 +87,8 @@ class BoostPipeline:
         self._chunk_reuse = chunk_reuse
         self._parser = RequestParser(settings)
         self._rewriter = Rewriter(settings)
+        is_stable = settings.stable.enabled and not settings.proxy.shadow
+        self._stable = StableOrder(settings.stable) if is_stable else None
         self._histories = Histories(settings.session)
         self._logged: set[str] = set()
 
@@ -116,6 +119,8 @@ class BoostPipeline:
             RequestError: the `ragboost` object is malformed.
         """
         clock = Stopwatch()
+        if self._stable is not None:
+            raw = await call(partial(self._stable.apply, raw), in_thread=is_large(raw))
         parse = partial(self._parser.parse, raw, headers, session=session, team=team)
         try:
             request = await call(parse, in_thread=is_large(raw))
