@@ -53,11 +53,12 @@ class BackendSettings(Section):
         description="Completions that run on a backend at a time; further ones wait. None: "
         "unlimited.",
     )
-    cache_marks: Literal["none", "openai", "anthropic"] = Field(
+    cache_marks: Literal["none", "openai", "openai_breakpoints", "anthropic"] = Field(
         "none",
-        description="Cache marks for hosted APIs, on requests that have none. openai: a "
-        "prompt_cache_key shared by requests with the same first document; anthropic: a "
-        "cache_control breakpoint behind the documents that were sent before.",
+        description="Cache marks for hosted APIs, on requests that have none. anthropic: up to "
+        "four cache_control breakpoints where they are expected to pay; openai_breakpoints: the "
+        "same as prompt_cache_breakpoint (GPT-5.6 and later); openai: a prompt_cache_key shared by "
+        "requests with the same first document. Not for vLLM or SGLang.",
     )
     reuse_chunks: bool | None = Field(
         None,

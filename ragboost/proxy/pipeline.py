@@ -23,6 +23,7 @@ from ragboost.cache_sync.tracked_request import (
 from ragboost.cache_sync.usage import Usage
 from ragboost.config import Settings
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.asgi.headers import request_headers, with_header
 from ragboost.proxy.observability.metrics import Metrics
@@ -32,7 +33,6 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.assignment import Assignment
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.request import UpstreamRequest
-from ragboost.rewriting.cache_breakpoints import add_breakpoint
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.json_body import MalformedBodyError
@@ -87,6 +87,9 @@ class BoostPipeline:
         self._chunk_reuse = chunk_reuse
         self._parser = RequestParser(settings)
         self._rewriter = Rewriter(settings)
+        style = settings.backend.cache_marks
+        has_marks = style != "none" and not settings.proxy.shadow
+        self._marker = CacheMarker(style, settings.prices) if has_marks else None
         is_stable = settings.stable.enabled and not settings.proxy.shadow
         self._stable = StableOrder(settings.stable) if is_stable else None
         self._histories = Histories(settings.session)
@@ -224,7 +227,8 @@ class BoostPipeline:
             or (request.bypass is not None and request.bypass.error is not None)
         )
         has_history = conversation is not None and bool(conversation.sent)
-        return not (has_documents or has_history or self._settings.dedup.passages)
+        is_marked = self._marker is not None
+        return not (has_documents or has_history or is_marked or self._settings.dedup.passages)
 
     def _plan(self, request: ParsedRequest, conversation: Conversation | None) -> Request | None:
         if conversation is None and request.session is not None:
@@ -262,7 +266,13 @@ class BoostPipeline:
             tracked = _track(follower, tenant, result, engine_id=engine_id)
 
         def encode() -> BoostedRequest:
-            fields, is_usage_added = self._complete(request, result, has_options=has_options)
+            fields, is_usage_added = self._complete(
+                request,
+                result,
+                has_options=has_options,
+                is_hosted=not follower.streams,
+                tokens_per_byte=tenant.tokens.tokens_per_byte,
+            )
             is_followed = has_options and bool(follower.streams)
             if is_followed and engine_id.is_generated and result.context is not None:
                 fields = {**fields, SESSION_FIELD: engine_id.name}
@@ -292,13 +302,20 @@ class BoostPipeline:
         return {**fields, "messages": shared.messages}
 
     def _complete(
-        self, request: ParsedRequest, result: BoostResult, *, has_options: bool
+        self,
+        request: ParsedRequest,
+        result: BoostResult,
+        *,
+        has_options: bool,
+        is_hosted: bool,
+        tokens_per_byte: float,
     ) -> tuple[Mapping[str, Any], bool]:
         """Return the fields to send, and whether the proxy asked for usage in them."""
         fields, context = self._share_passages(result.fields), result.context
-        if context is not None:
-            style = self._settings.backend.cache_marks
-            fields = add_breakpoint(fields, context, style=style)
+        if self._marker is not None and is_hosted:
+            fields = self._marker.mark(
+                fields, context, tenant=request.tenant_key, tokens_per_byte=tokens_per_byte
+            )
         if not has_options:
             return fields, False
         is_usage_added = context is not None and self._lacks_usage(fields)
