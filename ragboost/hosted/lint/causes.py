@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from ragboost.hosted.lint.prompt import LoggedPrompt, PromptPart, common_length
+from ragboost.hosted.lint.prompt import LoggedPart, LoggedPrompt, common_length
 
 _AROUND = 120  # characters around the first difference that are searched for dates and ids
 _SHOWN = 60
@@ -91,7 +91,7 @@ def compare(before: LoggedPrompt, after: LoggedPrompt) -> PrefixBreak | None:
 
 
 def _difference(
-    before: LoggedPrompt, after: LoggedPrompt, at: int, new: PromptPart | None, equal_bytes: int
+    before: LoggedPrompt, after: LoggedPrompt, at: int, new: LoggedPart | None, equal_bytes: int
 ) -> PrefixBreak | None:
     old = before.parts[at]
     if new is None:
@@ -131,7 +131,7 @@ def _cause(before: LoggedPrompt, after: LoggedPrompt, at: int, common: int) -> C
 
 
 def _tools_cause(
-    before: LoggedPrompt, after: LoggedPrompt, old: PromptPart, new: PromptPart, common: int
+    before: LoggedPrompt, after: LoggedPrompt, old: LoggedPart, new: LoggedPart, common: int
 ) -> Cause:
     olds, news = (
         [part for part in prompt.parts if part.place == "tools"] for prompt in (before, after)
@@ -159,7 +159,7 @@ def _is_truncated(before: LoggedPrompt, after: LoggedPrompt, at: int) -> bool:
     return any(later.get(part.digest, 0) > index for index, part in following)
 
 
-def _text_cause(old: PromptPart, new: PromptPart, common: int) -> Cause | None:
+def _text_cause(old: LoggedPart, new: LoggedPart, common: int) -> Cause | None:
     if _sorted(old.value) == _sorted(new.value):
         return Cause.KEY_ORDER
     a, b = _strings(old), _strings(new)
@@ -206,7 +206,7 @@ def _covers(pattern: re.Pattern[str], text: str, at: int) -> bool:
     return any(match.start() <= at - start <= match.end() for match in pattern.finditer(window))
 
 
-def _strings(part: PromptPart) -> list[str]:
+def _strings(part: LoggedPart) -> list[str]:
     """Return the texts of a part, of which the first that differs is looked at."""
     found: list[str] = []
 

@@ -20,7 +20,7 @@ _BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
-class PromptPart:
+class LoggedPart:
     """One tool, the system prompt, or one message.
 
     Attributes:
@@ -65,10 +65,10 @@ class LoggedPrompt:
     where: str
     model: str
     name: str
-    parts: tuple[PromptPart, ...]
+    parts: tuple[LoggedPart, ...]
 
     @property
-    def messages(self) -> tuple[PromptPart, ...]:
+    def messages(self) -> tuple[LoggedPart, ...]:
         """The parts that are messages."""
         return tuple([part for part in self.parts if part.is_message])
 
@@ -129,7 +129,7 @@ def _name(holder: Mapping[str, Any]) -> str:
     return ""
 
 
-def _parts(body: Mapping[str, Any]) -> Iterator[PromptPart]:
+def _parts(body: Mapping[str, Any]) -> Iterator[LoggedPart]:
     for field in _TOOLS:
         for at, tool in enumerate(_list(body.get(field))):
             yield _part(f"{field}[{at}]", "tools", tool)
@@ -147,10 +147,10 @@ def _parts(body: Mapping[str, Any]) -> Iterator[PromptPart]:
             yield _part(f"{field}[{at}]", place, message)
 
 
-def _part(path: str, place: str, value: Any) -> PromptPart:
+def _part(path: str, place: str, value: Any) -> LoggedPart:
     value = _plain(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return PromptPart(path, place, value, text)
+    return LoggedPart(path, place, value, text)
 
 
 def _plain(value: Any) -> Any:
