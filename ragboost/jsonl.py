@@ -8,7 +8,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ragboost.errors import RequestError
 
@@ -27,21 +27,36 @@ class Line(NamedTuple):
     raw: bytes
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
     """Yield the lines of a `.jsonl` or `.jsonl.gz` file, without blank ones.
+
+    Args:
+        path: the file.
+        max_bytes: of a line; of a longer one, its first `max_bytes + 1` are yielded. None: no
+            limit.
 
     Raises:
         RequestError: the file cannot be read.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
+            for number, raw in enumerate(_bounded(file, max_bytes), 1):
                 if raw.strip():
                     yield Line(f"{path}:{number}", number, raw)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RequestError(f"{path} is not a complete gzip file: {error}") from None
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _bounded(file: gzip.GzipFile | BinaryIO, max_bytes: int | None) -> Iterator[bytes]:
+    if max_bytes is None:
+        yield from file
+        return
+    while line := file.readline(max_bytes + 1):
+        yield line
+        while line and not line.endswith(b"\n"):  # skip the rest of a long one
+            line = file.readline(max_bytes + 1)
 
 
 def decode(raw: bytes, *, where: str = "") -> Any:

@@ -41,6 +41,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.rewriting": {"msgspec"} | NUMPY | SETTINGS,
     "ragboost.engine_hooks": {"msgspec"},  # inside an engine's process
     "ragboost.cache_sync": EVENTS | NUMPY | SETTINGS,
+    "ragboost.hosted": {"msgspec"} | NUMPY | SETTINGS,
     "ragboost.retrieval": NUMPY | SETTINGS | RETRIEVAL,
     "ragboost.graph": NUMPY,
     "ragboost.sessions": SETTINGS,

@@ -31,6 +31,7 @@ ROOMS = [
     "rewriting",
     "engine_hooks",
     "cache_sync",
+    "hosted",
     "serving",
     "proxy",
     "graph",

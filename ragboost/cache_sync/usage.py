@@ -18,6 +18,7 @@ class Usage(NamedTuple):
         cached_tokens: tokens read from the prefix cache.
         cache_write_tokens: tokens newly written to the cache.
         reused_tokens: other tokens whose KV came from stored chunks and was not computed again.
+        long_write_tokens: of the written ones, those kept for an hour (Anthropic).
         prompt_ids: token ids of the prompt, for requests with `return_token_ids` (vLLM, SGLang).
     """
 
@@ -26,6 +27,7 @@ class Usage(NamedTuple):
     cache_write_tokens: int | None = None
     prompt_ids: tuple[int, ...] | None = None
     reused_tokens: int | None = None
+    long_write_tokens: int | None = None
 
 
 def read_usage(answer: Mapping[str, Any]) -> Usage | None:
@@ -72,7 +74,10 @@ def _from_usage(usage: Mapping[str, Any]) -> Usage | None:
     fresh = _count(usage, "input_tokens")
     if fresh is not None and (read is not None or written is not None):
         # Anthropic counts read and written tokens in addition to input_tokens, others within.
-        return Usage(fresh + (read or 0) + (written or 0), read or 0, written or 0)
+        by_ttl = usage.get("cache_creation")
+        long = _count(by_ttl, "ephemeral_1h_input_tokens") if isinstance(by_ttl, dict) else None
+        total = fresh + (read or 0) + (written or 0)
+        return Usage(total, read or 0, written or 0, long_write_tokens=long)
     prompt = _count(usage, "prompt_tokens")
     prompt = fresh if prompt is None else prompt
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")

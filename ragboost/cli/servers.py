@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -118,6 +118,26 @@ def engine(
     serve(create_engine_app(settings), host=settings.host, port=settings.port)
 
 
+def _lint(log: Path, *, as_json: bool) -> NoReturn:
+    """Print what breaks prompt caches in a log, and exit."""
+    from rich.console import Console
+
+    from ragboost.hosted.lint import lint_log
+
+    report = lint_log(log, prices=load_settings().prices)
+    for reason in report.bad_lines:
+        typer.echo(f"skipped: {reason}", err=True)
+    if report.num_bad_lines > len(report.bad_lines):
+        typer.echo(f"skipped: {report.num_bad_lines:,} lines in all", err=True)
+    if as_json:
+        typer.echo(json.dumps(report.as_json()))
+    else:
+        if report.findings:
+            Console().print(report.table())
+        typer.echo(report.sentence())
+    raise typer.Exit(1 if report.findings else 0)
+
+
 def doctor(
     backend: list[str] | None = typer.Option(
         None, metavar="URL", help=_BACKEND, show_default=False
@@ -127,12 +147,29 @@ def doctor(
         metavar="tcp://HOST:PORT",
         help="Address of the backend's KV events.",
     ),
+    log: Path | None = typer.Option(
+        None,
+        metavar="REQUESTS.jsonl",
+        help="Instead, find what breaks prompt caches in a log of requests, one body per line.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as one JSON object."),
 ) -> None:
     """Check the backends, and say what to change.
 
     Sends each backend a few small requests. The exit code is 0 if everything works, else 1.
+
+    With --log, compares each request of a file with the one before it in its conversation, and
+    names the first byte that differs, the cause, and what it costs. The exit code is 1 if a cached
+    prefix was broken.
+
+    \b
+    ragboost doctor --backend http://127.0.0.1:8000
+    ragboost doctor --log requests.jsonl
     """
+    if log is not None:
+        if backend or kv_events is not None:
+            raise ConfigError("--log reads a file: omit --backend and --kv-events")
+        _lint(log, as_json=as_json)
     import asyncio
 
     from ragboost.proxy.doctor import examine, exit_code

@@ -4,6 +4,7 @@ One section per package, named after it. Does not know the command line.
 """
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings
+from ragboost.config.hosted import PriceSettings, StableSettings
 from ragboost.config.library import (
     DedupSettings,
     Delimiters,
@@ -37,12 +38,14 @@ __all__ = [
     "HintSettings",
     "IndexSettings",
     "OrderingSettings",
+    "PriceSettings",
     "ProxySettings",
     "ReplicaSettings",
     "RouterSettings",
     "Section",
     "SessionSettings",
     "Settings",
+    "StableSettings",
     "TokenSettings",
     "WaitingRoomSettings",
     "field_paths",

@@ -134,7 +134,7 @@ def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
     lines = []
     for problem in error.errors():
         parts = [str(part) for part in problem["loc"]]
-        path = ".".join(parts if parts[0] == "backends" else parts[:2])
+        path = ".".join(parts if parts[0] in ("backends", "prices") else parts[:2])
         found = origin.get(path) or origin.get(parts[0])
         source = f" (from {found})" if found else ""
         is_secret = any(part.startswith("api_key") for part in parts)

@@ -53,11 +53,12 @@ class BackendSettings(Section):
         description="Completions that run on a backend at a time; further ones wait. None: "
         "unlimited.",
     )
-    cache_marks: Literal["none", "openai", "anthropic"] = Field(
+    cache_marks: Literal["none", "openai", "openai_breakpoints", "anthropic"] = Field(
         "none",
-        description="Cache marks for hosted APIs, on requests that have none. openai: a "
-        "prompt_cache_key shared by requests with the same first document; anthropic: a "
-        "cache_control breakpoint behind the documents that were sent before.",
+        description="Cache marks for hosted APIs, on requests that have none. anthropic: up to "
+        "four cache_control breakpoints where they are expected to pay; openai_breakpoints: the "
+        "same as prompt_cache_breakpoint (GPT-5.6 and later); openai: a prompt_cache_key shared by "
+        "requests with the same first document. Not for vLLM or SGLang.",
     )
     reuse_chunks: bool | None = Field(
         None,
@@ -168,6 +169,11 @@ class ProxySettings(Section):
         True,
         description="Request usage in boosted streams, and remove it from the response if the "
         "client did not ask for it.",
+    )
+    receipts: bool = Field(
+        False,
+        description="Add a receipt to responses that report usage: the header x-ragboost-receipt, "
+        "or usage.ragboost in the usage event of a stream whose client asked for it.",
     )
     max_tenants: int = Field(
         1024,

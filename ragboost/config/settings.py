@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings
+from ragboost.config.hosted import PriceSettings, StableSettings
 from ragboost.config.library import (
     DedupSettings,
     FormatSettings,
@@ -41,6 +42,12 @@ class Settings(Section):
         description="Several backends: url, name, api_key, max_concurrency of each. Replaces "
         "`backend.url`.",
     )
+    prices: tuple[PriceSettings, ...] = Field(
+        (),
+        description="Prices of models, for receipts, breakpoints and `doctor --log`: model, input, "
+        "cached_read, write, write_1h, min_tokens of each. None are built in.",
+    )
+    stable: StableSettings = StableSettings()
     router: RouterSettings = RouterSettings()
     waiting_room: WaitingRoomSettings = WaitingRoomSettings()
     proxy: ProxySettings = ProxySettings()

@@ -23,6 +23,8 @@ from ragboost.cache_sync.tracked_request import (
 from ragboost.cache_sync.usage import Usage
 from ragboost.config import Settings
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.hosted.cache_marks import CacheMarker
+from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.asgi.headers import request_headers, with_header
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
@@ -31,7 +33,6 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.assignment import Assignment
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.request import UpstreamRequest
-from ragboost.rewriting.cache_breakpoints import add_breakpoint
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.json_body import MalformedBodyError
@@ -50,12 +51,13 @@ _THREAD_DOCUMENTS = 1000  # boosting so many takes about 10 ms
 
 
 class BoostedRequest(NamedTuple):
-    """A body to send, rewritten or not; `is_usage_added` and `tracked` as in `UpstreamRequest`."""
+    """A body to send, rewritten or not; the other attributes as in `UpstreamRequest`."""
 
     body: bytes
     result: BoostResult | None = None
     is_usage_added: bool = False
     tracked: TrackedRequest | None = None
+    dropped_tokens: int = 0
 
 
 class BoostPipeline:
@@ -85,6 +87,11 @@ class BoostPipeline:
         self._chunk_reuse = chunk_reuse
         self._parser = RequestParser(settings)
         self._rewriter = Rewriter(settings)
+        style = settings.backend.cache_marks
+        has_marks = style != "none" and not settings.proxy.shadow
+        self._marker = CacheMarker(style, settings.prices) if has_marks else None
+        is_stable = settings.stable.enabled and not settings.proxy.shadow
+        self._stable = StableOrder(settings.stable) if is_stable else None
         self._histories = Histories(settings.session)
         self._logged: set[str] = set()
 
@@ -115,6 +122,8 @@ class BoostPipeline:
             RequestError: the `ragboost` object is malformed.
         """
         clock = Stopwatch()
+        if self._stable is not None:
+            raw = await call(partial(self._stable.apply, raw), in_thread=is_large(raw))
         parse = partial(self._parser.parse, raw, headers, session=session, team=team)
         try:
             request = await call(parse, in_thread=is_large(raw))
@@ -218,7 +227,8 @@ class BoostPipeline:
             or (request.bypass is not None and request.bypass.error is not None)
         )
         has_history = conversation is not None and bool(conversation.forms)
-        return not (has_documents or has_history or self._settings.dedup.passages)
+        is_marked = self._marker is not None
+        return not (has_documents or has_history or is_marked or self._settings.dedup.passages)
 
     def _plan(self, request: ParsedRequest, conversation: Conversation | None) -> Request | None:
         if conversation is None and request.session is not None:
@@ -255,15 +265,21 @@ class BoostPipeline:
                 self.conversations.add(conversation, result.delta)
             tracked = _track(follower, tenant, result, engine_id=engine_id)
 
-        def encode() -> tuple[bytes, bool]:
-            fields, is_usage_added = self._complete(request, result, has_options=has_options)
+        def encode() -> BoostedRequest:
+            fields, is_usage_added = self._complete(
+                request,
+                result,
+                has_options=has_options,
+                is_hosted=not follower.streams,
+                tokens_per_byte=tenant.tokens.tokens_per_byte,
+            )
             is_followed = has_options and bool(follower.streams)
             if is_followed and engine_id.is_generated and result.context is not None:
                 fields = {**fields, SESSION_FIELD: engine_id.name}
-            return request.body.encode(fields), is_usage_added
+            body, dropped = request.body.encode(fields), _dropped_tokens(tenant, result)
+            return BoostedRequest(body, result, is_usage_added, tracked, dropped)
 
-        body, is_usage_added = await call(encode, in_thread=in_thread)
-        return BoostedRequest(body, result, is_usage_added, tracked)
+        return await call(encode, in_thread=in_thread)
 
     def _rewrite(
         self,
@@ -286,13 +302,20 @@ class BoostPipeline:
         return {**fields, "messages": shared.messages}
 
     def _complete(
-        self, request: ParsedRequest, result: BoostResult, *, has_options: bool
+        self,
+        request: ParsedRequest,
+        result: BoostResult,
+        *,
+        has_options: bool,
+        is_hosted: bool,
+        tokens_per_byte: float,
     ) -> tuple[Mapping[str, Any], bool]:
         """Return the fields to send, and whether the proxy asked for usage in them."""
         fields, context = self._share_passages(result.fields), result.context
-        if context is not None:
-            style = self._settings.backend.cache_marks
-            fields = add_breakpoint(fields, context, style=style)
+        if self._marker is not None and is_hosted:
+            fields = self._marker.mark(
+                fields, context, tenant=request.tenant_key, tokens_per_byte=tokens_per_byte
+            )
         if not has_options:
             return fields, False
         is_usage_added = context is not None and self._lacks_usage(fields)
@@ -329,6 +352,7 @@ class BoostPipeline:
     ) -> UpstreamRequest:
         result, tracked = boosted.result, boosted.tracked
         is_read = is_read or (result is not None and result.context is not None)
+        is_read = is_read or self._settings.proxy.receipts
         sent = request_headers(headers, is_read=is_read)
         if tracked is not None and tracked.engine_id is not None and tracked.engine_id.is_generated:
             sent = with_header(sent, SESSION_HEADER, tracked.engine_id.name.encode())
@@ -343,6 +367,7 @@ class BoostPipeline:
             history=digest,
             is_usage_added=boosted.is_usage_added,
             seconds=seconds,
+            dropped_tokens=boosted.dropped_tokens,
         )
 
     def _count(self, upstream: UpstreamRequest) -> UpstreamRequest:
@@ -363,6 +388,16 @@ def needs_thread(request: ParsedRequest) -> bool:
     """Return True if boosting a request takes too long for the event loop."""
     num = len(request.found.documents) if request.found is not None else 0
     return num > _THREAD_DOCUMENTS or is_large(request.body.raw)
+
+
+def _dropped_tokens(tenant: Tenant, result: BoostResult) -> int:
+    """Count the tokens of documents that were given and not sent."""
+    context = result.context
+    if context is None or len(context.documents) == len(context.retrieved):
+        return 0
+    sent = {document.key for document in context.documents}
+    dropped = [document for document in context.retrieved if document.key not in sent]
+    return sum(tenant.tokens.count_documents(dropped))
 
 
 def _track(

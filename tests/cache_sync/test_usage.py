@@ -64,7 +64,7 @@ from ragboost.cache_sync.usage import Usage, read_usage
                     },
                 }
             },
-            Usage(9, 0, 7),
+            Usage(9, 0, 7, long_write_tokens=4),
         ),
         (
             {"usage": {"prompt_tokens": 9, "prompt_cache_hit_tokens": 4}},

@@ -17,6 +17,7 @@ from ragboost.cache_sync.fidelity import ERROR_BOUNDS, Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
+from ragboost.hosted.receipts import Receipt
 
 M = TypeVar("M", Counter, Histogram)
 
@@ -139,6 +140,22 @@ class Metrics:
             "ragboost_cached_prompt_tokens_total",
             "Prompt tokens that backends reported as read from the prefix cache.",
         )
+        self._dropped_tokens = counter(
+            "ragboost_dropped_prompt_tokens_total",
+            "Tokens of documents that were not sent again.",
+        )
+        self._written_tokens = counter(
+            "ragboost_cache_write_prompt_tokens_total",
+            "Prompt tokens that backends reported as written to the prefix cache.",
+        )
+        self._cost = counter(
+            "ragboost_prompt_cost_total",
+            "Cost of the prompts of models with a price, in the currency of `prices`.",
+        )
+        self._uncached_cost = counter(
+            "ragboost_uncached_prompt_cost_total",
+            "Cost that the same prompts would have had without a cache and without dropping.",
+        )
         self._reused_tokens = counter(
             "ragboost_reused_prompt_tokens_total",
             "Prompt tokens that backends reported as reused from stored chunks.",
@@ -245,8 +262,16 @@ class Metrics:
         """Count the tokens that a backend reported."""
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
+        self._written_tokens.inc(usage.cache_write_tokens or 0)
         if usage.reused_tokens:
             self._reused_tokens.inc(usage.reused_tokens)
+
+    def count_receipt(self, receipt: Receipt) -> None:
+        """Count what one request has saved."""
+        self._dropped_tokens.inc(receipt.dropped_tokens)
+        if receipt.cost is not None:
+            self._cost.inc(receipt.cost.cost)
+            self._uncached_cost.inc(receipt.cost.uncached)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
         """Record the error of a prediction of cached tokens, and the rolling figures."""

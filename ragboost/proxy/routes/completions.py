@@ -1,5 +1,10 @@
 """The endpoints that answer a prompt: boost the request, relay it, report its result."""
 
+from collections.abc import Callable
+
+from ragboost.cache_sync.usage import Usage
+from ragboost.hosted.prices import find_price
+from ragboost.hosted.receipts import Receipt
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.routes.passthrough import Passthrough
@@ -29,8 +34,25 @@ class Completions(Passthrough):
             has_stream_options=has_stream_options,
             team=exchange.team,
         )
-        reader = ResponseReader(strips_usage=upstream.is_usage_added)
+        write_receipt = self._receipt_writer(upstream, admission)
+        reader = ResponseReader(strips_usage=upstream.is_usage_added, write_receipt=write_receipt)
         await self._relay(exchange, watch, admission, upstream, reader=reader)
+
+    def _receipt_writer(
+        self, upstream: UpstreamRequest, admission: Admission
+    ) -> Callable[[Usage], bytes] | None:
+        """Return a function that writes the receipt of a response; None if nobody wants it."""
+        if not self._settings.proxy.receipts:
+            return None
+        return lambda usage: self._receipt(upstream, admission, usage).encode()
+
+    def _receipt(self, upstream: UpstreamRequest, admission: Admission, usage: Usage) -> Receipt:
+        return Receipt.of(
+            usage,
+            predicted=admission.cached_tokens,
+            dropped_tokens=upstream.dropped_tokens,
+            price=find_price(self._settings.prices, upstream.model),
+        )
 
     async def _relay(
         self,
@@ -64,6 +86,7 @@ class Completions(Passthrough):
             result = "boosted" if context is not None else "bypassed"
             self._metrics.observe_first_byte(self.endpoint, result, seconds=seconds)
         if usage is not None:
+            self._metrics.count_receipt(self._receipt(upstream, admission, usage))
             exchange.notes["prompt_tokens"] = usage.prompt_tokens
             exchange.notes["cached_tokens"] = usage.cached_tokens
             await self._boosting.report_usage(upstream, usage, backend=admission.backend.name)

@@ -74,6 +74,8 @@ _RESPONSE_HEADERS = {
     "x-ragboost-backend": "Name of the backend that responded.",
     "x-ragboost-cached-tokens-predicted": "Prompt tokens that its prefix cache was expected to "
     "hold; 0 if unknown.",
+    "x-ragboost-receipt": "With `proxy.receipts`, a JSON object with predicted, cached, dropped "
+    "and saved tokens, and their cost; not on streams, which have it in `usage.ragboost`.",
     "x-request-id": "Of the request.",
 }
 # The proxy's own; any other status is the backend's.

@@ -122,6 +122,9 @@ class DashboardTotals(BaseModel):
     prompt_tokens: float
     cached_tokens: float
     reused_tokens: float = Field(description="Reused from stored chunks.")
+    dropped_tokens: float = Field(description="Of documents that were not sent again.")
+    cost: float = Field(description="Of the prompts of models with a price.")
+    uncached_cost: float = Field(description="The same without cache and de-duplication.")
     index_nodes: int
     sessions: int
     waiting: int

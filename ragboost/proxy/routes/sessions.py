@@ -219,6 +219,7 @@ class SessionTurns(Completions):
                 strips_usage=upstream.is_usage_added,
                 on_messages=commit,
                 before_end=running.stored,
+                write_receipt=self._receipt_writer(upstream, admission),
             )
             await self._relay(exchange, watch, admission, upstream, reader=reader)
 

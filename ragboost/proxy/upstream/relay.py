@@ -17,11 +17,13 @@ from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
+from ragboost.proxy.upstream.response_sender import ResponseSender
 from ragboost.rewriting.headers import RawHeaders, get_header
 from ragboost.serving.errors import error_body
 
 logger = logging.getLogger(__name__)
 
+RECEIPT = b"x-ragboost-receipt"
 _EVENT_STREAM = "text/event-stream"
 
 
@@ -77,8 +79,9 @@ async def relay(
     try:
         exchange.outcome = _outcome(response.status)
         reader = reader if _is_readable(response) else None
-        await _send_head(exchange, slot, response, upstream, reader)
-        is_whole = await _send_body(exchange, watch, slot, response, reader)
+        sender = ResponseSender(exchange.send)
+        await _send_head(exchange, slot, response, upstream, reader, sender)
+        is_whole = await _send_body(exchange, watch, slot, response, reader, sender)
         return reader.usage if is_whole and reader is not None else None
     finally:
         response.close()  # no effect after the last byte; before it, this cancels the backend
@@ -111,6 +114,7 @@ async def _send_head(
     response: UpstreamResponse,
     upstream: UpstreamRequest,
     reader: ResponseReader | None,
+    sender: ResponseSender,
 ) -> None:
     headers = response_headers(response.headers)
     if reader is not None and reader.start(is_stream=_is_stream(response)):
@@ -123,9 +127,8 @@ async def _send_head(
         headers.append((b"x-ragboost-backend", name))
         headers.append((b"x-ragboost-cached-tokens-predicted", b"%d" % slot.cached_tokens))
     exchange.status = response.status
-    await exchange.send(
-        {"type": "http.response.start", "status": response.status, "headers": headers}
-    )
+    is_held = reader is not None and reader.has_receipt and not _is_stream(response)
+    await sender.start(response.status, headers, is_held=is_held)
 
 
 async def _send_body(
@@ -134,9 +137,9 @@ async def _send_body(
     slot: BackendSlot,
     response: UpstreamResponse,
     reader: ResponseReader | None,
+    sender: ResponseSender,
 ) -> bool:
     last = sent = b""
-    send = exchange.send
     try:
         while chunk := await response.read():
             if exchange.first_byte is None:
@@ -148,7 +151,7 @@ async def _send_body(
             if reader and reader.must_settle:
                 await reader.settle()
             if last:
-                await send({"type": "http.response.body", "body": last, "more_body": True})
+                await sender.body(last)
                 sent = last
         else:
             last = b""  # everything was sent
@@ -157,6 +160,7 @@ async def _send_body(
             await reader.settle()
     except RequestError as error:
         exchange.outcome = "truncated"
+        await sender.release()
         await _send_cut(exchange, watch, response, sent, status=error.status, reason=str(error))
         return False
     except BackendError as error:
@@ -164,11 +168,13 @@ async def _send_body(
         logger.warning("%s: the backend's response ended early: %s", exchange.shown_path, error)
         if held := reader.take_held() if reader else b"":
             last = held
-            await send({"type": "http.response.body", "body": held, "more_body": True})
+            await sender.body(held)
+        await sender.release()
         await _send_cut(exchange, watch, response, last)
         return False
+    receipt = reader.receipt() if reader else None
     watch.finish()
-    await send({"type": "http.response.body", "body": rest, "more_body": False})
+    await sender.finish(rest, header=(RECEIPT, receipt) if receipt is not None else None)
     return True
 
 

@@ -24,6 +24,7 @@ class UpstreamRequest(NamedTuple):
         history: digest of the rewritten history, for a conversation without a name; or empty.
         is_usage_added: the response's usage event was asked for by the proxy, not the client.
         seconds: the time that preparing it took, without waiting; None if it is no completion.
+        dropped_tokens: of the documents that the payload has already and that are not sent.
     """
 
     body: bytes
@@ -36,6 +37,7 @@ class UpstreamRequest(NamedTuple):
     history: bytes = b""
     is_usage_added: bool = False
     seconds: float | None = None
+    dropped_tokens: int = 0
 
     @property
     def context(self) -> Context | None:

@@ -16,6 +16,10 @@ _MAX_EVENT_BYTES = 4 * 1024 * 1024
 _MAX_DEPTH = 32  # of a message's content and calls
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
 _DONE = b"data: [DONE]"
+_USAGE_START = re.compile(rb'"usage"\s*:\s*\{')
+_OURS_START = re.compile(rb'"ragboost"\s*:\s*\{')
+# The events with which streams end, of Anthropic's messages and OpenAI's Responses.
+_LAST_EVENTS = ("message_delta", "response.completed", "response.incomplete")
 _DECODER = msgspec.json.Decoder()
 
 AnswerMessage = dict[str, Any]
@@ -31,6 +35,8 @@ class ResponseReader:
             that it is, with the assistant's message of each choice: an empty list if the response
             is too long, an error, or of another shape. Not called for a truncated response.
         before_end: to be awaited by `settle`.
+        write_receipt: returns the JSON object of a receipt for the usage that was read. It is
+            added to the last event with usage of a stream whose client asked for usage.
 
     Attributes:
         usage: the usage read so far, or None.
@@ -43,12 +49,15 @@ class ResponseReader:
         strips_usage: bool = False,
         on_messages: Callable[[list[AnswerMessage]], None] | None = None,
         before_end: Callable[[], Awaitable[None]] | None = None,
+        write_receipt: Callable[[Usage], bytes] | None = None,
     ) -> None:
         self.usage: Usage | None = None
         self.must_settle = False
         self._strips_usage = strips_usage
         self._on_messages = on_messages
         self._before_end = before_end
+        self._write_receipt = write_receipt
+        self._edits = strips_usage or write_receipt is not None
         self._is_stream = False
         self._is_readable = True
         self._num_bytes = 0
@@ -61,14 +70,25 @@ class ResponseReader:
         """The assistant's messages are still to be read."""
         return self._on_messages is not None
 
+    @property
+    def has_receipt(self) -> bool:
+        """A receipt is to be written."""
+        return self._write_receipt is not None
+
+    def receipt(self) -> bytes | None:
+        """Return the receipt of a complete response that is no stream; None without usage."""
+        if self._is_stream or self.usage is None or self._write_receipt is None:
+            return None
+        return self._write_receipt(self.usage)
+
     def start(self, *, is_stream: bool) -> bool:
-        """Begin a response; return True if the client may get fewer bytes than the backend sends.
+        """Begin a response; return True if the client may get other bytes than the backend sends.
 
         Args:
             is_stream: the body is server-sent events, not JSON.
         """
         self._is_stream = is_stream
-        return is_stream and self._strips_usage
+        return is_stream and self._edits
 
     def feed(self, chunk: bytes) -> bytes:
         """Read a chunk of the body and return the bytes to send to the client now, maybe none."""
@@ -79,8 +99,8 @@ class ResponseReader:
             is_whole = not self._rest and chunk.endswith(b"\n\n")
             if is_whole and self._on_messages is None and b'"usage"' not in chunk:
                 return chunk  # whole events, and nothing to read in them
-            kept = [event for event in self._split(chunk) if not self._read_event(event)]
-            return b"".join(kept) if self._strips_usage else chunk
+            kept = [self._read_event(event) for event in self._split(chunk)]
+            return b"".join(kept) if self._edits else chunk
         if self._is_readable:
             self._chunks.append(chunk)
         return chunk
@@ -90,14 +110,14 @@ class ResponseReader:
         if not self._is_stream:
             self._read_json()
             return b""
-        self._read_event(self._rest)
+        self._rest = self._read_event(self._rest)
         self._complete([])
         return self.take_held()
 
     def take_held(self) -> bytes:
         """Return the bytes of an incomplete event that were held back from the client."""
         held, self._rest = self._rest, b""
-        return held if self._strips_usage else b""
+        return held if self._edits else b""
 
     async def settle(self) -> None:
         """Wait until the end of the response may be sent.
@@ -127,12 +147,15 @@ class ResponseReader:
             events, self._rest = [*events, self._rest], b""
         return events
 
-    def _read_event(self, event: bytes) -> bool:
-        """Read one event; return True if it is the usage event that only the proxy asked for."""
+    def _read_event(self, event: bytes) -> bytes:
+        """Read one event and return it as the client gets it.
+
+        Nothing of an event with usage that only the proxy asked for; others may get a receipt.
+        """
         has_usage = b'"usage"' in event
         if not has_usage and self._on_messages is None:
-            return False
-        data = b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")])
+            return event
+        data = _data(event)
         answer = _decode(data)
         if answer is None:
             text = data.strip()
@@ -140,14 +163,33 @@ class ResponseReader:
                 self._complete()
             elif text:
                 self._is_readable = False
-            return False
+            return event
         if self._on_messages is not None and self._is_readable:
             self._read_deltas(answer)
         usage = read_usage(answer) if has_usage and isinstance(answer, dict) else None
-        if usage is None:
-            return False
-        self.usage = merge_usage([self.usage, usage])
-        return self._strips_usage and answer.get("choices") == []
+        if usage is not None:
+            self.usage = merge_usage([self.usage, usage])
+            if self._strips_usage and answer.get("choices") == []:
+                return b""
+        return self._with_receipt(event, answer) if has_usage else event
+
+    def _with_receipt(self, event: bytes, answer: Any) -> bytes:
+        """Add the receipt to a stream's last event with usage; any other is returned as it is."""
+        if self._write_receipt is None or self.usage is None or not _is_last(answer):
+            return event
+        receipt = self._write_receipt(self.usage)
+        place, added = _USAGE_START.search(event), b'"ragboost":' + receipt
+        if place is not None and (figures := _figures(answer)) is not None:
+            # The embedded engine's figures of chunk reuse: ours are added to them.
+            place = _OURS_START.search(event, place.end()) if figures else None
+            added = receipt[1:-1]
+        if place is None:
+            return event
+        rest = event[place.end() :]
+        separator = b"" if rest.lstrip().startswith(b"}") else b","
+        edited = event[: place.end()] + added + separator + rest
+        written = _figures(_decode(_data(edited))) or {}
+        return edited if _decode(receipt).items() <= written.items() else event
 
     def _read_deltas(self, answer: Any) -> None:
         if not isinstance(answer, dict) or "error" in answer:
@@ -234,6 +276,25 @@ def _is_shallow(value: Any, levels: int) -> bool:
     if not isinstance(value, list):
         return True
     return levels > 0 and all(_is_shallow(item, levels - 1) for item in value)
+
+
+def _data(event: bytes) -> bytes:
+    return b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")])
+
+
+def _figures(answer: Any) -> dict[str, Any] | None:
+    """Return `usage.ragboost` of an event; None if there is none."""
+    if isinstance(answer, dict) and isinstance(answer.get("response"), dict):
+        answer = answer["response"]
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    figures = usage.get("ragboost") if isinstance(usage, dict) else None
+    return figures if isinstance(figures, dict) else None
+
+
+def _is_last(answer: Any) -> bool:
+    if not isinstance(answer, dict):
+        return False
+    return answer.get("choices") == [] or answer.get("type") in _LAST_EVENTS
 
 
 def _decode(data: bytes) -> Any:

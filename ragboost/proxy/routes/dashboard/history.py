@@ -26,6 +26,9 @@ def read_totals(registry: CollectorRegistry) -> dict[str, float]:
         "prompt_tokens": 0.0,
         "cached_tokens": 0.0,
         "reused_tokens": 0.0,
+        "dropped_tokens": 0.0,
+        "cost": 0.0,
+        "uncached_cost": 0.0,
     }
     keys = {
         "ragboost_requests_total": "requests",
@@ -33,6 +36,9 @@ def read_totals(registry: CollectorRegistry) -> dict[str, float]:
         "ragboost_prompt_tokens_total": "prompt_tokens",
         "ragboost_cached_prompt_tokens_total": "cached_tokens",
         "ragboost_reused_prompt_tokens_total": "reused_tokens",
+        "ragboost_dropped_prompt_tokens_total": "dropped_tokens",
+        "ragboost_prompt_cost_total": "cost",
+        "ragboost_uncached_prompt_cost_total": "uncached_cost",
     }
     for family in registry.collect():
         for sample in family.samples:

@@ -1,0 +1,88 @@
+"""Choose cache breakpoints by expected value: what reading will save, less what writing costs.
+
+Knows lengths and probabilities. Does not know requests or APIs.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class BreakpointPlace(NamedTuple):
+    """A place where a breakpoint can be set.
+
+    Attributes:
+        tokens: of the prompt before it.
+        gain: what each of them is expected to save, in the price of an uncached token.
+    """
+
+    tokens: int
+    gain: float
+
+
+class BreakpointChoice(NamedTuple):
+    """The chosen places, ascending, and what they are worth.
+
+    Attributes:
+        places: indexes.
+        value: in the price of an uncached token.
+    """
+
+    places: tuple[int, ...]
+    value: float
+
+
+def expected_gain(uses: float, in_time: float, *, read: float, write: float) -> float:
+    """Return what a cached token is expected to save, in the price of an uncached one.
+
+    A use that comes in time saves the difference to reading; one that comes too late writes again.
+
+    Args:
+        uses: expected number of later prompts with the same prefix.
+        in_time: share of these that come before the cache drops it.
+        read: price of a cached token, as a share of an uncached one.
+        write: price of a written token, as a multiple of an uncached one.
+    """
+    return uses * max(0.0, in_time * (1 - read) - (1 - in_time) * (write - 1))
+
+
+def choose_breakpoints(
+    places: Sequence[BreakpointPlace],
+    *,
+    max_places: int,
+    cached_tokens: int,
+    write: float,
+) -> BreakpointChoice:
+    """Choose the places with the greatest expected value; none if no choice is worth its cost.
+
+    A later prompt reads up to the last breakpoint that it shares. All tokens up to the last one
+    are written, except those that are cached: further breakpoints before it cost nothing.
+
+    Args:
+        places: with ascending `tokens`.
+        max_places: breakpoints that may be set.
+        cached_tokens: tokens at the front that are in the cache already.
+        write: price of a written token, as a multiple of an uncached one.
+    """
+    gains = [place.gain for place in places]
+    none: tuple[int, ...] = ()
+    # The best choice that ends at each place, and its value before the cost of writing.
+    ending: list[tuple[float, tuple[int, ...]]] = [
+        (gains[at] * place.tokens, (at,)) for at, place in enumerate(places)
+    ]
+    best = BreakpointChoice(none, 0.0)
+    for _ in range(max_places):
+        for at, (value, chosen) in enumerate(ending):
+            written = max(0, places[at].tokens - cached_tokens)
+            if (worth := value - (write - 1) * written) > best.value:
+                best = BreakpointChoice(chosen, worth)
+        ending = [
+            max(
+                (
+                    (value + gains[at] * (place.tokens - places[before].tokens), (*chosen, at))
+                    for before, (value, chosen) in enumerate(ending[:at])
+                ),
+                default=(float("-inf"), none),
+            )
+            for at, place in enumerate(places)
+        ]
+    return best

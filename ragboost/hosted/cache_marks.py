@@ -1,0 +1,244 @@
+"""Mark request bodies for the prompt caches of hosted APIs, where the caller has set no mark.
+
+Anthropic caches up to blocks with `cache_control`, OpenAI from GPT-5.6 on up to parts with
+`prompt_cache_breakpoint`; `prompt_cache_key` leads requests to the same machine of OpenAI's. Knows
+request bodies. Does not know HTTP.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Any, Literal, NamedTuple
+
+from ragboost.bounded_map import BoundedMap
+from ragboost.config import PriceSettings
+from ragboost.context import Context
+from ragboost.hosted.breakpoints import (
+    BreakpointChoice,
+    BreakpointPlace,
+    choose_breakpoints,
+    expected_gain,
+)
+from ragboost.hosted.prices import find_price
+from ragboost.hosted.prompt_blocks import PromptBlock, decode_message, prompt_blocks
+from ragboost.hosted.reuse_table import ReuseTable
+
+MarkStyle = Literal["none", "openai", "openai_breakpoints", "anthropic"]
+
+_KEY = "prompt_cache_key"
+_MAX_MARKS = 4
+_MAX_PLACES = 40  # considered; choosing takes their square
+_MAX_KEYS = 50_000
+
+
+class CacheApi(NamedTuple):
+    """The documented rules of an API's cache.
+
+    Attributes:
+        mark: field of a block that ends a cached prefix.
+        ttls: lifetimes in seconds, with the value of the mark for each.
+        lookback: blocks up to a mark, with its own, at which an older prefix is found.
+    """
+
+    mark: str
+    ttls: tuple[tuple[float, Mapping[str, str]], ...]
+    lookback: int
+
+
+_APIS = {
+    "anthropic": CacheApi(
+        "cache_control",
+        ((300.0, {"type": "ephemeral"}), (3600.0, {"type": "ephemeral", "ttl": "1h"})),
+        lookback=20,
+    ),
+    "openai_breakpoints": CacheApi(
+        "prompt_cache_breakpoint", ((1800.0, {"mode": "explicit"}),), lookback=100_000
+    ),
+}
+
+
+class CacheMarker:
+    """Marks the requests of one app. Thread-safe.
+
+    Args:
+        style: of the marks.
+        prices: of models; without one, the default multipliers are used.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        style: MarkStyle,
+        prices: Sequence[PriceSettings] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._style = style
+        self._prices = prices
+        self._api = _APIS.get(style)
+        ttls = [seconds for seconds, _ in self._api.ttls] if self._api else []
+        self._table = ReuseTable(ttls, clock=clock)
+        self._keys: BoundedMap[bytes, str] = BoundedMap(max_entries=_MAX_KEYS)
+        self._lock = Lock()
+
+    def mark(
+        self,
+        fields: Mapping[str, Any],
+        context: Context | None,
+        *,
+        tenant: Sequence[str] = (),
+        tokens_per_byte: float = 0.25,
+    ) -> Mapping[str, Any]:
+        """Return the body with marks; as it is where the caller has set one.
+
+        Args:
+            fields: of the body, as it will be sent.
+            context: its boosted documents, or None.
+            tenant: names that keep equal prompts apart: model, salt, team.
+            tokens_per_byte: for estimates of lengths.
+        """
+        seed = hashlib.sha256(repr(tuple(tenant)).encode()).digest()
+        if self._style == "openai":
+            return self._with_key(fields, context, seed)
+        blocks = prompt_blocks(fields, seed=seed) if self._api is not None else []
+        if self._api is None or not blocks:
+            return fields
+        model = fields.get("model")
+        price = find_price(self._prices, model if isinstance(model, str) else "")
+        price = price or PriceSettings(model="any", input=1.0)
+        with self._lock:
+            self._table.observe(blocks)
+            marks = self._choose(self._api, blocks, price, tokens_per_byte)
+        marked = _with_marks(fields, blocks, marks, self._api)
+        if self._style == "openai_breakpoints" and "prompt_cache_options" not in fields:
+            # Without breakpoints, this mode neither writes nor reads.
+            marked = {**marked, "prompt_cache_options": {"mode": "explicit"}}
+        return marked
+
+    def _with_key(
+        self, fields: Mapping[str, Any], context: Context | None, seed: bytes
+    ) -> Mapping[str, Any]:
+        """Add one key for all requests with the same first document, and their later turns."""
+        if fields.get(_KEY) is not None:
+            return fields
+        first = _first_user_key(prompt_blocks(fields, seed=seed))
+        entry = context.index_entry if context is not None else None
+        with self._lock:
+            if entry is not None and entry.documents:
+                digest = hashlib.sha256(repr(entry.documents[0]).encode()).hexdigest()
+                key: str | None = f"ragboost-{digest[:24]}"
+                if first is not None and key is not None:
+                    self._keys.put(first, key)
+            else:
+                key = self._keys.get(first) if first is not None else None
+        return fields if key is None else {**fields, _KEY: key}
+
+    def _choose(
+        self,
+        api: CacheApi,
+        blocks: Sequence[PromptBlock],
+        price: PriceSettings,
+        tokens_per_byte: float,
+    ) -> dict[int, int]:
+        """Return the TTL of each block that gets a mark, and note what the cache then holds."""
+        residents = [self._table.resident_ttl(block) for block in blocks]
+        resident = max((at for at, ttl in enumerate(residents) if ttl is not None), default=None)
+        cached = int(blocks[resident].end_bytes * tokens_per_byte) if resident is not None else 0
+        old_ttl = residents[resident] if resident is not None else None
+        can_end = [at for at, block in enumerate(blocks) if _can_end(api, block)]
+        usable = [
+            at for at in can_end if blocks[at].end_bytes * tokens_per_byte >= price.min_tokens
+        ]
+        usable = usable[: _MAX_PLACES // 4] + usable[_MAX_PLACES // 4 :][-_MAX_PLACES * 3 // 4 :]
+        best, best_ttl = BreakpointChoice((), 0.0), 0
+        # A mark for a longer time must stand before those for a shorter time.
+        for ttl in range(len(api.ttls) if old_ttl is None else old_ttl + 1):
+            choice = choose_breakpoints(
+                [
+                    self._place(
+                        blocks[at],
+                        ttl if resident is None or old_ttl is None or at > resident else old_ttl,
+                        price,
+                        tokens_per_byte,
+                    )
+                    for at in usable
+                ],
+                max_places=_MAX_MARKS if resident is None else _MAX_MARKS - 1,
+                cached_tokens=cached,
+                write=_write_price(price, ttl),
+            )
+            if choice.value > best.value:
+                best, best_ttl = choice, ttl
+        marks = {usable[at]: best_ttl for at in best.places}
+        if resident is not None and old_ttl is not None:
+            marks = {at: old_ttl if at <= resident else ttl for at, ttl in marks.items()}
+            if not any(resident <= at < resident + api.lookback for at in marks):
+                marks[resident] = old_ttl
+            for at, old in enumerate(residents[: resident + 1]):
+                if old is not None:
+                    self._table.keep(blocks[at], old)  # read, which renews it
+        for at, ttl in marks.items():
+            if resident is None or at > resident:
+                self._table.keep(blocks[at], ttl)
+        return marks
+
+    def _place(
+        self, block: PromptBlock, ttl: int, price: PriceSettings, tokens_per_byte: float
+    ) -> BreakpointPlace:
+        uses, in_time = self._table.forecast(block, ttl)
+        write = _write_price(price, ttl)
+        gain = expected_gain(uses, in_time, read=price.cached_read, write=write)
+        return BreakpointPlace(int(block.end_bytes * tokens_per_byte), gain)
+
+
+def _write_price(price: PriceSettings, ttl: int) -> float:
+    return price.write_1h if ttl else price.write
+
+
+def _first_user_key(blocks: Sequence[PromptBlock]) -> bytes | None:
+    """Return the hash of the prompt up to the end of the first message of the conversation."""
+    messages = [b for b in blocks if b.place.field == "messages" and b.kind != "system"]
+    first = messages[0].place.at if messages else None
+    keys = [block.key for block in messages if block.place.at == first]
+    return keys[-1] if keys else None
+
+
+def _can_end(api: CacheApi, block: PromptBlock) -> bool:
+    return block.can_end and (api.mark == "cache_control" or block.place.field == "messages")
+
+
+def _with_marks(
+    fields: Mapping[str, Any],
+    blocks: Sequence[PromptBlock],
+    marks: Mapping[int, int],
+    api: CacheApi,
+) -> Mapping[str, Any]:
+    """Set marks; a text that gets one becomes a list with one text block, which is the same."""
+    changed = dict(fields)
+    for number, ttl in marks.items():
+        field, at, part = blocks[number].place
+        mark = {api.mark: dict(api.ttls[ttl][1])}
+        value = changed[field]
+        if at is None:
+            changed[field] = [_text_block(value, mark)]
+            continue
+        if field != "messages":
+            changed[field] = _replaced(value, at, {**value[at], **mark})
+            continue
+        message = decode_message(value[at])
+        content = message["content"]
+        if part is None:
+            content = [_text_block(content, mark)]
+        else:
+            content = _replaced(content, part, {**content[part], **mark})
+        changed[field] = _replaced(value, at, {**message, "content": content})
+    return changed
+
+
+def _text_block(text: str, mark: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "text", "text": text, **mark}
+
+
+def _replaced(values: list[Any], at: int, value: Any) -> list[Any]:
+    return [*values[:at], value, *values[at + 1 :]]

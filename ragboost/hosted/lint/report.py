@@ -1,0 +1,218 @@
+"""Lint a log of requests: sum up what breaks the prompt cache, and what that costs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ragboost.config import PriceSettings
+from ragboost.errors import RequestError
+from ragboost.hosted.lint.causes import Cause, PrefixBreak, compare
+from ragboost.hosted.lint.conversations import LoggedConversations
+from ragboost.hosted.lint.prompt import LoggedPrompt, estimate_tokens, read_prompt
+from ragboost.hosted.prices import find_price
+from ragboost.jsonl import Line, decode, read_lines
+
+_MAX_EXAMPLES = 3
+_MAX_FINDINGS = 1000
+_MAX_BAD_LINES = 20
+_MAX_LINE_BYTES = 64 * 1024 * 1024
+
+_ADVICE = {
+    Cause.TIME: "move it behind the documents, or into the last message",
+    Cause.RANDOM_ID: "remove it, or move it into the last message",
+    Cause.TOOL_ORDER: "sort the tools, or set stable.enabled",
+    Cause.TOOLS: "send the same tools with every request",
+    Cause.KEY_ORDER: "encode JSON with sorted keys, or set stable.enabled",
+    Cause.ITEM_ORDER: "keep the items in one order, or give them as documents to the proxy",
+    Cause.ITEMS: "append to the end only, or move the items into the last message",
+    Cause.WHITESPACE: "render the prompt in one place",
+    Cause.TRUNCATED: "truncate rarely and by much, not a little with every request",
+    Cause.SYSTEM: "keep the system prompt, and put what changes into the last message",
+    Cause.MESSAGE: "send earlier messages as they were sent before",
+    Cause.MODEL: "stay with one model in a conversation: each has a cache of its own",
+}
+
+
+@dataclass
+class LintFinding:
+    """All breaks of one cause in one kind of place.
+
+    Attributes:
+        cause: of the breaks.
+        place: in which they are.
+        times: breaks.
+        lost_tokens: estimated tokens that were computed again because of them.
+        cost: what these cost more than read from the cache; 0 without a price.
+        examples: the first ones, each with the lines of the two requests.
+    """
+
+    cause: Cause
+    place: str
+    times: int = 0
+    lost_tokens: int = 0
+    cost: float = 0.0
+    examples: list[tuple[str, str, PrefixBreak]] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "cause": str(self.cause),
+            "place": self.place,
+            "times": self.times,
+            "lost_tokens": self.lost_tokens,
+            "cost": round(self.cost, 6),
+            "advice": _ADVICE[self.cause],
+            "examples": [
+                {
+                    "earlier": earlier,
+                    "later": later,
+                    "path": found.path,
+                    "byte": found.offset,
+                    "prompt_byte": found.equal_bytes,
+                    "before": found.before,
+                    "after": found.after,
+                }
+                for earlier, later, found in self.examples
+            ],
+        }
+
+
+@dataclass
+class LintReport:
+    """The findings of a log.
+
+    Attributes:
+        requests: read.
+        continued: of them, those with an earlier request of their conversation.
+        prompt_tokens: estimated, of all requests.
+        bad_lines: lines that are no request, with the reason; the first ones.
+        num_bad_lines: all of them.
+        has_prices: a price was found for some model.
+    """
+
+    requests: int = 0
+    continued: int = 0
+    prompt_tokens: int = 0
+    bad_lines: list[str] = field(default_factory=list)
+    num_bad_lines: int = 0
+    has_prices: bool = False
+    _findings: dict[tuple[Cause, str], LintFinding] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> list[LintFinding]:
+        """The findings, by lost tokens."""
+        return sorted(self._findings.values(), key=lambda each: -each.lost_tokens)
+
+    def add_bad_line(self, reason: str) -> None:
+        """Count a line that is no request."""
+        self.num_bad_lines += 1
+        if len(self.bad_lines) < _MAX_BAD_LINES:
+            self.bad_lines.append(reason)
+
+    def add(
+        self, earlier: str, later: str, found: PrefixBreak, *, price: PriceSettings | None
+    ) -> None:
+        """Count a break between two requests."""
+        place = found.place
+        if (found.cause, place) not in self._findings and len(self._findings) >= _MAX_FINDINGS:
+            place = "other"
+        finding = self._findings.setdefault((found.cause, place), LintFinding(found.cause, place))
+        lost = estimate_tokens(found.lost_bytes)
+        finding.times += 1
+        finding.lost_tokens += lost
+        if price is not None:
+            self.has_prices = True
+            finding.cost += lost * price.input * (1 - price.cached_read) / 1_000_000
+        if len(finding.examples) < _MAX_EXAMPLES:
+            finding.examples.append((earlier, later, found))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "requests": self.requests,
+            "continued": self.continued,
+            "prompt_tokens": self.prompt_tokens,
+            "lost_tokens": sum(each.lost_tokens for each in self.findings),
+            "bad_lines": self.num_bad_lines,
+            "findings": [each.as_json() for each in self.findings],
+        }
+
+    def table(self) -> Table:
+        """Return a table for a terminal."""
+        table = Table(title="What breaks the prompt cache")
+        for name in ("cause", "place", "times", "lost tokens"):
+            table.add_column(name, justify="left" if name in ("cause", "place") else "right")
+        if self.has_prices:
+            table.add_column("cost", justify="right")
+        table.add_column("first example")
+        for each in self.findings:
+            earlier, later, found = each.examples[0]
+            where = f"{later} {found.path} byte {found.offset}, against {earlier}"
+            row = [str(each.cause), each.place, f"{each.times:,}", f"{each.lost_tokens:,}"]
+            row += [f"{each.cost:.4f}"] if self.has_prices else []
+            shown = f"{where}\n- {found.before!r}\n+ {found.after!r}\n{_ADVICE[each.cause]}"
+            table.add_row(*row, shown.replace("[", r"\["))
+        return table
+
+    def sentence(self) -> str:
+        """Return the result in one sentence."""
+        lost = sum(each.lost_tokens for each in self.findings)
+        share = lost / self.prompt_tokens if self.prompt_tokens else 0.0
+        return (
+            f"{self.requests:,} requests, {self.continued:,} of them continue a conversation; "
+            f"about {lost:,} tokens ({share:.1%} of all) could have been read from the cache."
+        )
+
+
+def lint_log(
+    path: Path,
+    *,
+    prices: Sequence[PriceSettings] = (),
+    on_progress: Callable[[int], None] | None = None,
+) -> LintReport:
+    """Compare consecutive requests of each conversation in a log.
+
+    Args:
+        path: JSONL, also compressed with gzip, of request bodies or of objects with one.
+        prices: of models, to give the cost.
+        on_progress: called with the number of lines read so far.
+
+    Raises:
+        RequestError: the file cannot be read, or none of its lines is a request.
+    """
+    report, conversations = LintReport(), LoggedConversations()
+    for line in read_lines(path, max_bytes=_MAX_LINE_BYTES):
+        prompt = _read(line, report)
+        if prompt is not None:
+            report.requests += 1
+            report.prompt_tokens += estimate_tokens(prompt.num_bytes)
+            before = conversations.continue_with(prompt)
+            if before is not None:
+                report.continued += 1
+                if (found := compare(before, prompt)) is not None:
+                    price = find_price(prices, before.model)
+                    report.add(before.where, prompt.where, found, price=price)
+        if on_progress is not None:
+            on_progress(line.number)
+    if not report.requests:
+        reason = report.bad_lines[0] if report.bad_lines else f"{path} has no lines"
+        raise RequestError(f"no request found; {reason}")
+    return report
+
+
+def _read(line: Line, report: LintReport) -> LoggedPrompt | None:
+    if len(line.raw) > _MAX_LINE_BYTES:
+        report.add_bad_line(f"{line.where}: longer than {_MAX_LINE_BYTES} bytes")
+        return None
+    try:
+        row = decode(line.raw, where=line.where)
+        prompt = read_prompt(line.where, row) if isinstance(row, dict) else None
+    except (RequestError, RecursionError) as error:
+        report.add_bad_line(str(error) or f"{line.where}: nested too deeply")
+        return None
+    if prompt is None:
+        report.add_bad_line(f"{line.where}: no request with `messages`, `input` or `prompt`")
+    return prompt

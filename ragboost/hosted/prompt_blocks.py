@@ -1,0 +1,144 @@
+"""Divide a request into the blocks that hosted APIs cache up to, each with a hash of its prefix.
+
+Tools come first, then the system prompt, then the messages. Knows request bodies.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from msgspec import Raw
+
+from ragboost.formats.content_blocks import has_cache_mark
+
+_CONTENT = ("role", "content")
+_UNMARKED_TYPES = ("thinking", "redacted_thinking")
+
+
+class BlockPlace(NamedTuple):
+    """Where a block stands in a body.
+
+    Attributes:
+        field: `tools`, `system` or `messages`.
+        at: index in that list; None where `system` is one text.
+        part: index in the content of a message; None where that is one text.
+    """
+
+    field: str
+    at: int | None = None
+    part: int | None = None
+
+
+class PromptBlock(NamedTuple):
+    """A block of a prompt.
+
+    Attributes:
+        place: in the body.
+        key: hash of everything up to its end.
+        end_bytes: bytes of everything up to its end, about.
+        kind: blocks of one kind return with about the same probability.
+        can_end: a cache breakpoint may be set on it.
+    """
+
+    place: BlockPlace
+    key: bytes
+    end_bytes: int
+    kind: str
+    can_end: bool
+
+
+class _Piece(NamedTuple):
+    place: BlockPlace
+    text: str
+    kind: str
+    can_end: bool
+
+
+def prompt_blocks(fields: Mapping[str, Any], *, seed: bytes) -> list[PromptBlock]:
+    """Return the blocks of a body with `messages`; none of another one.
+
+    None, either, of a body in which the caller has set a breakpoint: the caller decides.
+
+    Args:
+        fields: of the body; messages may be encoded.
+        seed: keeps equal prompts of different tenants apart.
+    """
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages or has_cache_mark(fields):
+        return []
+    decoded = [decode_message(message) for message in messages]
+    above = [each for name in ("tools", "system") for each in _list(fields.get(name))]
+    parts = [part for each in decoded for part in _list(_content(each))]
+    if any(map(has_cache_mark, [*above, *decoded, *parts])):
+        return []
+    blocks, key, end = [], seed, 0
+    for piece in _pieces(fields, decoded):
+        data = piece.text.encode("utf-8", "surrogatepass")
+        key = hashlib.sha256(key + data).digest()[:16]
+        end += len(data)
+        blocks.append(PromptBlock(piece.place, key, end, piece.kind, piece.can_end))
+    return blocks
+
+
+def decode_message(message: Any) -> Any:
+    """Decode a message; those of the resent history are encoded."""
+    return json.loads(bytes(message)) if isinstance(message, Raw) else message
+
+
+def _pieces(fields: Mapping[str, Any], messages: list[Any]) -> Iterator[_Piece]:
+    for at, tool in enumerate(_list(fields.get("tools"))):
+        yield _Piece(BlockPlace("tools", at), json.dumps(tool), "tools", isinstance(tool, dict))
+    system = fields.get("system")
+    if isinstance(system, str) and system:
+        yield _Piece(BlockPlace("system"), _as_block(system), "system", True)
+    for at, block in enumerate(_list(system)):
+        yield _Piece(BlockPlace("system", at), json.dumps(block), "system", _can_end(block))
+    num_user = 0
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict):
+            return
+        num_user += message.get("role") == "user"
+        is_last = at == len(messages) - 1
+        yield from _message_pieces(at, message, turn=num_user, is_last=is_last)
+
+
+def _message_pieces(
+    at: int, message: dict[str, Any], *, turn: int, is_last: bool
+) -> Iterator[_Piece]:
+    role, content = str(message.get("role")), message.get("content")
+    others = {name: value for name, value in message.items() if name not in _CONTENT}
+    parts = [content] if isinstance(content, str) else _list(content)
+    if others or not parts:
+        yield _Piece(BlockPlace("messages", at, -1), role + json.dumps(others), "rest", False)
+    for number, part in enumerate(parts):
+        is_text = isinstance(part, str)
+        text = _as_block(part) if is_text else json.dumps(part)
+        ends = number == len(parts) - 1
+        if role in ("system", "developer"):
+            kind = "system"
+        elif ends:
+            kind = "history" if not is_last else "first end" if turn <= 1 else "end"
+        else:
+            kind = f"block {min(number.bit_length(), 4)}" if turn <= 1 else "inside"
+        can_end = bool(part) if isinstance(content, str) else _can_end(part)
+        place = BlockPlace("messages", at, None if isinstance(content, str) else number)
+        yield _Piece(place, role + text, kind, can_end and role != "tool")
+
+
+def _as_block(text: str) -> str:
+    return json.dumps({"type": "text", "text": text})
+
+
+def _can_end(block: Any) -> bool:
+    if not isinstance(block, dict) or block.get("type") in _UNMARKED_TYPES:
+        return False
+    return block.get("type") != "text" or bool(block.get("text"))
+
+
+def _content(message: Any) -> Any:
+    return message.get("content") if isinstance(message, dict) else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

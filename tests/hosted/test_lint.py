@@ -1,0 +1,295 @@
+"""`ragboost doctor --log`: what breaks the prefix of a conversation, where, and what it costs."""
+
+import copy
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragboost.config import PriceSettings
+from ragboost.hosted.lint import LintReport, lint_log
+from ragboost.hosted.lint.conversations import LoggedConversations
+from ragboost.hosted.lint.prompt import read_prompt
+
+Body = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+RULES = "Follow these rules of the house, please.\n" * 40
+MEMORY = [f"The user likes thing number {number} very much." for number in range(6)]
+
+
+def tool(name: str, **parameters: Any) -> Body:
+    schema = {"type": "object", "properties": parameters, "required": sorted(parameters)}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def request(system: str = RULES, turns: int = 2, **fields: Any) -> Body:
+    messages = [{"role": "system", "content": system}]
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"Question {turn}: " + "why? " * 20})
+        messages.append({"role": "assistant", "content": f"Answer {turn}: " + "so. " * 20})
+    messages.append({"role": "user", "content": f"Question {turns}: " + "why? " * 20})
+    tools = [tool("search", query={"type": "string"}, top={"type": "integer"}), tool("book")]
+    return {"model": "m-1", "tools": tools, "messages": messages, **fields}
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def lint(path: Path, *rows: Any, **options: Any) -> LintReport:
+    return lint_log(write(path / "log.jsonl", *rows), **options)
+
+
+def with_tools(body: Body, change: Callable[[list[Body]], Any]) -> Body:
+    body = copy.deepcopy(body)
+    body["tools"] = change(body["tools"])
+    return body
+
+
+def with_message(body: Body, at: int, content: Any) -> Body:
+    body = copy.deepcopy(body)
+    body["messages"][at]["content"] = content
+    return body
+
+
+def other_key_order(tools: list[Body]) -> list[Body]:
+    return [dict(reversed(each.items())) for each in tools]
+
+
+NEXT = request(turns=3)
+WITH_MEMORY = "\n".join([RULES, *MEMORY])
+CASES = [
+    ("continues", request(), NEXT, None, None),
+    (
+        "time",
+        request(RULES + "Now: 2026-11-22T10:04:59Z."),
+        request(RULES + "Now: 2026-11-22T10:05:12Z.", 3),
+        "date or time",
+        "system",
+    ),
+    (
+        "day",
+        request("Today is Sunday, 22 November 2026. " + RULES),
+        request("Today is Monday, 23 November 2026. " + RULES, 3),
+        "date or time",
+        "system",
+    ),
+    (
+        "uuid",
+        request(RULES + "Trace 0d9f1c8e-6a43-4cb8-9a6e-2f9a7c1f0001"),
+        request(RULES + "Trace 77aa1c8e-6a43-4cb8-9a6e-2f9a7c1f0002", 3),
+        "random id",
+        "system",
+    ),
+    (
+        "call id",
+        with_message(request(), 2, [{"type": "tool_use", "id": "toolu_01AbC9x", "input": {}}]),
+        with_message(NEXT, 2, [{"type": "tool_use", "id": "toolu_01ZyC7q", "input": {}}]),
+        "random id",
+        "assistant message",
+    ),
+    (
+        "tool order",
+        request(),
+        with_tools(NEXT, lambda tools: tools[::-1]),
+        "tools in another order",
+        "tools",
+    ),
+    (
+        "tool keys",
+        request(),
+        with_tools(NEXT, other_key_order),
+        "JSON keys in another order",
+        "tools",
+    ),
+    (
+        "new tool",
+        request(),
+        with_tools(NEXT, lambda tools: [tools[0], tool("cancel"), tools[1]]),
+        "changed tools",
+        "tools",
+    ),
+    (
+        "memory order",
+        request(WITH_MEMORY),
+        request("\n".join([RULES, *MEMORY[::-1]]), 3),
+        "items in another order",
+        "system",
+    ),
+    (
+        "memory item",
+        request(WITH_MEMORY),
+        request("\n".join([RULES, MEMORY[0], "The user is new here.", *MEMORY[1:]]), 3),
+        "items added or removed",
+        "system",
+    ),
+    ("whitespace", request(), request(RULES.replace("\n", "  \n"), 3), "whitespace", "system"),
+    ("system", request(), request("Be brief. " + RULES, 3), "changed system prompt", "system"),
+    (
+        "arguments",
+        with_message(request(), 2, '{"query": "x", "top": 3}'),
+        with_message(NEXT, 2, '{"top": 3, "query": "x"}'),
+        "JSON keys in another order",
+        "assistant message",
+    ),
+    (
+        "truncated",
+        request(turns=3),
+        {**NEXT, "messages": [NEXT["messages"][0], *request(turns=4)["messages"][3:]]},
+        "truncated history",
+        "user message",
+    ),
+    (
+        "edited",
+        request(),
+        with_message(NEXT, 2, "Something else entirely."),
+        "changed message",
+        "assistant message",
+    ),
+    ("model", request(), {**NEXT, "model": "m-2"}, "another model", "model"),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause", "place"),
+    [case[1:] for case in CASES],
+    ids=[case[0] for case in CASES],
+)
+def test_the_first_difference_has_a_cause_and_a_place(
+    tmp_path: Path, before: Body, after: Body, cause: str | None, place: str | None
+) -> None:
+    report = lint(tmp_path, before, after)
+
+    assert report.continued == 1
+    found = [(str(each.cause), each.place) for each in report.findings]
+    assert found == ([(cause, place)] if cause else [])
+
+
+def test_the_byte_and_the_lost_tokens_are_those_of_the_first_difference(tmp_path: Path) -> None:
+    before, after = (
+        request("é" * 3 + "Now 10:04. " + RULES),
+        request("é" * 3 + "Now 10:05. " + RULES, 3),
+    )
+
+    report = lint(tmp_path, before, after, prices=[PriceSettings(model="m", input=10.0)])
+
+    ((earlier, later, found),) = report.findings[0].examples
+    assert (earlier[-2:], later[-2:]) == (":1", ":2")
+    text = json.dumps(before["messages"][0], ensure_ascii=False)
+    assert found.offset == len(text[: text.index("4. ")].encode())
+    assert found.before != found.after
+    tokens = report.findings[0].lost_tokens
+    sent = len(json.dumps(before["messages"], ensure_ascii=False)) // 4
+    assert sent * 0.9 < tokens < sent
+    assert report.findings[0].cost == pytest.approx(tokens * 9e-6)
+
+
+def test_moved_breakpoints_and_texts_as_blocks_are_no_difference(tmp_path: Path) -> None:
+    marked = with_message(
+        request(), 0, [{"type": "text", "text": RULES, "cache_control": {"type": "ephemeral"}}]
+    )
+    assert not lint(tmp_path, marked, NEXT).findings
+
+
+def test_conversations_are_told_apart_by_name_and_by_their_messages(tmp_path: Path) -> None:
+    one, two = (with_message(request(), 1, f"Question of {name}") for name in "ab")
+    three, four = (with_message(NEXT, 1, f"Question of {name}") for name in "ba")
+    for body in (two, three):
+        for message in body["messages"][1:]:
+            message["content"] += "!"
+    rows = [one, two, three, four]
+    report = lint(tmp_path, *rows)
+    assert (report.requests, report.continued) == (4, 2)
+    assert not report.findings
+
+    named = [{"session_id": name, "body": body} for name, body in zip("abab", rows, strict=True)]
+    report = lint(tmp_path, *named)
+    assert [str(each.cause) for each in report.findings] == ["changed message"]
+
+
+def test_equal_greetings_and_examples_do_not_make_a_conversation(tmp_path: Path) -> None:
+    examples = request(turns=3)["messages"][:-1]
+    rows = [
+        {"model": "m", "messages": [*examples, {"role": "user", "content": text}]}
+        for text in ("What is a lease?", "Who signs?", "How long does it run?")
+    ]
+    assert lint(tmp_path, *rows).continued == 0
+
+
+def test_responses_and_anthropic_bodies_are_read(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "why?"}]
+    longer = [*messages, {"role": "assistant", "content": "so"}, {"role": "user", "content": "x"}]
+    for field, above in (("messages", "system"), ("input", "instructions")):
+        rows = [
+            {"model": "m", above: "Be brief. 10:00", field: messages},
+            {"model": "m", above: "Be brief. 10:01", field: longer},
+        ]
+        (finding,) = lint(tmp_path, *rows).findings
+        assert (str(finding.cause), finding.place) == ("date or time", "system")
+
+
+def test_memory_is_bounded_by_dropping_conversations() -> None:
+    conversations = LoggedConversations()
+    for number in range(3000):
+        prompt = read_prompt("x:1", {"session_id": str(number), **request()})
+        assert prompt is not None
+        assert conversations.continue_with(prompt) is None
+    assert len(conversations._last) == 1000
+
+
+def doctor(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "ragboost", "doctor", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_the_command_prints_a_table_or_json_and_its_exit_code_tells(tmp_path: Path) -> None:
+    broken = write(tmp_path / "a.jsonl", request("At 10:04. "), request("At 10:05. ", 3))
+    good = tmp_path / "b.jsonl.gz"
+    good.write_bytes(gzip.compress(write(tmp_path / "b.jsonl", request(), NEXT).read_bytes()))
+
+    table = doctor("--log", str(broken))
+    assert table.returncode == 1
+    assert "date or time" in table.stdout
+    assert "[" in table.stdout
+
+    report = json.loads(doctor("--log", str(broken), "--json").stdout)
+    assert report["findings"][0]["examples"][0]["path"] == "messages[0]"
+    assert report["lost_tokens"] > 0
+
+    clean = doctor("--log", str(good))
+    assert clean.returncode == 0
+    assert "2 requests" in clean.stdout
+
+
+def test_bad_lines_are_named_and_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"a": 1}}\nnot JSON\n\n[1]\n{json.dumps(request())}\n')
+
+    done = doctor("--log", str(path), "--json")
+
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["bad_lines"] == 3
+    for number in (1, 2, 4):
+        assert f"log.jsonl:{number}: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "cannot read"), ("", "no lines"), ("{}\n", "no request")]
+)
+def test_a_log_without_requests_is_an_error(tmp_path: Path, content: str | None, said: str) -> None:
+    path = tmp_path / "log.jsonl"
+    if content is not None:
+        path.write_text(content)
+    done = doctor("--log", str(path))
+    assert done.returncode == 2
+    assert said in done.stderr
+    both = doctor("--log", str(path), "--backend", "http://127.0.0.1:1")
+    assert both.returncode == 2

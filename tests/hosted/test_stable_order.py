@@ -1,0 +1,145 @@
+"""The stable order: requests that differ in order only have equal prefixes, and no text changes."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragboost.config import StableSettings, load_settings
+from ragboost.errors import ConfigError
+from ragboost.hosted.stable_order import StableOrder
+from tests.fakes import FakeEngine
+from tests.fakes.proxy import ProxyServer, proxy_settings
+
+MARK = {"type": "ephemeral"}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=10,
+)
+TOOLS = st.lists(
+    st.fixed_dictionaries({"name": st.sampled_from("abc"), "input_schema": JSON}), max_size=4
+)
+
+
+def tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": fields}}
+
+
+def stable(body: dict[str, Any], *lists: str) -> bytes:
+    return StableOrder(StableSettings(enabled=True, lists=lists)).apply(json.dumps(body).encode())
+
+
+def scrambled(value: Any) -> Any:
+    """The same JSON with its keys in another order."""
+    if isinstance(value, dict):
+        return {name: scrambled(value[name]) for name in reversed(value)}
+    return [scrambled(each) for each in value] if isinstance(value, list) else value
+
+
+@given(TOOLS)
+def test_tools_in_any_order_become_equal_and_keep_their_meaning(tools: list[Any]) -> None:
+    body = {"model": "m", "tools": tools, "messages": [{"role": "user", "content": "x"}]}
+    other = {**body, "tools": scrambled(tools[::-1])}
+
+    sent = stable(body)
+
+    assert json.loads(sent)["tools"] == json.loads(stable(other))["tools"]
+    assert json.dumps(json.loads(sent)["tools"]) == json.dumps(json.loads(stable(other))["tools"])
+    assert sorted(map(repr, map(_plain, json.loads(sent)["tools"]))) == sorted(
+        map(repr, map(_plain, tools))
+    )
+    order = StableOrder(StableSettings(enabled=True))
+    assert order.apply(sent) == sent
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def test_what_is_in_order_keeps_its_bytes() -> None:
+    raw = b'{ "tools": [ {"name" :"a"}, {"name":"b"} ], "n": 1.10, "messages": [] }'
+    assert StableOrder(StableSettings(enabled=True)).apply(raw) == raw
+    assert StableOrder(StableSettings(enabled=True)).apply(b"not JSON") == b"not JSON"
+
+
+def test_numbers_and_texts_keep_their_digits_and_characters() -> None:
+    raw = (
+        b'{"tools":[{"name":"b","x":1e400},{"name":"a","x":1.10}],'
+        b'"messages":[{"content":"\\ud800 b a"}]}'
+    )
+    sent = StableOrder(StableSettings(enabled=True)).apply(raw)
+    assert b'{"name":"a","x":1.10},{"name":"b","x":1e400}' in sent
+    assert b'[{"content":"\\ud800 b a"}]' in sent
+
+
+def test_only_inputs_of_tool_calls_are_sorted_in_messages() -> None:
+    call = {"type": "tool_use", "name": "t", "input": {"b": 1, "a": {"d": 1, "c": 2}}}
+    text = {"type": "text", "text": '{"b": 1, "a": 2}'}
+    function = {"name": "t", "arguments": '{"b": 1, "a": 2}'}
+    messages = [
+        {"role": "assistant", "content": [text, call]},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]},
+    ]
+    sent = json.loads(stable({"messages": messages}))["messages"]
+    assert json.dumps(sent[0]["content"][1]["input"]) == '{"a": {"c": 2, "d": 1}, "b": 1}'
+    assert sent[0]["content"][0] == text
+    assert json.dumps(sent[1]) == json.dumps(messages[1])
+
+
+def test_nothing_moves_across_a_breakpoint() -> None:
+    tools = [{"name": "b"}, {"name": "a", "cache_control": MARK}, {"name": "0"}]
+    assert [each["name"] for each in json.loads(stable({"tools": tools}))["tools"]] == [
+        "b",
+        "a",
+        "0",
+    ]
+
+
+def test_named_lists_are_sorted() -> None:
+    body = {
+        "tools": [tool("t", required=["b", "a"])],
+        "metadata": {"tags": ["z", "y"], "kept": ["z", "y"]},
+        "messages": [
+            {"role": "user", "content": [{"type": "x", "memories": [{"t": 2}, {"t": 1}]}]}
+        ],
+    }
+    sent = json.loads(
+        stable(
+            body,
+            "tools[].function.parameters.required",
+            "metadata.tags",
+            "messages[].content[].memories",
+            "absent[].list",
+        )
+    )
+    assert sent["tools"][0]["function"]["parameters"]["required"] == ["a", "b"]
+    assert sent["metadata"] == {"tags": ["y", "z"], "kept": ["z", "y"]}
+    assert sent["messages"][0]["content"][0]["memories"] == [{"t": 1}, {"t": 2}]
+
+
+@pytest.mark.parametrize(
+    "path", ["messages", "messages[].content", "tools[]", "a..b", "ragboost.documents"]
+)
+def test_a_list_whose_order_is_text_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"stable\.lists"):
+        load_settings({"stable.lists": [path]})
+
+
+@pytest.mark.parametrize("is_stable", [True, False])
+def test_the_proxy_sends_equal_tools_only_if_it_is_asked_to(
+    engine: FakeEngine, is_stable: bool
+) -> None:
+    tools = [tool("b", x=1, a=2), tool("a")]
+    settings = proxy_settings(engine.url, stable={"enabled": is_stable})
+    with ProxyServer(settings) as proxy:
+        for each in (tools, scrambled(tools[::-1])):
+            body = {"model": "m", "tools": each, "messages": [{"role": "user", "content": "x"}]}
+            httpx.post(f"{proxy.url}/v1/chat/completions", json=body).raise_for_status()
+
+    first, second = (json.dumps(received.json["tools"]) for received in engine.requests)
+    assert (first == second) is is_stable
+    assert (first == json.dumps(tools)) is not is_stable
