@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.quality_vllm import quality
 from benchmarks.reuse_vllm import DEEP, SMALL, Prompts, ReuseLLM
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
@@ -199,12 +200,15 @@ def sum_of(count: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    parts = {f.__name__: f for f in (equality, poisoning, ttft, itl, sustained)}
+    parts = {f.__name__: f for f in (equality, poisoning, ttft, itl, sustained, quality)}
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=parts)
     parser.add_argument("--tokens", default="1024,4096")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--seeds", default="201,202,203")
+    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--policies", default="")
     args = parser.parse_args()
     print(json.dumps(parts[args.part](args)))
 
