@@ -20,6 +20,7 @@ from ragboost.chunk_cache.reuse import is_exact
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import choose
 from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.engine_chunks.measure import ChunkMeasure, measure_last_chunk
 from ragboost.engine_chunks.prompt_plan import PromptPlan
 
 
@@ -39,6 +40,7 @@ class FilledPrompt:
         selected: positions of the recomputed tokens, ascending.
         num_exact, num_reused, num_recomputed, num_computed: the tokens of the prompt by origin;
             those that the engine held count as exact.
+        measure: measurements of the last chunk; None unless the request asked for them.
     """
 
     cache: RequestCache
@@ -47,6 +49,7 @@ class FilledPrompt:
     num_reused: int
     num_recomputed: int
     num_computed: int
+    measure: ChunkMeasure | None = None
 
 
 def fill_prompt(
@@ -81,9 +84,14 @@ def fill_prompt(
     lead = missing[missing < (plan.stop if plan.approximate is None else plan.approximate)]
     compute(lead)
     assembly.source[lead] = TokenSource.EXACT
-    selected = _select(model, assembly, plan, backend=backend, pace=pace)
+    selected, measure = _select(model, assembly, plan, backend=backend, pace=pace), None
     rows = rows_to_compute(assembly, selected)
-    compute(rows[rows < plan.stop])
+    if plan.request.measure:
+        start = plan.request.chunks[-1][0]
+        compute(rows[rows < start])
+        measure = measure_last_chunk(model, assembly, backend=backend)
+    else:
+        compute(rows[rows < plan.stop])
     num_exact = int((assembly.source == TokenSource.EXACT).sum()) - len(lead)
     return FilledPrompt(
         assembly.cache,
@@ -92,6 +100,7 @@ def fill_prompt(
         num_reused=len(plan.tokens) - num_exact - num_missing - len(selected),
         num_recomputed=len(selected),
         num_computed=num_missing,
+        measure=measure,
     )
 
 
@@ -130,6 +139,8 @@ def _select(
     pace: Pace,
 ) -> torch.Tensor:
     policy, candidates = make_policy(plan.request.policy), assembly.candidates
+    if plan.request.measure:
+        return candidates[candidates >= plan.request.chunks[-1][0]]
     num_tokens = policy.num_tokens(assembly, plan.request.ratio)
     if num_tokens in (0, len(candidates)):
         return candidates[:num_tokens]

@@ -9,6 +9,10 @@ from typing import Any
 import torch
 
 from benchmarks.reuse_vllm import SMALL, Prompts, ReuseLLM
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.precompute.prime import measure
+from ragboost.chunk_cache.reuse import ChunkReuse
 
 FIELDS = ("exact", "reused", "recomputed", "computed")
 
@@ -101,6 +105,30 @@ def check_bad_input(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     return told
 
 
+def check_measuring(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """Policies that need measurements reuse measured chunks only, as `ChunkReuse` does."""
+    tokens, positions = prompts.prompt([3, 1, 4, 0, 2])
+    engine.llm.reset_prefix_cache()
+    before = report(engine.run(tokens, positions, policy="cachecraft", ratio=0.15))
+    reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+    for number, chunk in enumerate(prompts.chunks):
+        others = [(number + step) % 5 for step in (1, 2)]
+        engine.run(*prompts.prompt([number]))  # alone
+        measured = report(engine.run(*prompts.prompt([*others, number]), measure=True))
+        assert measured["recomputed"] == len(chunk), measured
+        neighbours = [prompts.chunks[other] for other in others]
+        measure(reuse, prompts.system, chunk, neighbours=neighbours)
+    chunks = [prompts.chunks[number] for number in (3, 1, 4, 0, 2)]
+    worst = 0.0
+    for policy in ("cachecraft", "hybrid-offline"):
+        engine.llm.reset_prefix_cache()
+        got = engine.logprobs(tokens, positions, policy=policy, ratio=0.15)
+        wanted = reuse.prefill(prompts.system, chunks, prompts.question, policy=policy, ratio=0.15)
+        logprobs = torch.log_softmax(wanted.logits.float(), -1)
+        worst = max(worst, float((got - logprobs).abs().max()))
+    return {"before": before, "measured_error": worst}
+
+
 def check_ends(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     """A prompt that ends in a chunk, and requests that are aborted."""
     tokens, positions = prompts.prompt([3, 1, 0], question=())
@@ -166,6 +194,7 @@ CHECKS = (
     check_reuse,
     check_batch,
     check_bad_input,
+    check_measuring,
     check_ends,
     check_failure,
     check_preemption,

@@ -70,6 +70,12 @@ def test_input_that_makes_no_sense_is_computed_exactly_with_a_reason(told: Any) 
     }
 
 
+def test_policies_that_need_measurements_reuse_measured_chunks_only(told: Any) -> None:
+    assert told["check_measuring"]["before"]["reason"] == "not_measured"
+    assert told["check_measuring"]["before"]["reused"] == 0
+    assert told["check_measuring"]["measured_error"] < ROUNDING
+
+
 def test_a_prompt_may_end_in_a_chunk(told: Any) -> None:
     assert told["check_ends"]["ending_error"] < ROUNDING
 

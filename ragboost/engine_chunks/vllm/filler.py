@@ -92,6 +92,10 @@ class ChunkFiller:
         )
         self.write(filled.cache.layers, work.blocks, start=plan.held, stop=plan.stop)
         filled.cache.layers.clear()
+        if filled.measure is not None:
+            start, stop = plan.request.chunks[-1]
+            key = self.library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
+            self.library.measure(key, filled.measure)
         self.outcomes[work.request_id] = filled
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]

@@ -4,7 +4,7 @@ Called by vLLM between steps, in one thread. Knows requests and blocks by number
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ragboost.bounded_map import BoundedMap
@@ -76,6 +76,7 @@ class ChunkPlanner:
         self._block_size = filler.block_size
         self._defaults = settings.defaults
         scheduled = int(config.scheduler_config.max_num_batched_tokens)
+        self._most_rows = scheduled  # of one forward pass
         self._budget = StepBudget(settings.step_tokens or scheduled)
         self._tracked: dict[str, _Tracked] = {}
         self._known: BoundedMap[bytes, int] = BoundedMap(max_entries=_MAX_KNOWN_PLANS)
@@ -90,6 +91,8 @@ class ChunkPlanner:
         )
         if wanted is None:
             return
+        if wanted.measure and wanted.chunks and _length(wanted.chunks[-1]) > self._most_rows:
+            wanted = replace(wanted, reason="chunk_too_long")
         refused = request_refusal(request)
         tokens = [] if refused else list(request.prompt_token_ids)
         keys = {} if refused else find_chunks(wanted, tokens, self._library)
@@ -237,3 +240,7 @@ class ChunkPlanner:
 
     def _block_ids(self, request_id: str) -> list[int]:
         return list(self.blocks.get_block_ids(request_id)[0])
+
+
+def _length(chunk: tuple[int, int]) -> int:
+    return chunk[1] - chunk[0]
