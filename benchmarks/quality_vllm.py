@@ -6,6 +6,7 @@ The same prompts, chunks and policies as `benchmarks.chunk_quality`; each chunk 
 behind the system prompt. Runs in vLLM's environment.
 """
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ def quality(args: Namespace) -> dict[str, Any]:
             by_ratio[f"{ratio:g}"] = [round(accuracy, 4), round(wanted[policy, ratio], 4)]
             worst = max(worst, abs(accuracy - wanted[policy, ratio]))
             num_arms, num_equal = num_arms + 1, num_equal + (accuracy == wanted[policy, ratio])
+        print(task, score[task], file=sys.stderr)
     return {
         "quality": score,  # [vLLM, transformers]
         "quality_difference": round(worst, 4),
@@ -63,10 +65,10 @@ def answers(engine: ReuseLLM, cases: Sequence[Case], policies: Sequence[str]) ->
         engine.run([*system, *chunk], [[len(system), len(system) + len(chunk)]])
     arms: list[Row] = [("full", 1.0), ("reuse", 0.0)]
     arms += [(policy, ratio) for policy in policies for ratio in RATIOS]
-    return {arm: accuracy(engine, cases, arm) for arm in arms}
+    return {arm: share_right(engine, cases, arm) for arm in arms}
 
 
-def accuracy(engine: ReuseLLM, cases: Sequence[Case], arm: Row) -> float:
+def share_right(engine: ReuseLLM, cases: Sequence[Case], arm: Row) -> float:
     """Return the share of cases whose next token is right, with an empty prefix cache."""
     policy, ratio = arm
     prompts, sampling = [], []

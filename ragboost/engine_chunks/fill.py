@@ -74,7 +74,7 @@ def fill_prompt(
 
     def compute(rows: torch.Tensor) -> None:
         for piece in pace.pieces(rows):
-            begin = assembly.hidden.of(piece) if assembly.hidden is not None else None
+            begin = assembly.begin(piece)
             tokens = [plan.tokens[position] for position in piece.tolist()]
             forward = ForwardPlan(piece, backend=backend, begin=begin)
             model.forward(tokens, assembly.cache, plan=forward)

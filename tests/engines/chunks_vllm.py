@@ -111,9 +111,9 @@ def check_measuring(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     engine.llm.reset_prefix_cache()
     before = report(engine.run(tokens, positions, policy="cachecraft", ratio=0.15))
     reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+    engine.learn(prompts)
     for number, chunk in enumerate(prompts.chunks):
         others = [(number + step) % 5 for step in (1, 2)]
-        engine.run(*prompts.prompt([number]))  # alone
         measured = report(engine.run(*prompts.prompt([*others, number]), measure=True))
         assert measured["recomputed"] == len(chunk), measured
         neighbours = [prompts.chunks[other] for other in others]
