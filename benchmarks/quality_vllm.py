@@ -36,7 +36,9 @@ def quality(args: Namespace) -> dict[str, Any]:
     worst, num_arms, num_equal = 0.0, 0, 0
     for task in TASKS:
         cases = [
-            prompt.case() for seed in seeds for prompt in make_prompts(task, args.prompts, seed=seed)
+            prompt.case()
+            for seed in seeds
+            for prompt in make_prompts(task, args.prompts, seed=seed)
         ]
         wanted = {
             (row.policy, row.ratio): row.score

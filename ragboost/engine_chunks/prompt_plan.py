@@ -62,10 +62,13 @@ class PromptPlan:
             start, stop = self.request.chunks[-1]
             return self.num_missing + stop - start
         chosen = self.request.ratio * (self.stop - self.held - self.num_missing)
-        look = 0.0
-        if chosen and make_policy(self.request.policy).looks_at_all:
-            look = min(2, num_layers) / num_layers * (len(self.tokens) - self.held)
-        return self.num_missing + round(chosen + look)
+        return self.num_missing + round(chosen) + self.num_looked_at(num_layers)
+
+    def num_looked_at(self, num_layers: int) -> int:
+        """Return what the selection computes, counted likewise."""
+        if not self.request.ratio or not make_policy(self.request.policy).looks_at_all:
+            return 0
+        return round(min(2, num_layers) / num_layers * (len(self.tokens) - self.held))
 
 
 def find_chunks(

@@ -13,6 +13,7 @@ from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.engine_chunks.pacing import StepBudget
 
 FIELDS = ("exact", "reused", "recomputed", "computed")
 
@@ -154,6 +155,69 @@ def check_failure(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     """A prompt that cannot be filled for want of memory is computed by vLLM."""
     tokens, positions = prompts.prompt([1, 4, 2])
     model = planner_of(engine)._filler.model
+    ran = failing(model)
+    got = engine.logprobs(tokens, positions, ratio=0.15)
+    del model.forward
+    return {
+        "num_failed": len(ran),
+        "failed_error": float((got - engine.exact(tokens)).abs().max()),
+    }
+
+
+def check_pacing(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """A prompt that needs more than a step may compute is filled over several, in which other
+    requests decode; it may be aborted and may fail there."""
+    tokens, positions = prompts.prompt([1, 0, 4, 2, 3])
+    planner, core = planner_of(engine), engine.llm.llm_engine
+    engine.llm.reset_prefix_cache()
+    at_once = engine.logprobs(tokens, positions, ratio=0.5)
+    budget, planner._budget = planner._budget, StepBudget(64)
+    engine.llm.reset_prefix_cache()
+    in_steps = engine.logprobs(tokens, positions, ratio=0.5)
+    poison = float((engine.logprobs(tokens) - engine.exact(tokens)).abs().max())
+    engine.llm.reset_prefix_cache()
+
+    def add(number: str, *, max_tokens: int = 1) -> None:
+        sampling = engine.sampling(positions, ratio=0.5, max_tokens=max_tokens)
+        core.add_request(number, {"prompt_token_ids": tokens}, sampling)
+
+    running = {"prompt_token_ids": prompts.tokens(20)}
+    core.add_request("running", running, engine.sampling(max_tokens=30))
+    core.step()
+    add("long")
+    num_before = 0  # tokens of the running request before the long one's first
+    while core.has_unfinished_requests():
+        outputs = core.step()
+        if any(output.request_id.startswith("long") for output in outputs):
+            break
+        num_before += 1
+    while core.has_unfinished_requests():
+        core.step()
+    engine.llm.reset_prefix_cache()
+    add("aborted", max_tokens=5)
+    core.step()
+    num_waiting = len(planner._filler._waiting)
+    core.abort_request(["aborted"])
+    core.step()
+    free = engine.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.usage
+    ran = failing(planner._filler.model)
+    failed = engine.logprobs(tokens, positions, ratio=0.5)
+    del planner._filler.model.forward
+    planner._budget = budget
+    return {
+        "paced_difference": float((in_steps - at_once).abs().max()),
+        "paced_poison": poison,
+        "num_tokens_between": num_before,
+        "num_waiting": num_waiting,
+        "num_left": len(planner._filler._waiting) + len(planner._paced) + len(planner._tracked),
+        "usage_left": free,
+        "num_failed": len(ran),
+        "failed_error": float((failed - engine.exact(tokens)).abs().max()),
+    }
+
+
+def failing(model: Any) -> list[int]:
+    """Let the model fail; return a list with an entry for each time."""
     ran: list[int] = []
 
     def fail(*args: Any, **options: Any) -> None:
@@ -161,12 +225,7 @@ def check_failure(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
         raise torch.OutOfMemoryError
 
     model.forward = fail
-    got = engine.logprobs(tokens, positions, ratio=0.15)
-    del model.forward
-    return {
-        "num_failed": len(ran),
-        "failed_error": float((got - engine.exact(tokens)).abs().max()),
-    }
+    return ran
 
 
 def check_preemption(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
@@ -197,6 +256,7 @@ CHECKS = (
     check_measuring,
     check_ends,
     check_failure,
+    check_pacing,
     check_preemption,
 )
 

@@ -89,6 +89,18 @@ def test_a_prompt_that_cannot_be_filled_is_computed(told: Any) -> None:
     assert told["check_failure"]["failed_error"] < ROUNDING
 
 
+def test_a_long_filling_is_spread_over_steps_in_which_others_decode(told: Any) -> None:
+    pacing = told["check_pacing"]
+    assert pacing["paced_difference"] < ROUNDING
+    assert pacing["paced_poison"] < ROUNDING
+    assert pacing["num_tokens_between"] >= 4
+    assert pacing["num_waiting"] == 1  # before it was aborted
+    assert pacing["num_left"] == 0
+    assert pacing["usage_left"] == 0
+    assert pacing["num_failed"] == 1
+    assert pacing["failed_error"] < ROUNDING
+
+
 def test_preempted_requests_get_the_same_text_and_poison_nothing(told: Any) -> None:
     assert told["check_preemption"]["is_preempted_right"]
     assert told["check_preemption"]["preempted_poison"] < ROUNDING

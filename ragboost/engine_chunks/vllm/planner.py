@@ -81,6 +81,7 @@ class ChunkPlanner:
         self._tracked: dict[str, _Tracked] = {}
         self._known: BoundedMap[bytes, int] = BoundedMap(max_entries=_MAX_KNOWN_PLANS)
         self._work = StepWork()
+        self._paced: set[str] = set()  # requests that wait while they are filled
 
     def add(self, request: Any) -> None:
         """Begin to track a request. KV that is only on disk starts loading."""
@@ -114,6 +115,10 @@ class ChunkPlanner:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return 0
+        self._paced.discard(request.request_id)
+        if request.request_id in self._filler.failed_requests:
+            tracked.wanted = replace(tracked.wanted, reason="fill_failed")
+            tracked.reason = "fill_failed"
         if tracked.wanted.reason is not None or request_refusal(request):
             tracked.held = held
             return 0
@@ -130,7 +135,9 @@ class ChunkPlanner:
             tracked.reason = None if is_reusing else plan
             return 0
         cost = plan.num_to_compute(self._filler.model.num_layers)
-        if not self._budget.admit(request.request_id, cost):
+        if self._budget.must_pace(cost):
+            self._paced.add(request.request_id)
+        elif not self._budget.admit(request.request_id, cost):
             return None
         if plan.approximate is not None:
             first = plan.approximate // self._block_size
@@ -140,16 +147,24 @@ class ChunkPlanner:
         tracked.plan, tracked.held, tracked.reason = plan, held, None
         return plan.stop - held
 
+    def is_paced(self, request: Any) -> bool:
+        """Return True if the request that was just matched waits while it is filled."""
+        return request.request_id in self._paced
+
     def allocated(self, request: Any, num_filled: int) -> None:
         """Order the filling of a request that has got its blocks."""
         tracked = self._tracked.get(request.request_id)
         if tracked is not None:
             self._withdraw(tracked)
         if tracked is None or tracked.plan is None:
+            self._paced.discard(request.request_id)  # it is filled
             return
         if num_filled:
-            blocks = self._block_ids(request.request_id)
-            self._work.fills.append(PromptFill(request.request_id, tracked.plan, blocks))
+            number = request.request_id
+            fill = PromptFill(
+                number, tracked.plan, self._block_ids(number), is_paced=number in self._paced
+            )
+            self._work.fills.append(fill)
             # What was stored is not taken out again: it would be approximate.
             found = [number for number, kv in enumerate(tracked.plan.stored) if kv is not None]
             tracked.uncaptured.difference_update(found)
@@ -166,11 +181,16 @@ class ChunkPlanner:
             if tracked is not None and tracked.uncaptured:
                 self._capture(tracked, tracked.request.num_computed_tokens + count)
         work, self._work = self._work, StepWork()
+        work.rows = self._budget.rows_left(sum(num_scheduled.values()))
         self._budget.next_step()
         return work
 
     def finish(self, request: Any) -> dict[str, Any] | None:
         """Stop tracking a request and return what it reports in its output."""
+        if request.request_id in self._paced:
+            self._paced.discard(request.request_id)
+            self._work.cancelled.append(request.request_id)
+        self._filler.failed_requests.discard(request.request_id)
         filled = self._filler.outcomes.pop(request.request_id, None)
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
