@@ -112,7 +112,8 @@ def check_measuring(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     engine.llm.reset_prefix_cache()
     before = report(engine.run(tokens, positions, policy="cachecraft", ratio=0.15))
     reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
-    engine.learn(prompts)
+    for number in range(len(prompts.chunks)):
+        engine.run(*prompts.prompt([number]), reuse=False)  # alone, instead of what is stored
     for number, chunk in enumerate(prompts.chunks):
         others = [(number + step) % 5 for step in (1, 2)]
         measured = report(engine.run(*prompts.prompt([*others, number]), measure=True))
