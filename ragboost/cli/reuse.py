@@ -187,11 +187,11 @@ def precompute(
     console = Console(stderr=True)
     with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
         if engine is not None:
-            from ragboost.engine_chunks.http.engine_client import EngineClient
+            from ragboost.engine_chunks.http.chunk_client import ChunkClient
             from ragboost.engine_chunks.http.precompute import run as run_engine
 
             text = run_engine(
-                EngineClient(engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt),
+                ChunkClient(engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt),
                 corpus,
                 top_n=top_n,
                 sources=sources,

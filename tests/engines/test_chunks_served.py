@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.engine_servers import EngineServer
 from ragboost.config import Settings
-from ragboost.engine_chunks.http.engine_client import EngineClient
+from ragboost.engine_chunks.http.chunk_client import ChunkClient
 from ragboost.engine_chunks.http.precompute import prepare
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
@@ -160,7 +160,7 @@ def test_a_policy_that_is_not_served_harms_nobody(server: EngineServer, policy: 
 def test_precompute_stores_and_measures_a_corpus_for_the_policies_that_need_it(
     server: EngineServer,
 ) -> None:
-    client = EngineClient(server.url, tenant="measured")
+    client = ChunkClient(server.url, tenant="measured")
     client.check()
     neighbours = [[(n + 1) % 6, (n + 2) % 6] for n in range(6)]
     server.clear_cache()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ragboost.chunk_cache.commands.sources import Sources, find_neighbours
-from ragboost.engine_chunks.http.engine_client import EngineClient
+from ragboost.engine_chunks.http.chunk_client import ChunkClient
 from ragboost.engine_chunks.options import FIELD
 from ragboost.errors import ConfigError
 from ragboost.retrieval.corpus import Corpus
@@ -44,7 +44,7 @@ class EngineCorpus:
 
 
 def run(
-    client: EngineClient,
+    client: ChunkClient,
     corpus: Path,
     *,
     top_n: int,
@@ -95,7 +95,7 @@ def run(
 
 
 def prepare(
-    client: EngineClient,
+    client: ChunkClient,
     texts: Sequence[str],
     neighbours: Sequence[Sequence[int]],
     *,

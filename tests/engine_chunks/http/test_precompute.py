@@ -13,7 +13,7 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from ragboost.cli import app
-from ragboost.engine_chunks.http.engine_client import EngineClient
+from ragboost.engine_chunks.http.chunk_client import ChunkClient
 from ragboost.engine_chunks.http.precompute import prepare
 from ragboost.errors import BackendConnectionError, BackendStatusError, ConfigError
 from ragboost.serving import serve_in_thread
@@ -69,8 +69,8 @@ def url(engine: FakeEngine) -> Iterator[str]:
         yield address
 
 
-def ready(url: str, **options: Any) -> EngineClient:
-    client = EngineClient(url, **options)
+def ready(url: str, **options: Any) -> ChunkClient:
+    client = ChunkClient(url, **options)
     client.check()
     return client
 
@@ -139,7 +139,7 @@ def test_the_command_prints_one_json_object(url: str, tmp_path: Path) -> None:
 def test_an_engine_that_cannot_reuse_chunks_says_why(engine: FakeEngine, url: str) -> None:
     engine.refusal = "worker_processes"
     with pytest.raises(ConfigError, match="cannot reuse chunks: worker_processes"):
-        EngineClient(url).check()
+        ChunkClient(url).check()
 
 
 def test_a_server_without_chunk_reuse_is_told_apart() -> None:
@@ -147,7 +147,7 @@ def test_a_server_without_chunk_reuse_is_told_apart() -> None:
         serve_in_thread(Starlette()) as url,
         pytest.raises(ConfigError, match="engine-flags vllm"),
     ):
-        EngineClient(url).check()
+        ChunkClient(url).check()
 
 
 def test_an_engine_that_is_gone_or_refuses_is_an_error_of_the_backend(
@@ -156,9 +156,9 @@ def test_an_engine_that_is_gone_or_refuses_is_an_error_of_the_backend(
     with serve_in_thread(Starlette()) as gone:
         pass
     with pytest.raises(BackendConnectionError):
-        EngineClient(gone).check()
+        ChunkClient(gone).check()
     with pytest.raises(ConfigError, match="http:// or https://"):
-        EngineClient("engine:8000")
+        ChunkClient("engine:8000")
     client = ready(url)
     with pytest.raises(BackendStatusError, match="status 500"):
         client.complete([], [], {})

@@ -16,7 +16,7 @@ TIMEOUT_S = 600.0
 _DEFAULT_CONTEXT = 4096
 
 
-class EngineClient:
+class ChunkClient:
     """An engine. Safe to use from several threads.
 
     Args:
@@ -48,7 +48,7 @@ class EngineClient:
         self._tenant, self._cache_salt = tenant, cache_salt
 
     def __repr__(self) -> str:
-        return f"EngineClient({self._url!r})"
+        return f"ChunkClient({self._url!r})"
 
     def check(self) -> None:
         """Read the model's name and context length.
