@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.quality_vllm import quality
 from benchmarks.reuse_vllm import DEEP, SMALL, Prompts, ReuseLLM
+from benchmarks.sustained import CORPUS, draw_orders, summarise_sustained
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
@@ -17,6 +19,7 @@ POLICIES = ("gradual", "a3", "fusionrag", "cacheblend", "epic", "hybrid")
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
 TIMED = ("gradual", "a3", "fusionrag", "epic")
 CHUNK = 256
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def equality(args: argparse.Namespace) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def ttft(args: argparse.Namespace) -> dict[str, Any]:
     most = max(lengths)
     engine = ReuseLLM(
         {**DEEP, "num_hidden_layers": args.layers},
-        torch.bfloat16,
+        DTYPES[args.dtype],
         blocks=3 * most // 32 + 8,
         max_model_len=most + 128,
         max_num_batched_tokens=most + 128,
@@ -83,6 +86,7 @@ def ttft(args: argparse.Namespace) -> dict[str, Any]:
     prompts = Prompts(system=64, chunks=most // CHUNK - 1, size=CHUNK, question=32)
     engine.learn(prompts)
     ratios: dict[str, Any] = {}
+    default: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     for length in lengths:
         tokens, positions = prompts.prompt(prompts.shuffled(length // CHUNK - 1))
@@ -97,30 +101,37 @@ def ttft(args: argparse.Namespace) -> dict[str, Any]:
         arms.append(("gradual 0.15 /16", {"policy": "gradual", "ratio": 0.15, "granularity": 16}))
         times: dict[str, list[float]] = {}
         for _ in range(3):
-            for name, told in arms:
-                spans = positions if told else None
-                times.setdefault(name, []).append(engine.seconds(tokens, spans, **told))
+            for name, options in arms:
+                spans = positions if options else None
+                times.setdefault(name, []).append(engine.seconds(tokens, spans, **options))
         medians = {name: statistics.median(values) for name, values in times.items()}
         full = medians.pop("full")
         seconds[str(len(tokens))] = round(full, 3)
-        ratios[str(len(tokens))] = {name: round(full / s, 2) for name, s in medians.items()}
-    return {"ttft_ratio": ratios, "full_prefill_s": seconds}
+        told = {name: round(full / s, 2) for name, s in medians.items()}
+        ratios[str(len(tokens))] = told
+        default[str(len(tokens))] = {"0": told["epic 0.0"]} | {
+            ratio: told[f"gradual {ratio}"] for ratio in ("0.05", "0.15", "0.3")
+        }
+    return {"ttft_ratio": default, "ttft_ratio_by_policy": ratios, "full_prefill_s": seconds}
 
 
 def itl(args: argparse.Namespace) -> dict[str, Any]:
-    """Time the steps of a decoding request while a prompt of 4,096 tokens comes in."""
+    """Time the steps of a decoding request while a prompt of 8,032 tokens comes in: filled in one
+    step at 15 %, and over several at 30 %."""
     engine = ReuseLLM(
         {**DEEP, "num_hidden_layers": args.layers},
-        torch.bfloat16,
-        blocks=600,
-        max_model_len=8192,
+        DTYPES[args.dtype],
+        blocks=900,
+        max_model_len=9216,
         max_num_batched_tokens=2048,
     )
-    prompts = Prompts(system=64, chunks=15, size=CHUNK, question=32)
+    prompts = Prompts(system=64, chunks=31, size=CHUNK, question=32)
     engine.learn(prompts)
     core = engine.llm.llm_engine
     told: dict[str, Any] = {}
-    for name, fields in {"full prefill": None, "gradual 0.15": {"ratio": 0.15}}.items():
+    arms: dict[str, dict[str, Any] | None] = {"full prefill": None}
+    arms |= {f"gradual {ratio}": {"ratio": ratio} for ratio in (0.15, 0.3)}
+    for name, fields in arms.items():
         slowest = []
         for repeat in range(3):
             engine.llm.reset_prefix_cache()
@@ -128,7 +139,7 @@ def itl(args: argparse.Namespace) -> dict[str, Any]:
             core.add_request(f"{name} {repeat}", running, engine.sampling(max_tokens=12))
             for _ in range(4):
                 core.step()
-            tokens, positions = prompts.prompt(prompts.shuffled(15))
+            tokens, positions = prompts.prompt(prompts.shuffled(31))
             coming = engine.sampling(None if fields is None else positions, **(fields or {}))
             core.add_request(f"{name} {repeat} long", {"prompt_token_ids": tokens}, coming)
             steps = []
@@ -138,30 +149,30 @@ def itl(args: argparse.Namespace) -> dict[str, Any]:
                 steps.append(time.process_time() - begin)
             slowest.append(max(steps))
         told[name] = round(statistics.median(slowest), 3)
-    return {"slowest_step_s": told, "itl_ratio": told["gradual 0.15"] / told["full prefill"]}
+    full = told["full prefill"]
+    ratios = {name: round(s / full, 3) for name, s in told.items()}
+    return {"slowest_step_s": told, "itl_ratio": ratios}
 
 
 def sustained(args: argparse.Namespace) -> dict[str, Any]:
     """Ask new questions over one corpus, half of which fits into the store."""
-    num_chunks, used, size = 120, 12, 160
+    num_chunks, _, size = CORPUS
     shape = {**DEEP, "num_hidden_layers": args.layers}
-    chunk_bytes = args.layers * 2 * 2 * 64 * 2 * size
+    chunk_bytes = args.layers * 2 * 2 * 64 * DTYPES[args.dtype].itemsize * size
     engine = ReuseLLM(
         shape,
-        torch.bfloat16,
+        DTYPES[args.dtype],
         blocks=300,
         settings={"host_bytes": chunk_bytes * num_chunks // 2},
         max_model_len=4096,
+        max_num_batched_tokens=4096,
     )
     prompts = Prompts(system=64, chunks=num_chunks, size=size, question=24)
-    # A few chunks are asked for often, most of them rarely (Zipf).
-    weights = torch.tensor([1.0 / (rank + 1) for rank in range(num_chunks)])
-    generator = torch.Generator().manual_seed(0)
+    orders = draw_orders(args.questions)
     reused: list[float] = []
     full: list[float] = []
     counts: list[dict[str, int]] = []
-    for number in range(args.questions):
-        order = torch.multinomial(weights, used, generator=generator).tolist()
+    for number, order in enumerate(orders):
         tokens, positions = prompts.prompt(order, question=prompts.tokens(24))
         begin = time.process_time()
         output = engine.run(tokens, positions, ratio=0.15)
@@ -172,39 +183,25 @@ def sustained(args: argparse.Namespace) -> dict[str, Any]:
             begin = time.process_time()
             engine.run(other)
             full.append(time.process_time() - begin)
-    ordinary, window = statistics.median(full), min(50, args.questions // 4)
-    filled = [n for n, count in enumerate(counts) if count["reused"]]
-    warm = [reused[n] for n in filled]
-    first, last = warm[:window], warm[-window:]
-    speed = [ordinary / statistics.mean(part) for part in (first, last)]
     store = engine.llm.llm_engine.engine_core.engine_core.scheduler.connector.planner
     return {
-        "sustained": round(speed[1] / speed[0], 3),
-        "sustained_speedup": [round(value, 2) for value in speed],
-        "reused_requests": [
-            sum(n in set(filled) for n in range(window)),
-            sum(n in set(filled) for n in range(args.questions - window, args.questions)),
-        ],
-        "reused_share": round(
-            sum(count["reused"] for count in counts) / sum(sum_of(count) for count in counts), 3
-        ),
+        **summarise_sustained(reused, full, counts),
         "store_bytes": sum(tier.size_bytes for tier in store._library.store.memory),
         "exact_reasons": dict(store.reasons),
     }
 
 
-def sum_of(count: dict[str, Any]) -> int:
-    """Return the tokens of a prompt from its report."""
-    return sum(count[name] for name in ("exact", "reused", "recomputed", "computed"))
-
-
 def main() -> None:
-    parts = {f.__name__: f for f in (equality, poisoning, ttft, itl, sustained)}
+    parts = {f.__name__: f for f in (equality, poisoning, ttft, itl, sustained, quality)}
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=parts)
-    parser.add_argument("--tokens", default="1024,4096")
+    parser.add_argument("--tokens", default="1024,4096,8192")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--seeds", default="201,202,203")
+    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--policies", default="")
     args = parser.parse_args()
     print(json.dumps(parts[args.part](args)))
 

@@ -48,6 +48,8 @@ def missing(kind: Kind) -> str | None:
 
 def python(kind: Kind) -> list[str]:
     """Return the command of the engine's interpreter."""
+    if kind == "embedded":
+        return [sys.executable]
     return [str(venv(kind) / "bin" / "python")]
 
 

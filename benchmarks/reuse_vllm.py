@@ -90,7 +90,7 @@ class ReuseLLM:
     """vLLM with chunk reuse.
 
     Args:
-        shape: sizes of the model.
+        model: sizes of a random model, or the folder of a trained one.
         dtype: its dtype.
         blocks: blocks of 32 tokens in the prefix cache.
         settings: `kv_connector_extra_config`.
@@ -103,7 +103,7 @@ class ReuseLLM:
 
     def __init__(
         self,
-        shape: dict[str, Any],
+        model: dict[str, Any] | Path,
         dtype: torch.dtype = torch.float32,
         *,
         blocks: int = 300,
@@ -112,7 +112,11 @@ class ReuseLLM:
     ) -> None:
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
-            self.reference = make_model(Path(folder), shape, dtype=dtype)
+            if isinstance(model, Path):
+                folder = str(model)
+                self.reference = LlamaForCausalLM.from_pretrained(model, dtype=dtype).eval()
+            else:
+                self.reference = make_model(Path(folder), model, dtype=dtype)
             self.llm = LLM(
                 folder,
                 dtype=str(dtype).removeprefix("torch."),
@@ -121,7 +125,7 @@ class ReuseLLM:
                 enforce_eager=True,
                 block_size=32,
                 num_gpu_blocks_override=blocks,
-                max_logprobs=VOCABULARY,
+                max_logprobs=VOCABULARY if isinstance(model, dict) else 20,
                 disable_log_stats=True,
                 worker_cls=WORKER,
                 kv_transfer_config={

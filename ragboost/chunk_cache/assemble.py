@@ -58,8 +58,8 @@ class Assembly:
         question: position of the question's first token.
         sensitivity: offline scores, (tokens,); 0 if unmeasured.
         stored: the stored KV of each chunk, even if it is only partly used; None if missing.
-        hidden: input of a layer for all rows that may be recomputed, if the selection computed it;
-            later passes begin there.
+        hidden: inputs of layers that the selection computed, the deepest first; later passes begin
+            there.
     """
 
     tokens: list[int]
@@ -69,7 +69,7 @@ class Assembly:
     question: int
     sensitivity: torch.Tensor
     stored: list[ChunkKV | None] = field(default_factory=list)
-    hidden: Hidden | None = None
+    hidden: list[Hidden] = field(default_factory=list)
 
     @property
     def unstored(self) -> list[tuple[int, int]]:
@@ -79,6 +79,20 @@ class Assembly:
             if kv is None and start < stop:
                 missing.setdefault(tuple(self.tokens[start:stop]), (start, stop))
         return list(missing.values())
+
+    def begin(self, rows: torch.Tensor, *, deepest: int | None = None) -> Hidden | None:
+        """Return the deepest known input of a layer for these positions; None: a pass over them
+        begins with their tokens.
+
+        Args:
+            rows: positions, (rows,), ascending.
+            deepest: last layer that may be skipped to; None: any.
+        """
+        for hidden in self.hidden:
+            is_usable = deepest is None or hidden.layer <= deepest
+            if is_usable and bool(torch.isin(rows, hidden.positions).all()):
+                return hidden.of(rows)
+        return None
 
     @property
     def candidates(self) -> torch.Tensor:

@@ -40,10 +40,9 @@ def recompute(
         Logits of the last token, (vocabulary,).
     """
     logits = None
-    hidden = assembly.hidden if observe is None else None
     for rows in pace.pieces(rows_to_compute(assembly, selected)):
         tokens = [assembly.tokens[position] for position in rows.tolist()]
-        begin = hidden.of(rows) if hidden is not None else None
+        begin = assembly.begin(rows) if observe is None else None
         plan = ForwardPlan(rows, backend=backend, observe=observe, begin=begin)
         logits = adapter.forward(tokens, assembly.cache, plan=plan)
     if logits is None:

@@ -6,7 +6,7 @@ from typing import Literal
 import typer
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
-from ragboost.errors import import_extra
+from ragboost.errors import ConfigError, import_extra
 
 
 def engine_flags(
@@ -127,9 +127,25 @@ def tune_alpha(
 
 
 def precompute(
-    model: Path = typer.Option(..., metavar="DIRECTORY", help="Of a Hugging Face causal LM."),
     corpus: Path = typer.Option(..., help="JSONL of documents: id, title, text."),
-    out: Path = typer.Option(..., help="Directory for the KV; run again to update it."),
+    model: Path | None = typer.Option(
+        None, metavar="DIRECTORY", help="Of a Hugging Face causal LM, for the embedded engine."
+    ),
+    out: Path | None = typer.Option(
+        None, help="Directory for the KV of --model; run again to update it."
+    ),
+    engine: str | None = typer.Option(
+        None,
+        metavar="URL",
+        help="Instead of --model: a running vLLM with chunk reuse, which stores each document "
+        "computed alone, and measures it behind its neighbours.",
+    ),
+    tenant: str = typer.Option("", help="Of --engine: whose requests share the documents."),
+    cache_salt: str | None = typer.Option(None, help="Of --engine: the salt of those requests."),
+    api_key: str | None = typer.Option(
+        None, envvar="RAGBOOST_BACKEND__API_KEY", help="Of --engine."
+    ),
+    concurrency: int = typer.Option(4, min=1, max=64, help="Requests to --engine at a time."),
     top_n: int = typer.Option(10, min=0, help="Neighbours before each document."),
     vectors: Path | None = typer.Option(
         None, help="Neighbours by embedding: .npy, a row for each document of the corpus."
@@ -143,8 +159,10 @@ def precompute(
     system: Path | None = typer.Option(
         None, help="File with the text before the first document of a prompt."
     ),
-    template: str = typer.Option(
-        "{title}\\n{text}\\n\\n", help="Text of a document in a prompt; \\n is a line end."
+    template: str | None = typer.Option(
+        None,
+        help="Text of a document in a prompt; \\n is a line end. By default "
+        "{title}\\n{text}\\n\\n, with --engine {text}.",
     ),
     capacity_gb: float = typer.Option(100.0, min=0.001, help="Disk space for KV."),
     working_gb: float = typer.Option(4.0, min=0.001, help="Memory for plain KV of neighbours."),
@@ -158,22 +176,46 @@ def precompute(
 
     Neighbours come from BM25 unless --vectors, --edges or --trace says otherwise.
     """
-    import_extra("torch", extra="engine")
+    if (model is None) == (engine is None) or (model is None) != (out is None):
+        raise ConfigError("precompute needs either --model and --out, or --engine")
     from rich.console import Console
 
     from ragboost.batch.report import progress_bar
-    from ragboost.chunk_cache.commands.precompute import Sources, run
+    from ragboost.chunk_cache.commands.sources import Sources
 
+    sources = Sources(vectors=vectors, edges=edges, trace=trace)
     console = Console(stderr=True)
     with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+        if engine is not None:
+            from ragboost.engine_chunks.http.chunk_client import ChunkClient
+            from ragboost.engine_chunks.http.precompute import run as run_engine
+
+            text = run_engine(
+                ChunkClient(engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt),
+                corpus,
+                top_n=top_n,
+                sources=sources,
+                system=system,
+                template=(template or "{text}").replace("\\n", "\n"),
+                concurrency=concurrency,
+                as_json=as_json,
+                on_progress=p,
+            )
+            typer.echo(text)
+            return
+        assert model is not None
+        assert out is not None
+        import_extra("torch", extra="engine")
+        from ragboost.chunk_cache.commands.precompute import run
+
         text = run(
             model,
             corpus,
             out,
             top_n=top_n,
-            sources=Sources(vectors=vectors, edges=edges, trace=trace),
+            sources=sources,
             system=system,
-            template=template.replace("\\n", "\n"),
+            template=(template or "{title}\\n{text}\\n\\n").replace("\\n", "\n"),
             capacity_bytes=int(capacity_gb * 1e9),
             working_bytes=int(working_gb * 1e9),
             device=device,

@@ -4,6 +4,7 @@ The result is the KV that the engine takes for its own up to `PromptPlan.stop`. 
 and policies. Does not know how an engine lays out its cache.
 """
 
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,14 +21,24 @@ from ragboost.chunk_cache.reuse import is_exact
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import choose
 from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.engine_chunks.measure import ChunkMeasure, measure_last_chunk
 from ragboost.engine_chunks.prompt_plan import PromptPlan
 
 
 class RowPace(Pace):
-    """Pieces of at most so many rows, without rests: the engine's limit for one forward pass."""
+    """Pieces of at most so many rows, without rests: the engine's limit for one forward pass.
+
+    Args:
+        rows: the limit.
+    """
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
+        self._most = rows
+
+    def limit(self, rows: int) -> None:
+        """Make the next pieces at most this long, within the limit."""
+        self.rows = min(rows, self._most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,7 @@ class FilledPrompt:
         selected: positions of the recomputed tokens, ascending.
         num_exact, num_reused, num_recomputed, num_computed: the tokens of the prompt by origin;
             those that the engine held count as exact.
+        measure: measurements of the last chunk; None unless the request asked for them.
     """
 
     cache: RequestCache
@@ -47,6 +59,11 @@ class FilledPrompt:
     num_reused: int
     num_recomputed: int
     num_computed: int
+    measure: ChunkMeasure | None = None
+
+
+FillSteps = Generator[int, None, FilledPrompt]
+"""A filling in steps; each gives the number of rows that it computed."""
 
 
 def fill_prompt(
@@ -57,6 +74,24 @@ def fill_prompt(
     backend: AttentionBackend | None,
     pace: Pace,
 ) -> FilledPrompt:
+    """Fill a prompt at once, see `fill_steps`."""
+    steps = fill_steps(model, plan, prefix=prefix, backend=backend, pace=pace)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            filled: FilledPrompt = done.value
+            return filled
+
+
+def fill_steps(
+    model: ReusableModel,
+    plan: PromptPlan,
+    *,
+    prefix: ChunkKV | None,
+    backend: AttentionBackend | None,
+    pace: Pace,
+) -> FillSteps:
     """Assemble the stored KV of a prompt and compute its missing and selected tokens.
 
     Args:
@@ -64,26 +99,33 @@ def fill_prompt(
         plan: what to reuse.
         prefix: KV of the first `plan.held` tokens; None if there are none.
         backend: attention backend.
-        pace: pieces of the computation.
+        pace: pieces of the computation, one per step; the selection is a step of its own.
     """
     assembly = _assemble(model, plan, prefix)
     num_missing = int((assembly.source == TokenSource.MISSING).sum())
 
-    def compute(rows: torch.Tensor) -> None:
+    def compute(rows: torch.Tensor) -> Iterator[int]:
         for piece in pace.pieces(rows):
-            begin = assembly.hidden.of(piece) if assembly.hidden is not None else None
+            begin = assembly.begin(piece)
             tokens = [plan.tokens[position] for position in piece.tolist()]
             forward = ForwardPlan(piece, backend=backend, begin=begin)
             model.forward(tokens, assembly.cache, plan=forward)
+            yield len(piece)
 
     # First the tokens before any approximate one: they are exact then, and the question sees them.
     missing = torch.nonzero(assembly.source == TokenSource.MISSING).flatten()
     lead = missing[missing < (plan.stop if plan.approximate is None else plan.approximate)]
-    compute(lead)
+    yield from compute(lead)
     assembly.source[lead] = TokenSource.EXACT
-    selected = _select(model, assembly, plan, backend=backend, pace=pace)
+    selected, measure = _select(model, assembly, plan, backend=backend, pace=pace), None
+    yield plan.num_looked_at(model.num_layers)
     rows = rows_to_compute(assembly, selected)
-    compute(rows[rows < plan.stop])
+    if plan.request.measure:
+        start = plan.request.chunks[-1][0]
+        yield from compute(rows[rows < start])
+        measure = measure_last_chunk(model, assembly, backend=backend)
+    else:
+        yield from compute(rows[rows < plan.stop])
     num_exact = int((assembly.source == TokenSource.EXACT).sum()) - len(lead)
     return FilledPrompt(
         assembly.cache,
@@ -92,6 +134,7 @@ def fill_prompt(
         num_reused=len(plan.tokens) - num_exact - num_missing - len(selected),
         num_recomputed=len(selected),
         num_computed=num_missing,
+        measure=measure,
     )
 
 
@@ -130,6 +173,8 @@ def _select(
     pace: Pace,
 ) -> torch.Tensor:
     policy, candidates = make_policy(plan.request.policy), assembly.candidates
+    if plan.request.measure:
+        return candidates[candidates >= plan.request.chunks[-1][0]]
     num_tokens = policy.num_tokens(assembly, plan.request.ratio)
     if num_tokens in (0, len(candidates)):
         return candidates[:num_tokens]

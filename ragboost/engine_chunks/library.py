@@ -9,6 +9,7 @@ from dataclasses import replace
 from ragboost.chunk_cache.kv.base import KVStore
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.keys import Identity, chunk_key
+from ragboost.engine_chunks.measure import ChunkMeasure
 
 
 class ChunkLibrary:
@@ -50,8 +51,15 @@ class ChunkLibrary:
         if is_first:
             stored = self.store.get(key)
             if stored is not None and stored.base > kv.base:
-                self.store.replace(key, kv)
+                measured = replace(kv, sensitivity=stored.sensitivity, influence=stored.influence)
+                self.store.replace(key, measured)
         return key in self
+
+    def measure(self, key: str, measure: ChunkMeasure) -> None:
+        """Add measurements to a stored chunk. Does nothing if it was evicted meanwhile."""
+        kv = self.store.get(key)
+        if kv is not None and len(kv.tokens) == len(measure.sensitivity):
+            self.store.replace(key, measure.added_to(kv))
 
     def __contains__(self, key: str) -> bool:
         return key in self.store

@@ -3,7 +3,8 @@
     {"reuse": "exact" | "approx" | {"policy": "gradual", "ratio": 0.15},
      "tenant": "...",                            shares stored chunks, within a `cache_salt`
      "chunks": [[start, stop], ...],             in a prompt: characters, or tokens if it is ids
-               [[message, start, stop], ...]}    in messages: characters of a message's text
+               [[message, start, stop], ...],    in messages: characters of a message's text
+     "measure": true}                            measure the last chunk behind the others
 
 The same for every engine. Knows JSON shapes. Does not know texts or tokens.
 """
@@ -114,6 +115,20 @@ def read_tenant(given: Mapping[str, Any]) -> str:
             param=f"{FIELD}.tenant",
         )
     return tenant
+
+
+def read_measure(given: Mapping[str, Any]) -> bool:
+    """Return True if the last chunk is to be measured behind the others, see `measure`.
+
+    Raises:
+        RequestError: `measure` is no truth value.
+    """
+    measure = given.get("measure", False)
+    if not isinstance(measure, bool):
+        raise RequestError(
+            f"{FIELD}.measure must be true or false, got {measure!r}", param=f"{FIELD}.measure"
+        )
+    return measure
 
 
 def read_positions(given: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosition]:

@@ -1,8 +1,12 @@
 """Bound the tokens that reuse computes in one step of the engine, beside the scheduler's own.
 
 A step ends when its slowest part does: without a bound, requests that decode would wait for all
-prompts that are filled at once.
+prompts that are filled at once. A prompt that needs more than one step may compute is filled over
+several, while its request waits.
 """
+
+_LEAST_SHARE = 4
+"""Paced fillings get a quarter of the budget at least, so that they end under load."""
 
 
 class StepBudget:
@@ -28,6 +32,15 @@ class StepBudget:
         self._holders.add(request_id)
         self._spent += tokens
         return True
+
+    def must_pace(self, tokens: int) -> bool:
+        """Return True if a prompt needs more than one step may compute."""
+        return tokens > self._tokens
+
+    def rows_left(self, num_scheduled: int) -> int:
+        """Return the tokens that paced fillings may compute in a step in which the scheduler
+        computes `num_scheduled`."""
+        return max(1, self._tokens // _LEAST_SHARE, self._tokens - num_scheduled - self._spent)
 
     def next_step(self) -> None:
         """Begin a step with nothing spent."""

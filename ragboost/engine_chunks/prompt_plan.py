@@ -5,12 +5,13 @@ Knows stored chunks, positions and options. Does not know models, blocks or engi
 
 import hashlib
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.reuse import is_exact
-from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.engine_chunks.library import ChunkLibrary
 from ragboost.engine_chunks.request import EngineChunkRequest
 
@@ -57,11 +58,17 @@ class PromptPlan:
     def num_to_compute(self, num_layers: int) -> int:
         """Return the tokens that filling computes, at most; partial passes count by their share of
         the model's layers."""
+        if self.request.measure:
+            start, stop = self.request.chunks[-1]
+            return self.num_missing + stop - start
         chosen = self.request.ratio * (self.stop - self.held - self.num_missing)
-        look = 0.0
-        if chosen and make_policy(self.request.policy).looks_at_all:
-            look = min(2, num_layers) / num_layers * (len(self.tokens) - self.held)
-        return self.num_missing + round(chosen + look)
+        return self.num_missing + round(chosen) + self.num_looked_at(num_layers)
+
+    def num_looked_at(self, num_layers: int) -> int:
+        """Return what the selection computes, counted likewise."""
+        if not self.request.ratio or not make_policy(self.request.policy).looks_at_all:
+            return 0
+        return round(min(2, num_layers) / num_layers * (len(self.tokens) - self.held))
 
 
 def find_chunks(
@@ -98,6 +105,7 @@ def plan_prompt(
         return "prefix_hit"
     stop = 0
     approximate = None
+    is_unmeasured = is_last_exact = False
     for number, key in keys.items():
         start, end = request.chunks[number]
         if end <= held or end >= len(tokens):  # held already, or it has the last token
@@ -105,16 +113,29 @@ def plan_prompt(
         kv = library.find(key, tokens[start:end])
         if kv is None:
             continue
+        exact = is_exact(kv, tokens[:start])
+        is_last_exact = exact or start < held
+        if not exact and _lacks_measure(request, kv):
+            is_unmeasured = True
+            continue
         stored[number], stop = kv, end
-        if approximate is None and not is_exact(kv, tokens[:start]):
+        if approximate is None and not exact:
             approximate = max(start, held)
     if not stop:
-        return "nothing_stored"
+        return "not_measured" if is_unmeasured else "nothing_stored"
+    if request.measure and (len(stored) < 2 or stored[-1] is None or is_last_exact):
+        return "not_measurable"
     question = min(last, len(tokens) - 1)
     plan = PromptPlan(request, tokens, held, stop, question, tuple(stored), approximate)
     if plan.num_missing > MAX_MISSING * (stop - held):
         return "mostly_missing"
     return plan
+
+
+def _lacks_measure(request: EngineChunkRequest, kv: ChunkKV) -> bool:
+    """Return True if the policy cannot select tokens of this chunk, which is computed then."""
+    is_needed = request.policy in MEASURED and not request.measure
+    return is_needed and (kv.sensitivity is None or kv.influence is None)
 
 
 def plan_digest(request: EngineChunkRequest, tokens: Sequence[int]) -> bytes:
@@ -127,5 +148,6 @@ def plan_digest(request: EngineChunkRequest, tokens: Sequence[int]) -> bytes:
         request.granularity,
         request.chunks,
         list(tokens),
+        secrets.token_hex(8) if request.measure else "",  # measured anew each time
     ]
     return hashlib.sha256(json.dumps(made_from).encode()).digest()

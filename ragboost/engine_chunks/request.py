@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, MEASURED, POLICIES
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
 
 PARAMS_KEY = "ragboost"
 """The key of our entry in `kv_transfer_params`."""
 VERSION = 1
 MAX_CHUNKS = 4096
-SERVED_POLICIES = tuple(name for name in POLICIES if name not in MEASURED | {"oracle"})
-"""Policies that need nothing but a prompt and stored chunks: those taken from requests carry no
-measurements, and no request carries the oracle's argument."""
+SERVED_POLICIES = tuple(name for name in POLICIES if name != "oracle")
+"""Policies that a request may name: no request carries the oracle's argument. Those in `MEASURED`
+reuse only chunks that were measured, see `EngineChunkRequest.measure`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class EngineChunkRequest:
         ratio: recompute ratio, 0 to 1.
         granularity: block size of the selection in tokens.
         tenant: salt of stored chunks and of approximate blocks; empty for none.
+        measure: compute the last chunk behind the others and store measurements with it, instead of
+            recomputing what the policy selects.
         reason: why the request is computed exactly; None if it may reuse chunks.
     """
 
@@ -39,6 +41,7 @@ class EngineChunkRequest:
     granularity: int = 1
     tenant: str = ""
     reason: str | None = None
+    measure: bool = False
 
 
 def read_request(
@@ -74,11 +77,13 @@ def read_request(
         and 0.0 <= ratio <= 1.0
         and _is_integer(granularity)
         and 1 <= granularity <= num_tokens
+        and isinstance(told.get("measure", False), bool)
     )
     if not is_valid or ratio is None:
         return EngineChunkRequest(chunks, tenant=tenant, reason="bad_options")
     reason = None if told.get("reuse", True) is True else "reuse_off"
-    return EngineChunkRequest(chunks, policy, ratio, granularity, tenant, reason)
+    measure = told.get("measure", False)
+    return EngineChunkRequest(chunks, policy, ratio, granularity, tenant, reason, measure)
 
 
 def _read_chunks(told: Any, num_tokens: int) -> tuple[tuple[int, int], ...] | None:

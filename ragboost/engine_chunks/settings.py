@@ -30,7 +30,8 @@ class EngineChunkSettings:
         eviction: eviction policy of the store, see `EVICTION_POLICIES`.
         policy, ratio, granularity: selection for requests that do not name one.
         step_tokens: maximum tokens that reuse computes in one step of the engine, beside the
-            scheduler's own; 0: as many as the scheduler's.
+            scheduler's own; 0: as many as the scheduler's. A prompt that needs more is filled over
+            several steps.
         backend: attention backend of the recomputation, see `BACKENDS`.
     """
 

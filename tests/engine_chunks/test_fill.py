@@ -9,7 +9,7 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.pace import AT_ONCE
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.engine_chunks.fill import FilledPrompt, RowPace, fill_prompt
+from ragboost.engine_chunks.fill import FilledPrompt, RowPace, fill_prompt, fill_steps
 from ragboost.engine_chunks.library import ChunkLibrary
 from ragboost.engine_chunks.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.engine_chunks.request import EngineChunkRequest
@@ -155,3 +155,32 @@ def test_the_last_token_is_left_to_the_engine(adapter: ModelAdapter, library: Ch
 
     assert planned.stop == len(tokens) - len(chunks[0])
     assert planned.question == len(tokens) - 1
+
+
+@pytest.mark.parametrize("policy", ["gradual", "fusionrag"])
+def test_a_filling_in_steps_of_any_length_gives_the_same_kv(
+    adapter: ModelAdapter, library: ChunkLibrary, policy: str
+) -> None:
+    system, chunks, question = make_prompt()
+    learn(library, adapter, system, chunks)
+    request, tokens = make_request(system, chunks[::-1], question, policy=policy, ratio=0.4)
+    planned = plan(library, request, tokens)
+    at_once = fill(adapter, planned)
+
+    pace, counts = RowPace(1000), []
+    steps = fill_steps(adapter, planned, prefix=None, backend=None, pace=pace)
+    while True:
+        pace.limit(3 + len(counts))
+        try:
+            counts.append(next(steps))
+        except StopIteration as done:
+            filled = done.value
+            break
+
+    assert len(counts) > 5
+    assert sum(counts) >= filled.num_recomputed
+    assert filled.selected == at_once.selected
+    for one, other in zip(filled.cache.layers, at_once.cache.layers, strict=True):
+        stop = planned.stop
+        torch.testing.assert_close(one.keys[:, :, :stop], other.keys[:, :, :stop])
+        torch.testing.assert_close(one.values[:, :, :stop], other.values[:, :, :stop])

@@ -19,3 +19,21 @@ def test_a_prompt_that_asks_twice_in_a_step_counts_once() -> None:
     budget = StepBudget(10)
 
     assert [budget.admit(name, 4) for name in ("a", "a", "b")] == [True] * 3
+
+
+def test_a_prompt_that_needs_more_than_a_step_is_paced() -> None:
+    budget = StepBudget(1000)
+
+    assert not budget.must_pace(1000)
+    assert budget.must_pace(1001)
+
+
+def test_paced_fillings_get_what_is_left_of_a_step_and_a_quarter_at_least() -> None:
+    budget = StepBudget(1000)
+
+    assert budget.rows_left(100) == 900
+    assert budget.admit("short", 300)
+    assert budget.rows_left(100) == 600
+    assert budget.rows_left(900) == 250
+    budget.next_step()
+    assert budget.rows_left(0) == 1000

@@ -9,6 +9,11 @@ from typing import Any
 import torch
 
 from benchmarks.reuse_vllm import SMALL, Prompts, ReuseLLM
+from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.precompute.prime import measure
+from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.engine_chunks.pacing import StepBudget
 
 FIELDS = ("exact", "reused", "recomputed", "computed")
 
@@ -101,6 +106,31 @@ def check_bad_input(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     return told
 
 
+def check_measuring(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """Policies that need measurements reuse measured chunks only, as `ChunkReuse` does."""
+    tokens, positions = prompts.prompt([3, 1, 4, 0, 2])
+    engine.llm.reset_prefix_cache()
+    before = report(engine.run(tokens, positions, policy="cachecraft", ratio=0.15))
+    reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+    for number in range(len(prompts.chunks)):
+        engine.run(*prompts.prompt([number]), reuse=False)  # alone, instead of what is stored
+    for number, chunk in enumerate(prompts.chunks):
+        others = [(number + step) % 5 for step in (1, 2)]
+        measured = report(engine.run(*prompts.prompt([*others, number]), measure=True))
+        assert measured["recomputed"] == len(chunk), measured
+        neighbours = [prompts.chunks[other] for other in others]
+        measure(reuse, prompts.system, chunk, neighbours=neighbours)
+    chunks = [prompts.chunks[number] for number in (3, 1, 4, 0, 2)]
+    worst = 0.0
+    for policy in ("cachecraft", "hybrid-offline"):
+        engine.llm.reset_prefix_cache()
+        got = engine.logprobs(tokens, positions, policy=policy, ratio=0.15)
+        wanted = reuse.prefill(prompts.system, chunks, prompts.question, policy=policy, ratio=0.15)
+        logprobs = torch.log_softmax(wanted.logits.float(), -1)
+        worst = max(worst, float((got - logprobs).abs().max()))
+    return {"before": before, "measured_error": worst}
+
+
 def check_ends(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     """A prompt that ends in a chunk, and requests that are aborted."""
     tokens, positions = prompts.prompt([3, 1, 0], question=())
@@ -126,6 +156,69 @@ def check_failure(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     """A prompt that cannot be filled for want of memory is computed by vLLM."""
     tokens, positions = prompts.prompt([1, 4, 2])
     model = planner_of(engine)._filler.model
+    ran = failing(model)
+    got = engine.logprobs(tokens, positions, ratio=0.15)
+    del model.forward
+    return {
+        "num_failed": len(ran),
+        "failed_error": float((got - engine.exact(tokens)).abs().max()),
+    }
+
+
+def check_pacing(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """A prompt that needs more than a step may compute is filled over several, in which other
+    requests decode; it may be aborted and may fail there."""
+    tokens, positions = prompts.prompt([1, 0, 4, 2, 3])
+    planner, core = planner_of(engine), engine.llm.llm_engine
+    engine.llm.reset_prefix_cache()
+    at_once = engine.logprobs(tokens, positions, ratio=0.5)
+    budget, planner._budget = planner._budget, StepBudget(64)
+    engine.llm.reset_prefix_cache()
+    in_steps = engine.logprobs(tokens, positions, ratio=0.5)
+    poison = float((engine.logprobs(tokens) - engine.exact(tokens)).abs().max())
+    engine.llm.reset_prefix_cache()
+
+    def add(number: str, *, max_tokens: int = 1) -> None:
+        sampling = engine.sampling(positions, ratio=0.5, max_tokens=max_tokens)
+        core.add_request(number, {"prompt_token_ids": tokens}, sampling)
+
+    running = {"prompt_token_ids": prompts.tokens(20)}
+    core.add_request("running", running, engine.sampling(max_tokens=30))
+    core.step()
+    add("long")
+    num_before = 0  # tokens of the running request before the long one's first
+    while core.has_unfinished_requests():
+        outputs = core.step()
+        if any(output.request_id.startswith("long") for output in outputs):
+            break
+        num_before += 1
+    while core.has_unfinished_requests():
+        core.step()
+    engine.llm.reset_prefix_cache()
+    add("aborted", max_tokens=5)
+    core.step()
+    num_waiting = len(planner._filler._waiting)
+    core.abort_request(["aborted"])
+    core.step()
+    free = engine.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.usage
+    ran = failing(planner._filler.model)
+    failed = engine.logprobs(tokens, positions, ratio=0.5)
+    del planner._filler.model.forward
+    planner._budget = budget
+    return {
+        "paced_difference": float((in_steps - at_once).abs().max()),
+        "paced_poison": poison,
+        "num_tokens_between": num_before,
+        "num_waiting": num_waiting,
+        "num_left": len(planner._filler._waiting) + len(planner._paced) + len(planner._tracked),
+        "usage_left": free,
+        "num_failed": len(ran),
+        "failed_error": float((failed - engine.exact(tokens)).abs().max()),
+    }
+
+
+def failing(model: Any) -> list[int]:
+    """Let the model fail; return a list with an entry for each time."""
     ran: list[int] = []
 
     def fail(*args: Any, **options: Any) -> None:
@@ -133,12 +226,7 @@ def check_failure(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
         raise torch.OutOfMemoryError
 
     model.forward = fail
-    got = engine.logprobs(tokens, positions, ratio=0.15)
-    del model.forward
-    return {
-        "num_failed": len(ran),
-        "failed_error": float((got - engine.exact(tokens)).abs().max()),
-    }
+    return ran
 
 
 def check_preemption(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
@@ -166,8 +254,10 @@ CHECKS = (
     check_reuse,
     check_batch,
     check_bad_input,
+    check_measuring,
     check_ends,
     check_failure,
+    check_pacing,
     check_preemption,
 )
 

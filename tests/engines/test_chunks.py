@@ -70,6 +70,12 @@ def test_input_that_makes_no_sense_is_computed_exactly_with_a_reason(told: Any) 
     }
 
 
+def test_policies_that_need_measurements_reuse_measured_chunks_only(told: Any) -> None:
+    assert told["check_measuring"]["before"]["reason"] == "not_measured"
+    assert told["check_measuring"]["before"]["reused"] == 0
+    assert told["check_measuring"]["measured_error"] < ROUNDING
+
+
 def test_a_prompt_may_end_in_a_chunk(told: Any) -> None:
     assert told["check_ends"]["ending_error"] < ROUNDING
 
@@ -81,6 +87,18 @@ def test_nothing_is_left_of_aborted_requests(told: Any) -> None:
 def test_a_prompt_that_cannot_be_filled_is_computed(told: Any) -> None:
     assert told["check_failure"]["num_failed"] == 1
     assert told["check_failure"]["failed_error"] < ROUNDING
+
+
+def test_a_long_filling_is_spread_over_steps_in_which_others_decode(told: Any) -> None:
+    pacing = told["check_pacing"]
+    assert pacing["paced_difference"] < ROUNDING
+    assert pacing["paced_poison"] < ROUNDING
+    assert pacing["num_tokens_between"] >= 4
+    assert pacing["num_waiting"] == 1  # before it was aborted
+    assert pacing["num_left"] == 0
+    assert pacing["usage_left"] == 0
+    assert pacing["num_failed"] == 1
+    assert pacing["failed_error"] < ROUNDING
 
 
 def test_preempted_requests_get_the_same_text_and_poison_nothing(told: Any) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.engine_servers import EngineServer
 from ragboost.config import Settings
+from ragboost.engine_chunks.http.chunk_client import ChunkClient
+from ragboost.engine_chunks.http.precompute import prepare
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from tests.engines.conftest import require
@@ -135,7 +137,7 @@ def test_wrong_positions_are_computed_exactly_and_counted(
     assert f'ragboost_chunk_exact_requests_total{{reason="{reason}"}}' in server.get("/metrics")
 
 
-@pytest.mark.parametrize("policy", ["cachecraft", "hybrid-offline", "oracle", "none"])
+@pytest.mark.parametrize("policy", ["oracle", "none"])
 def test_a_policy_that_is_not_served_harms_nobody(server: EngineServer, policy: str) -> None:
     ask(server, chat([0, 1, 2]))
     with pytest.raises(HTTPError, match="400"):
@@ -153,6 +155,37 @@ def test_a_policy_that_is_not_served_harms_nobody(server: EngineServer, policy: 
 
     assert told["reason"] == "bad_options"
     assert told["reused"] == 0
+
+
+def test_precompute_stores_and_measures_a_corpus_for_the_policies_that_need_it(
+    server: EngineServer,
+) -> None:
+    client = ChunkClient(server.url, tenant="measured")
+    client.check()
+    neighbours = [[(n + 1) % 6, (n + 2) % 6] for n in range(6)]
+    server.clear_cache()
+    told = prepare(
+        client,
+        PASSAGES,
+        neighbours,
+        system=None,
+        concurrency=1,
+        on_progress=lambda *stage: None,
+    )
+    assert (told.num_stored, told.num_measured) == (6, 6)
+    for policy in ("cachecraft", "hybrid-offline"):
+        server.clear_cache()
+        body = chat([4, 1, 3, 0], reuse={"policy": policy, "ratio": 0.2})
+        body["ragboost"]["tenant"] = "measured"
+        _, origins, _ = ask(server, body)
+        assert origins["approx_cached_tokens"] > 400
+        assert origins["recomputed_tokens"] > 100
+        del body["ragboost"]["tenant"]  # nobody else's chunks were measured
+        server.clear_cache()
+        ask(server, chat([4, 1, 3, 0]))
+        server.clear_cache()
+        _, origins, _ = ask(server, body)
+        assert origins.get("recomputed_tokens", 0) == 0
 
 
 def test_positions_off_by_some_characters_do_no_harm(server: EngineServer) -> None:

@@ -2,51 +2,24 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from math import isfinite
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ragboost.chunk_cache.commands.loading import check_paths, load
+from ragboost.chunk_cache.commands.sources import Sources, document_key, find_neighbours
 from ragboost.chunk_cache.kv.keys import Identity
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, PrecomputeOutcome, precompute
-from ragboost.chunk_cache.precompute.neighbours import (
-    Neighbours,
-    by_cooccurrence,
-    by_edges,
-    by_retriever,
-    by_vectors,
-)
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.errors import ChunkCacheError, ConfigError, RequestError
-from ragboost.jsonl import read_objects
-from ragboost.retrieval.bm25 import BM25Retriever
+from ragboost.errors import ChunkCacheError
 from ragboost.retrieval.corpus import Corpus
-from ragboost.types import Document, DocumentId
+from ragboost.types import Document
 
 TEMPLATE = "{title}\n{text}\n\n"
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """The source of neighbours: at most one; BM25 if there is none.
-
-    Attributes:
-        vectors: .npy file of (documents, dimension), in the order of the corpus.
-        edges: JSONL file of {"source", "target", "weight"} by document id.
-        trace: JSONL file of requests with `doc_ids`.
-    """
-
-    vectors: Path | None = None
-    edges: Path | None = None
-    trace: Path | None = None
 
 
 def run(
@@ -103,73 +76,9 @@ def run(
     return json.dumps(figures) if as_json else _sentences(figures)
 
 
-def find_neighbours(corpus: Corpus, sources: Sources, *, top_n: int) -> Neighbours:
-    """Return the neighbours of each document by the given source, or by BM25.
-
-    Raises:
-        ConfigError: several sources, or vectors that do not match the corpus.
-        RequestError: a line names an unknown document.
-    """
-    given = [name for name, path in asdict(sources).items() if path is not None]
-    if len(given) > 1:
-        raise ConfigError(f"neighbours come from one source, got --{' and --'.join(given)}")
-    if top_n == 0:
-        return [()] * len(corpus)
-    if sources.vectors is not None:
-        return by_vectors(_vectors(sources.vectors, len(corpus)), top_n=top_n)
-    number = {_key(document.id): place for place, document in enumerate(corpus)}
-    if sources.edges is not None:
-        edges = [_edge(number, row, where) for where, row in read_objects(sources.edges)]
-        return by_edges(edges, num_documents=len(corpus), top_n=top_n)
-    if sources.trace is not None:
-        requests = [_request(number, row, where) for where, row in read_objects(sources.trace)]
-        return by_cooccurrence(requests, num_documents=len(corpus), top_n=top_n)
-    return by_retriever(BM25Retriever(corpus), corpus, top_n=top_n)
-
-
-def _vectors(path: Path, num_documents: int) -> npt.NDArray[np.float32]:
-    try:
-        vectors = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise ConfigError(f"--vectors {path} is not a .npy file of numbers: {error}") from None
-    if vectors.shape[:1] != (num_documents,):
-        raise ConfigError(
-            f"--vectors {path} has shape {vectors.shape}, expected a row for each of "
-            f"{num_documents} documents"
-        )
-    matrix: npt.NDArray[np.float32] = vectors.astype(np.float32)
-    return matrix
-
-
-def _edge(number: dict[str, int], row: dict[str, Any], where: str) -> tuple[int, int, float]:
-    source, target = (_number(number, row.get(end), where) for end in ("source", "target"))
-    weight = row.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not isfinite(weight):
-        raise RequestError(f"{where}: weight must be a finite number, got {weight!r}")
-    return source, target, float(weight)
-
-
-def _request(number: dict[str, int], row: dict[str, Any], where: str) -> list[int]:
-    identities = row.get("doc_ids")
-    if not isinstance(identities, list):
-        raise RequestError(f"{where}: doc_ids must be a list of ids, got {identities!r}")
-    return [_number(number, identity, where) for identity in identities]
-
-
-def _key(identity: DocumentId) -> str:
-    return json.dumps(identity)
-
-
-def _number(number: dict[str, int], identity: DocumentId, where: str) -> int:
-    place = number.get(_key(identity))
-    if place is None or identity is None:
-        raise RequestError(f"{where}: no document of the corpus has the id {identity!r}")
-    return place
-
-
 def _identity(document: Document) -> str:
     """Return the id of a document, so that a changed text is noticed; its key if it has none."""
-    return f"key {document.key}" if document.id is None else _key(document.id)
+    return f"key {document.key}" if document.id is None else document_key(document.id)
 
 
 def _ids(tokenizer: Any, template: str, document: Document) -> tuple[int, ...]:

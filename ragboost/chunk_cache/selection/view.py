@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from ragboost.chunk_cache.assemble import Assembly, TokenSource
-from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.attention.base import AttentionBackend, AttentionInputs, exact_mask
 from ragboost.chunk_cache.model.attention.dense import attention_weights, weighted_values
 from ragboost.chunk_cache.model.base import ReusableModel
@@ -122,25 +121,21 @@ class SelectionView:
         """
         if self._fresh is None:
             rows = torch.nonzero(self.assembly.source != TokenSource.EXACT).flatten()
-            kept: list[Hidden] = []
-            fresh, self._fresh = self._fresh_pass(rows, CHECK_LAYER, keep=kept)
-            if kept:
-                states = torch.cat([part.states for part in kept], 1)
-                self.assembly.hidden = Hidden(CHECK_LAYER, rows, states)
-            for new, old in zip(fresh.layers, self.assembly.cache.layers, strict=False):
-                old.keys.index_copy_(2, rows, new.keys[:, :, rows])
-                old.values.index_copy_(2, rows, new.values[:, :, rows])
+            self._fresh = self._fresh_pass(rows, CHECK_LAYER)
             self._attention = None
         return self._fresh
 
     def deeper_layer(self, positions: torch.Tensor) -> FreshLayer:
         """Return the layer after `CHECK_LAYER` computed for some candidates, the missing tokens and
-        the question over the reused KV of the others, whose change is 0.
+        the question over the reused KV of the others, whose change is 0. Behind `fresh_layer` its
+        input is that of an ordinary forward pass; so is the KV of these tokens, which replaces the
+        reused KV.
 
         Raises:
             ChunkCacheError: the model has too few layers.
         """
-        return self._fresh_pass(rows_to_compute(self.assembly, positions), CHECK_LAYER + 1)[1]
+        self.fresh_layer()
+        return self._fresh_pass(rows_to_compute(self.assembly, positions), CHECK_LAYER + 1)
 
     def _question_pass(self, visible: torch.Tensor) -> torch.Tensor:
         """Run the question over the visible tokens, (tokens,) bool, and return its attention."""
@@ -155,24 +150,22 @@ class SelectionView:
         total = len(self.assembly.tokens)
         return torch.arange(self.assembly.question, total, device=self._adapter.device)
 
-    def _run(
-        self, rows: torch.Tensor, plan: ForwardPlan, *, cache: RequestCache | None = None
-    ) -> None:
+    def _run(self, rows: torch.Tensor, plan: ForwardPlan) -> None:
         tokens = [self.assembly.tokens[position] for position in rows.tolist()]
-        self._adapter.forward(tokens, self.assembly.cache if cache is None else cache, plan=plan)
+        self._adapter.forward(tokens, self.assembly.cache, plan=plan)
 
-    def _fresh_pass(
-        self, rows: torch.Tensor, layer: int, *, keep: list[Hidden] | None = None
-    ) -> tuple[RequestCache, FreshLayer]:
-        """Compute a layer for some rows in a copy of the cache, appending the layer's inputs to
-        `keep` if the model can resume from them."""
+    def _fresh_pass(self, rows: torch.Tensor, layer: int) -> FreshLayer:
+        """Compute a layer for some rows, replace their KV up to this layer, and keep the layer's
+        input if the model can resume from it."""
         if self._adapter.num_layers <= layer:
             raise ChunkCacheError(
                 f"{self._adapter.name} has {self._adapter.num_layers} layers; this policy needs "
                 f"layer {layer}"
             )
-        question, hidden = self.assembly.question, self.assembly.hidden
-        fresh = self.assembly.cache.clone(num_layers=layer + 1)
+        question, first = self.assembly.question, self.assembly.begin(rows, deepest=layer)
+        old = self.assembly.cache.layers[layer]
+        reused = old.keys[:, :, rows], old.values[:, :, rows]  # copies
+        kept: list[Hidden] = []
         attention = torch.zeros(len(self.assembly.tokens), device=rows.device)
 
         def observe(number: int, inputs: AttentionInputs) -> None:
@@ -181,18 +174,26 @@ class SelectionView:
                 attention.add_(attention_mass(inputs, num_rows=num_rows))
                 raise StopForwardError
 
-        num_run = layer + 1 - (hidden.layer if hidden is not None else 0)
+        num_run = layer + 1 - (first.layer if first is not None else 0)
         for piece in self._pace.pieces(rows, share=num_run / self._adapter.num_layers):
             plan = ForwardPlan(piece, backend=self._backend, observe=observe)
-            plan.begin = hidden.of(piece) if hidden is not None else None
-            plan.keep = layer if keep is not None and self._adapter.can_resume else None
-            self._run(piece, plan, cache=fresh)
-            if keep is not None and plan.hidden is not None:
-                keep.append(plan.hidden)
-        new, reused = fresh.layers[layer], self.assembly.cache.layers[layer]
-        keys = (new.keys - reused.keys).float().square().sum((0, 1, 3))
-        values = (new.values - reused.values).float().square().sum((0, 1, 3))
-        return fresh, FreshLayer(keys, values, attention)
+            plan.begin = first.of(piece) if first is not None else None
+            plan.keep = layer if self._adapter.can_resume else None
+            self._run(piece, plan)
+            if plan.hidden is not None:
+                kept.append(plan.hidden)
+        if kept:
+            states = torch.cat([part.states for part in kept], 1)
+            self.assembly.hidden.insert(0, Hidden(layer, rows, states))
+        keys, values = (torch.zeros_like(attention) for _ in reused)
+        keys[rows] = _squared_distance(old.keys[:, :, rows], reused[0])
+        values[rows] = _squared_distance(old.values[:, :, rows], reused[1])
+        return FreshLayer(keys, values, attention)
+
+
+def _squared_distance(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """Return the distance of each token's vectors, (tokens,), of (1, heads, tokens, head_dim)."""
+    return (new - old).float().square().sum((0, 1, 3))
 
 
 class _WeightRecorder:

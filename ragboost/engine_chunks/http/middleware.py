@@ -33,6 +33,7 @@ from ragboost.engine_chunks.options import (
     ChunkPosition,
     ReuseDefaults,
     ReuseOptions,
+    read_measure,
     read_options,
     read_positions,
     read_tenant,
@@ -151,7 +152,7 @@ class ReuseMiddleware(ABC):
     ) -> PlannedBody:
         is_chat = scope["path"] == CHAT
         defaults = self.defaults(scope)
-        options = read_options(given, defaults)
+        options, measure = read_options(given, defaults), read_measure(given)
         positions = read_positions(given, is_chat=is_chat)
         if defaults.refusal is not None:
             raise ExactError("refused")
@@ -174,6 +175,8 @@ class ReuseMiddleware(ABC):
             raise ExactError("not_found")
         reply = self._inboxed().expect()
         plan = self._plan_fields(options, spans, tenant=_tenant(given, rest), reply=reply)
+        if measure:
+            plan["measure"] = True
         try:
             return PlannedBody(self.planned(rest, plan), reply)
         except ExactError:
@@ -187,7 +190,7 @@ class ReuseMiddleware(ABC):
         *,
         tenant: str,
         reply: int,
-    ) -> Mapping[str, Any]:
+    ) -> dict[str, Any]:
         plan: dict[str, Any] = {
             "version": 1,
             "chunks": spans,

@@ -105,7 +105,8 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if (request.kv_transfer_params or {}).get(PARAMS_KEY) is not None:
                 self._held[request.request_id] = num_computed_tokens
             return 0, False
-        return self.planner.match(request, num_computed_tokens), False
+        num_filled = self.planner.match(request, num_computed_tokens)
+        return num_filled, bool(num_filled) and self.planner.is_paced(request)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self.planner is not None:
@@ -150,8 +151,13 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self.filler is not None:
-            for fill in self._get_connector_metadata().work.fills:
-                self.filler.fill(fill)
+            self.filler.begin(self._get_connector_metadata().work)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        done: set[str] = set()
+        if self.filler is not None:
+            done, self.filler.done_requests = self.filler.done_requests, done
+        return None, done
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed: set[int] = set()

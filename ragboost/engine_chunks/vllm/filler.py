@@ -4,7 +4,7 @@ Knows the model, the paged cache and the store. Does not know how requests are s
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,12 @@ import torch
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.keys import Identity, tokens_digest
 from ragboost.chunk_cache.model.attention import make_backend
-from ragboost.engine_chunks.fill import FilledPrompt, RowPace, fill_prompt
+from ragboost.engine_chunks.fill import FilledPrompt, RowPace, fill_steps
 from ragboost.engine_chunks.library import ChunkLibrary
 from ragboost.engine_chunks.paged_cache import PagedLayer
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.vllm.model import EngineModel
-from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill
+from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill, StepWork
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ class ChunkFiller:
         library: the stored chunks.
         outcomes: the result of each fill by request id, until the scheduler's side takes it.
         failed_blocks: blocks whose filling failed, until vLLM takes them.
+        failed_requests: requests whose filling failed, until the scheduler's side removes them.
+        done_requests: requests whose paced filling ended, until vLLM takes them.
 
     Raises:
         UnsupportedModelError: reuse is impossible with this model or cache.
@@ -65,33 +67,78 @@ class ChunkFiller:
         )
         self.outcomes: dict[str, FilledPrompt] = {}
         self.failed_blocks: set[int] = set()
+        self.failed_requests: set[str] = set()
+        self.done_requests: set[str] = set()
+        self._waiting: dict[str, PromptFill] = {}  # paced, in the order of their arrival
+        self._steps: Iterator[int] | None = None  # of the first of them, once it has begun
         self._backend = make_backend(settings.backend)
-        self._pace = RowPace(int(config.scheduler_config.max_num_batched_tokens))
+        self._most_rows = int(config.scheduler_config.max_num_batched_tokens)
+        self._pace = RowPace(self._most_rows)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
-    def fill(self, work: PromptFill) -> None:
-        """Write the KV of the tokens [held, stop) of a prompt into its blocks.
+    def begin(self, work: StepWork) -> None:
+        """Do the part of a step that comes before the model: fill prompts, and continue with those
+        that take several steps, one after the other.
 
-        If that fails, the blocks are reported as failed, and vLLM does with the request what its
-        `kv_load_failure_policy` says: an error here would end the engine.
+        If a filling fails, its blocks are reported as failed, and vLLM does with the request what
+        its `kv_load_failure_policy` says: an error here would end the engine.
         """
+        for fill in work.fills:
+            if fill.is_paced:
+                self._waiting[fill.request_id] = fill
+                continue
+            self._advance(fill, self._begin(fill), rows=None)
+        for request_id in work.cancelled:
+            if request_id in self._waiting:
+                self._end(request_id)
+        if self._waiting and work.rows:
+            fill = next(iter(self._waiting.values()))
+            self._steps = self._steps or self._begin(fill)
+            if self._advance(fill, self._steps, rows=work.rows):
+                self._end(fill.request_id)
+
+    def _end(self, request_id: str) -> None:
+        if next(iter(self._waiting)) == request_id:
+            self._steps = None
+        del self._waiting[request_id]
+        self.done_requests.add(request_id)
+
+    def _advance(self, fill: PromptFill, steps: Iterator[int], *, rows: int | None) -> bool:
+        """Continue a filling for about this many rows, None: to its end; return True if it has
+        ended."""
+        left = rows
+        least = 0 if rows is None else rows // 4  # no scraps of a few rows
         try:
-            self._fill(work)
+            while left is None or left > least:
+                self._pace.limit(self._most_rows if left is None else left)
+                count = next(steps)
+                left = None if left is None else left - count
+        except StopIteration:
+            return True
         except Exception:
             logger.exception("the KV of a prompt could not be filled")
-            first, last = work.plan.held // self.block_size, (work.plan.stop - 1) // self.block_size
-            self.failed_blocks.update(work.blocks[first : last + 1])
+            first, last = fill.plan.held // self.block_size, (fill.plan.stop - 1) // self.block_size
+            self.failed_blocks.update(fill.blocks[first : last + 1])
+            self.failed_requests.add(fill.request_id)
+            return True
+        return False
 
-    def _fill(self, work: PromptFill) -> None:
-        plan = work.plan
-        prefix = None
+    def _begin(self, fill: PromptFill) -> Iterator[int]:
+        """Yield the rows computed by each step of a filling; its KV is written at the end."""
+        plan, prefix = fill.plan, None
         if plan.held:
-            prefix = self.read(plan.tokens, work.blocks, start=0, stop=plan.held, is_exact=False)
-        filled = fill_prompt(
-            self.model, plan, prefix=prefix, backend=self._backend, pace=self._pace
-        )
+            prefix = self.read(plan.tokens, fill.blocks, start=0, stop=plan.held, is_exact=False)
+        steps = fill_steps(self.model, plan, prefix=prefix, backend=self._backend, pace=self._pace)
+        self._write(fill, (yield from steps))
+
+    def _write(self, work: PromptFill, filled: FilledPrompt) -> None:
+        plan = work.plan
         self.write(filled.cache.layers, work.blocks, start=plan.held, stop=plan.stop)
         filled.cache.layers.clear()
+        if filled.measure is not None:
+            start, stop = plan.request.chunks[-1]
+            key = self.library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
+            self.library.measure(key, filled.measure)
         self.outcomes[work.request_id] = filled
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]

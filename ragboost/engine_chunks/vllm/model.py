@@ -128,7 +128,7 @@ class EngineModel:
         changed = [self._decoder[number] for number in range(last + 1)]
         for number, layer in enumerate(changed):
             layer.forward = partial(_resume, plan, type(layer).forward, layer, number)
-        if plan.keep is not None and plan.begin is None:
+        if plan.keep is not None and plan.keep > last:
             kept = self._decoder[plan.keep]
             kept.forward = partial(_record, plan, type(kept).forward, kept)
             changed.append(kept)

@@ -4,7 +4,7 @@ Called by vLLM between steps, in one thread. Knows requests and blocks by number
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ragboost.bounded_map import BoundedMap
@@ -76,10 +76,12 @@ class ChunkPlanner:
         self._block_size = filler.block_size
         self._defaults = settings.defaults
         scheduled = int(config.scheduler_config.max_num_batched_tokens)
+        self._most_rows = scheduled  # of one forward pass
         self._budget = StepBudget(settings.step_tokens or scheduled)
         self._tracked: dict[str, _Tracked] = {}
         self._known: BoundedMap[bytes, int] = BoundedMap(max_entries=_MAX_KNOWN_PLANS)
         self._work = StepWork()
+        self._paced: set[str] = set()  # requests that wait while they are filled
 
     def add(self, request: Any) -> None:
         """Begin to track a request. KV that is only on disk starts loading."""
@@ -90,6 +92,8 @@ class ChunkPlanner:
         )
         if wanted is None:
             return
+        if wanted.measure and wanted.chunks and _length(wanted.chunks[-1]) > self._most_rows:
+            wanted = replace(wanted, reason="chunk_too_long")
         refused = request_refusal(request)
         tokens = [] if refused else list(request.prompt_token_ids)
         keys = {} if refused else find_chunks(wanted, tokens, self._library)
@@ -111,6 +115,10 @@ class ChunkPlanner:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return 0
+        self._paced.discard(request.request_id)
+        if request.request_id in self._filler.failed_requests:
+            tracked.wanted = replace(tracked.wanted, reason="fill_failed")
+            tracked.reason = "fill_failed"
         if tracked.wanted.reason is not None or request_refusal(request):
             tracked.held = held
             return 0
@@ -127,7 +135,9 @@ class ChunkPlanner:
             tracked.reason = None if is_reusing else plan
             return 0
         cost = plan.num_to_compute(self._filler.model.num_layers)
-        if not self._budget.admit(request.request_id, cost):
+        if self._budget.must_pace(cost):
+            self._paced.add(request.request_id)
+        elif not self._budget.admit(request.request_id, cost):
             return None
         if plan.approximate is not None:
             first = plan.approximate // self._block_size
@@ -137,16 +147,24 @@ class ChunkPlanner:
         tracked.plan, tracked.held, tracked.reason = plan, held, None
         return plan.stop - held
 
+    def is_paced(self, request: Any) -> bool:
+        """Return True if the request that was just matched waits while it is filled."""
+        return request.request_id in self._paced
+
     def allocated(self, request: Any, num_filled: int) -> None:
         """Order the filling of a request that has got its blocks."""
         tracked = self._tracked.get(request.request_id)
         if tracked is not None:
             self._withdraw(tracked)
         if tracked is None or tracked.plan is None:
+            self._paced.discard(request.request_id)  # it is filled
             return
         if num_filled:
-            blocks = self._block_ids(request.request_id)
-            self._work.fills.append(PromptFill(request.request_id, tracked.plan, blocks))
+            number = request.request_id
+            fill = PromptFill(
+                number, tracked.plan, self._block_ids(number), is_paced=number in self._paced
+            )
+            self._work.fills.append(fill)
             # What was stored is not taken out again: it would be approximate.
             found = [number for number, kv in enumerate(tracked.plan.stored) if kv is not None]
             tracked.uncaptured.difference_update(found)
@@ -163,11 +181,16 @@ class ChunkPlanner:
             if tracked is not None and tracked.uncaptured:
                 self._capture(tracked, tracked.request.num_computed_tokens + count)
         work, self._work = self._work, StepWork()
+        work.rows = self._budget.rows_left(sum(num_scheduled.values()))
         self._budget.next_step()
         return work
 
     def finish(self, request: Any) -> dict[str, Any] | None:
         """Stop tracking a request and return what it reports in its output."""
+        if request.request_id in self._paced:
+            self._paced.discard(request.request_id)
+            self._work.cancelled.append(request.request_id)
+        self._filler.failed_requests.discard(request.request_id)
         filled = self._filler.outcomes.pop(request.request_id, None)
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
@@ -237,3 +260,7 @@ class ChunkPlanner:
 
     def _block_ids(self, request_id: str) -> list[int]:
         return list(self.blocks.get_block_ids(request_id)[0])
+
+
+def _length(chunk: tuple[int, int]) -> int:
+    return chunk[1] - chunk[0]

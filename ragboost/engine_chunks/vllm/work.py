@@ -14,11 +14,13 @@ class PromptFill:
         request_id: id of the request.
         plan: what to reuse.
         blocks: its block table.
+        is_paced: the request waits while it is filled in several steps.
     """
 
     request_id: str
     plan: PromptPlan
     blocks: Sequence[int]
+    is_paced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,16 @@ class ChunkCapture:
 
 @dataclass(slots=True)
 class StepWork:
-    """The worker's part of one step."""
+    """The worker's part of one step.
+
+    Attributes:
+        fills: prompts to fill.
+        captures: chunks to store.
+        cancelled: requests whose paced filling ends early.
+        rows: tokens that paced fillings may compute.
+    """
 
     fills: list[PromptFill] = field(default_factory=list)
     captures: list[ChunkCapture] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    rows: int = 0

@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.assemble import Assembly
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES, make_policy
@@ -252,10 +253,11 @@ def test_gradual_does_without_its_second_look_where_there_is_no_third_layer() ->
     assert len(result.selected) == 9
 
 
-def test_a_deeper_look_changes_nothing_and_sees_only_the_tokens_it_is_paid_for(
+def test_a_deeper_look_sees_only_the_tokens_it_is_paid_for_and_makes_their_kv_exact(
     reuse: ChunkReuse,
 ) -> None:
     view = view_of(reuse)
+    view.fresh_layer()
     before = [(layer.keys.clone(), layer.values.clone()) for layer in view.assembly.cache.layers]
     chosen = view.candidates[::7]
 
@@ -264,9 +266,32 @@ def test_a_deeper_look_changes_nothing_and_sees_only_the_tokens_it_is_paid_for(
     assert torch.nonzero(deeper.value_change[: view.assembly.question]).flatten().tolist() == (
         chosen.tolist()
     )
-    for layer, (keys, values) in zip(view.assembly.cache.layers, before, strict=True):
-        assert torch.equal(layer.keys, keys)
-        assert torch.equal(layer.values, values)
+    exact = reuse.adapter.empty_cache(len(view.assembly.tokens))
+    every = torch.arange(len(view.assembly.tokens))
+    reuse.adapter.forward(view.assembly.tokens, exact, plan=ForwardPlan(every))
+    others = view.candidates[~torch.isin(view.candidates, chosen)]
+    for number, (layer, (keys, values)) in enumerate(
+        zip(view.assembly.cache.layers, before, strict=True)
+    ):
+        assert torch.equal(layer.keys[:, :, others], keys[:, :, others])
+        assert torch.equal(layer.values[:, :, others], values[:, :, others])
+        wanted = exact.layers[2].keys if number == 2 else keys
+        torch.testing.assert_close(
+            layer.keys[:, :, chosen], wanted[:, :, chosen], atol=1e-4, rtol=1e-3
+        )
+
+
+def test_the_pass_behind_a_deeper_look_begins_where_that_ended(reuse: ChunkReuse) -> None:
+    view = view_of(reuse)
+    chosen = view.candidates[::7]
+    view.deeper_layer(chosen)
+
+    deep = view.assembly.begin(chosen[:3].clone())
+    shallow = view.assembly.begin(view.candidates)
+
+    assert deep is not None
+    assert shallow is not None
+    assert (deep.layer, shallow.layer) == (2, 1)
 
 
 def test_gradual_finds_a_token_that_another_chunk_changes_and_the_question_reads() -> None:
