@@ -146,6 +146,13 @@ class ProxySettings(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that serve requests; at most one per core. They share indexes, "
+        "conversations and load. Only for `ragboost serve`.",
+    )
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="Largest request body; larger ones get a 413."
     )

@@ -8,6 +8,7 @@ import logging
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ragboost.config import BackendSettings, ReplicaSettings, Settings
@@ -35,6 +36,17 @@ _IDEMPOTENT = ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE")  # RFC 9110 s
 _KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
+class Load(NamedTuple):
+    """The requests that other processes have on a backend; as in `BackendLoad`."""
+
+    running: int = 0
+    assigned: int = 0
+    prefill_tokens: int = 0
+
+
+_NO_LOAD = Load()
+
+
 @dataclass(slots=True)
 class BackendLoad:
     """Counters of a backend's requests, from their assignment to the end of their responses.
@@ -44,12 +56,14 @@ class BackendLoad:
         assigned: running requests and those that wait for the backend to have room.
         prefill_tokens: prompt tokens to be computed for assigned requests without a first byte.
         dispatched: requests ever assigned; breaks ties.
+        elsewhere: the requests of other workers and replicas, as last heard.
     """
 
     running: int = 0
     assigned: int = 0
     prefill_tokens: int = 0
     dispatched: int = 0
+    elsewhere: Load = _NO_LOAD
 
 
 class Backend:
@@ -91,9 +105,16 @@ class Backend:
         return f"Backend({self.url!r})"
 
     @property
+    def key(self) -> str:
+        """Its identity for other processes, which may have given it another name."""
+        return self.url
+
+    @property
     def has_room(self) -> bool:
         """One more completion may run on the backend."""
-        return self.max_concurrency is None or self.load.running < self.max_concurrency
+        if self.max_concurrency is None:
+            return True
+        return self.load.running + self.load.elsewhere.running < self.max_concurrency
 
     def close(self) -> None:
         """Close all idle connections."""
