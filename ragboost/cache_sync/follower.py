@@ -183,6 +183,8 @@ class CacheFollower:
         Events then say what of it is cached; without them it counts as cached.
         """
         self._tenants.get(layout.tenant)
+        if layout.is_measured or layout.scale != 1.0:  # else it has never seen a response
+            self._learn(layout)
         if request_id is not None:
             self._keep(request_id, layout)
             if tokens := self._resident_tokens(request_id):

@@ -53,6 +53,14 @@ class BackendSettings(Section):
         description="Completions that run on a backend at a time; further ones wait. None: "
         "unlimited.",
     )
+    data_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Data-parallel ranks of the engine. With more than one, each has a context "
+        "index of its own and requests name their rank in the header x-data-parallel-rank, which "
+        "vLLM and SGLang follow.",
+    )
     cache_marks: Literal["none", "openai", "anthropic"] = Field(
         "none",
         description="Cache marks for hosted APIs, on requests that have none. openai: a "
@@ -76,6 +84,9 @@ class ReplicaSettings(Section):
     api_key: SecretStr | None = Field(None, description="API key for this backend.")
     max_concurrency: int | None = Field(
         None, ge=1, description="Completions that run on this backend at a time."
+    )
+    data_parallel_size: int | None = Field(
+        None, ge=1, le=256, description="Data-parallel ranks of this backend's engine."
     )
 
 
