@@ -17,6 +17,7 @@ from ragboost.engine_hooks.events import BlockStored, EventBatch, encode_batch
 from ragboost.engine_hooks.reports import CONTENT_TYPE, Report, decode_reply, encode
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
+from tests.fakes.events import EventPublisher
 from tests.fakes.served import ServedProxy
 
 DOCUMENTS = [f"Document {i}. " + f"about{i} " * 40 for i in range(6)]
@@ -229,6 +230,29 @@ def test_requests_survive_the_death_of_the_worker_that_keeps_their_conversation(
     assert set(results) <= {200, "ReadError", "RemoteProtocolError"}, results
     for received in engine.completions:
         assert_nothing_is_lost(engine, received.body)
+
+
+def test_the_indexes_follow_a_restarted_engine(unused_port: int) -> None:
+    publisher = EventPublisher()
+    endpoints = publisher.endpoint, publisher.replay_endpoint
+    with FakeEngine(port=unused_port, events=publisher) as engine:
+        proxy = ServedProxy("--backend", engine.url, "--workers", "2").__enter__()
+        eventually(lambda: proxy.ready().get("kv_events") and proxy.are_synchronised())
+        until_both_answered(proxy)
+    try:
+        again = EventPublisher(endpoints[0], replay_endpoint=endpoints[1])
+        with FakeEngine(port=unused_port, events=again) as engine:
+            eventually(
+                lambda: set(proxy.metric("ragboost_kv_resident_tokens").values()), equals={0.0}
+            )
+            ask(proxy, "after?")
+            resident = 16.0 * len(engine.cache.blocks)
+            eventually(
+                lambda: set(proxy.metric("ragboost_kv_resident_tokens").values()), equals={resident}
+            )
+            assert proxy.are_synchronised()
+    finally:
+        proxy.__exit__()
 
 
 def _connections_between(proxy: ServedProxy) -> Iterator[tuple[int, int]]:
