@@ -83,6 +83,7 @@ def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] |
     connections of a worker that died wait for the next one.
     """
     proxy = settings.proxy
+    bind(proxy.host, proxy.port).close()  # shared sockets would join another proxy's port
     with TemporaryDirectory(prefix="ragboost-") as folder, ExitStack() as sockets:
         first = sockets.enter_context(bind(proxy.host, proxy.port, is_shared=True))
         port = first.getsockname()[1]

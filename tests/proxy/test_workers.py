@@ -309,6 +309,18 @@ def test_a_wrong_number_of_workers_is_refused(options: list[str]) -> None:
     assert "workers" in str(done.exception or done.output)
 
 
+def test_a_port_that_another_proxy_serves_is_refused(
+    engine: FakeEngine, proxy: ServedProxy
+) -> None:
+    port = proxy.url.rpartition(":")[2]
+    second = ServedProxy("--backend", engine.url, "--workers", "2", "--port", port)
+
+    with pytest.raises(AssertionError, match="choose another port"):
+        second.__enter__()
+
+    assert second.process.returncode == 2
+
+
 def test_a_setting_that_no_worker_can_use_ends_the_start(engine: FakeEngine) -> None:
     prior = {"RAGBOOST_BACKENDS": json.dumps([{"url": engine.url}, {"url": engine.url}])}
     proxy = ServedProxy("--workers", "2", environment=prior)
