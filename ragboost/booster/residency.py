@@ -141,6 +141,13 @@ class Residency:
             if len(self._pending) > _MAX_PENDING:
                 self._pending.popitem(last=False)
 
+    def computed_elsewhere(self, documents: Sequence[Hashable], tokens: Sequence[int]) -> None:
+        """Model a sequence that another worker's request has put into the cache."""
+        with self._lock:
+            if not self.is_exact:
+                self.note_use()
+                self._index.insert(documents, tokens)
+
     def failed(self, entry: IndexEntry) -> None:
         """Take back a sequence that the engine did not compute."""
         with self._lock:

@@ -55,6 +55,12 @@ class EventSource:
                     f"got {value!r}"
                 )
 
+    @property
+    def rank(self) -> int | None:
+        """The data-parallel rank that publishes; None if the name ends with none."""
+        rank = self.name.rpartition("/")[2]
+        return int(rank) if rank.isascii() and rank.isdecimal() else None
+
     def silence(self, *, is_connected: bool) -> str:
         """Explain why nothing arrives from this publisher, and name the way out."""
         if is_connected:
@@ -204,7 +210,8 @@ def _parse_object(body: bytes) -> Mapping[str, Any] | None:
 
 def _usable_sources(answer: Mapping[str, Any], engine: EngineClient) -> list[EventSource]:
     try:
-        return find_sources(answer, backend_url=engine.url, name=engine.name)
+        sources = find_sources(answer, backend_url=engine.url, name=engine.name)
+        return [each for each in sources if engine.rank in (None, each.rank)]
     except ConfigError:
         return []  # an address that ZeroMQ cannot use, meant for another subscriber
 

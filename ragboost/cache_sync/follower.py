@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple
 
 from ragboost.booster.residency import Residency
@@ -54,6 +54,8 @@ class CacheFollower:
         streams: the engine's event streams by name.
         capacity_tokens: of its prefix cache, if reported.
         num_responses: responses so far that reported the length of a prompt.
+        on_layout: called with the request id, if any, and the layout of what was sent here, for
+            the other workers of a proxy.
     """
 
     def __init__(self, name: str, tenants: Tenants) -> None:
@@ -61,6 +63,7 @@ class CacheFollower:
         self.streams: dict[str, EventStream] = {}
         self.capacity_tokens: int | None = None
         self.num_responses = 0
+        self.on_layout: Callable[[str | None, PromptLayout], None] | None = None
         self._tenants = tenants
         self._mode = CacheMode()
         self._forecast = EvictionForecast()
@@ -133,10 +136,9 @@ class CacheFollower:
             layout = layout._replace(scale=self._scale or 1.0)
         if request_id is None:
             return layout
-        old = self._layouts.peek(request_id)
-        if old is not None and old.documents != layout.documents[: len(old.documents)]:
-            self._replaced.append(old)
-        self._layouts.put(request_id, layout)
+        self._keep(request_id, layout)
+        if self.on_layout is not None:
+            self.on_layout(request_id, layout)
         self._in_flight.add(
             request_id,
             prompt_tokens=layout.total,
@@ -172,11 +174,30 @@ class CacheFollower:
             if request_id is not None and self._layouts.peek(request_id) is layout:
                 self._correct(request_id, corrected)
             layout = corrected
+        if self.on_layout is not None:
+            self.on_layout(request_id, layout)
         if self._mode.is_exact:
             deadline = time.monotonic() + _CONFIRM_S
             self._unconfirmed.append(_Unconfirmed(deadline, layout, request_id))
         elif request_id is not None:
             self._in_flight.remove(request_id)
+
+    async def learn(self, request_id: str | None, layout: PromptLayout) -> None:
+        """Handle a prompt that another worker of the proxy has sent, or got a response to.
+
+        Events then say what of it is cached; without them it counts as cached.
+        """
+        self._tenants.get(layout.tenant)
+        if layout.is_measured or layout.scale != 1.0:  # else it has never seen a response
+            self._learn(layout)
+        if request_id is not None:
+            self._keep(request_id, layout)
+            if tokens := self._resident_tokens(request_id):
+                self.on_change("", Changes({request_id: tokens}))
+        if not self._mode.is_exact:
+            async with self._residency(layout) as residency:
+                if residency is not None:
+                    residency.computed_elsewhere(layout.documents, layout.tokens)
 
     def on_failure(
         self, request_id: str | None, layout: PromptLayout, recorded: IndexEntry
@@ -226,6 +247,12 @@ class CacheFollower:
         await self._drop_unconfirmed()
         self._update_forecast()
         self._is_applying = False
+
+    def _keep(self, request_id: str, layout: PromptLayout) -> None:
+        old = self._layouts.peek(request_id)
+        if old is not None and old.documents != layout.documents[: len(old.documents)]:
+            self._replaced.append(old)
+        self._layouts.put(request_id, layout)
 
     def _learn(self, layout: PromptLayout) -> None:
         """Correct later layouts by a reported prompt length."""

@@ -139,15 +139,21 @@ class CacheSync:
                 f"stream must be NAME/RANK with a rank below {_MAX_RANKS}, got {reported!r}",
                 param="stream",
             )
-        if len(self.followers) == 1:
-            name = next(iter(self.followers))
-        elif name not in self.followers:
+        name = self._follower_name(name, int(rank))
+        if name not in self.followers:
             raise RequestError(
                 f"no backend is named {name!r}: set RAGBOOST_ENGINE_HOOKS__REPORT_STREAM in the "
                 f"engine to one of {', '.join(self.followers)}",
                 param="stream",
             )
         return f"{name}/{int(rank)}"
+
+    def _follower_name(self, reported: str, rank: int) -> str:
+        """Return the name of the backend, or of its rank, that a report is about."""
+        names = {_server_name(engine) for engine in self._engines}
+        name = next(iter(names)) if len(names) == 1 else reported
+        ranked = f"{name}#{rank}"
+        return ranked if ranked in self.followers else name
 
     def _on_report(self, stream: str, changes: Changes) -> None:
         self.followers[_backend_of(stream)].on_change(stream, changes)
@@ -219,6 +225,10 @@ class CacheSync:
             elif self._silent[stream.name] != silence:
                 self._silent[stream.name] = silence
                 logger.warning("KV event stream %s: %s", stream.name, silence)
+
+
+def _server_name(engine: EngineClient) -> str:
+    return engine.name if engine.rank is None else engine.name.removesuffix(f"#{engine.rank}")
 
 
 def _backend_of(stream: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,6 +28,17 @@ def _print_access_log() -> None:
     logger.propagate = False
 
 
+def log_to_terminal() -> None:
+    """Write the log to standard error, and the access log to standard output.
+
+    A worker's lines begin with its name; each line is written at once.
+    """
+    is_worker = multiprocessing.parent_process() is not None
+    where = "%(levelname)s %(processName)s" if is_worker else "%(levelname)s"
+    logging.basicConfig(level=logging.INFO, format=f"{where} %(name)s: %(message)s")
+    _print_access_log()
+
+
 def serve(
     backend: list[str] | None = typer.Option(
         None, metavar="URL", help=_BACKEND, show_default=False
@@ -40,6 +52,7 @@ def serve(
     insecure: bool | None = switch("proxy.insecure", "--insecure"),
     shadow: bool | None = switch("proxy.shadow", "--shadow"),
     access_log: bool | None = switch("proxy.access_log", "--access-log"),
+    workers: int | None = setting("proxy.workers"),
 ) -> None:
     """Serve the OpenAI-compatible proxy in front of a backend.
 
@@ -60,22 +73,22 @@ def serve(
         "proxy.insecure": insecure,
         "proxy.shadow": shadow,
         "proxy.access_log": access_log,
+        "proxy.workers": workers,
     }
     settings = load_settings({**flags, **backends(backend)})
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    _print_access_log()
+    log_to_terminal()
 
     from ragboost.proxy.server import serve as serve_proxy
 
     if not embedded:
-        serve_proxy(settings)
+        serve_proxy(settings, set_up_logging=log_to_terminal)
         return
 
     from ragboost.engine import create_engine_app, with_events
     from ragboost.serving import serve_in_thread
 
     with serve_in_thread(create_engine_app(with_events(settings.engine))) as url:
-        serve_proxy(_in_front_of_engine(settings, url))
+        serve_proxy(_in_front_of_engine(settings, url), set_up_logging=log_to_terminal)
 
 
 def _in_front_of_engine(settings: Settings, url: str) -> Settings:

@@ -53,6 +53,14 @@ class BackendSettings(Section):
         description="Completions that run on a backend at a time; further ones wait. None: "
         "unlimited.",
     )
+    data_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Data-parallel ranks of the engine. With more than one, each has a context "
+        "index of its own and requests name their rank in the header x-data-parallel-rank, which "
+        "vLLM and SGLang follow.",
+    )
     cache_marks: Literal["none", "openai", "openai_breakpoints", "anthropic"] = Field(
         "none",
         description="Cache marks for hosted APIs, on requests that have none. anthropic: up to "
@@ -77,6 +85,9 @@ class ReplicaSettings(Section):
     api_key: SecretStr | None = Field(None, description="API key for this backend.")
     max_concurrency: int | None = Field(
         None, ge=1, description="Completions that run on this backend at a time."
+    )
+    data_parallel_size: int | None = Field(
+        None, ge=1, le=256, description="Data-parallel ranks of this backend's engine."
     )
 
 
@@ -147,6 +158,13 @@ class ProxySettings(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that serve requests; at most one per core. They share indexes, "
+        "conversations and load. Only for `ragboost serve`.",
+    )
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="Largest request body; larger ones get a 413."
     )

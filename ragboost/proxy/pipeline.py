@@ -29,8 +29,10 @@ from ragboost.proxy.asgi.headers import request_headers, with_header
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.offload import Stopwatch, call, is_large
+from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.assignment import Assignment
+from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.rewriting.chunk_positions import add_chunks
@@ -38,7 +40,7 @@ from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.names import printable
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
-from ragboost.rewriting.recognition import Histories
+from ragboost.rewriting.recognition import ChainMatch, Histories
 from ragboost.rewriting.rewriter import BoostResult, Rewriter
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
 from ragboost.rewriting.tenants import Tenant, Tenants
@@ -77,6 +79,7 @@ class BoostPipeline:
         tenants: Tenants,
         sync: CacheSync,
         chunk_reuse: ChunkReuseProbe,
+        fellows: FellowWorkers | None = None,
     ) -> None:
         self.tenants = tenants
         self.conversations = Conversations(settings.session)
@@ -85,6 +88,7 @@ class BoostPipeline:
         self._metrics = metrics
         self._sync = sync
         self._chunk_reuse = chunk_reuse
+        self._fellows = fellows
         self._parser = RequestParser(settings)
         self._rewriter = Rewriter(settings)
         style = settings.backend.cache_marks
@@ -105,8 +109,11 @@ class BoostPipeline:
         session: str | None = None,
         history: Conversation | None = None,
         team: str = "",
+        may_hand_over: bool = True,
     ) -> UpstreamRequest:
         """Boost a request for the backend that it is assigned to, or forward its body unchanged.
+
+        A request whose conversation another worker keeps is returned as it came, with that worker.
 
         Args:
             raw: the client's body.
@@ -117,6 +124,7 @@ class BoostPipeline:
                 request names its conversation, or it is recognised.
             history: what the engine was sent for the earlier messages; not kept here.
             team: of the client's API key.
+            may_hand_over: it may go to another worker.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
@@ -130,6 +138,10 @@ class BoostPipeline:
         except MalformedBodyError:
             return await self._forward_malformed(raw, headers, admission, clock)
         match = self._histories.match(request.claim) if request.claim is not None else None
+        if may_hand_over and history is None:
+            worker = self._worker_of(request, headers)
+            if worker is not None and self._fellows is not None:
+                return UpstreamRequest(raw, self._fellows.handed_over(headers), worker=worker)
         digest = match.digest if match is not None else UNCHANGED
         conversation = match.conversation if match is not None else history
         tenant, boosted = None, BoostedRequest(raw)
@@ -149,12 +161,32 @@ class BoostPipeline:
             # the client leaves meanwhile.
             boosted = await (asyncio.shield(work) if needs_thread(request) else work)
             if match is not None and boosted.result is not None:
-                digest = self._histories.add(match, boosted.result.delta)
+                digest = self._remember(match, boosted.result)
         is_read = history is not None
         upstream = self._upstream(
             request, headers, boosted, tenant, digest, is_read=is_read, seconds=clock.seconds
         )
         return self._count(upstream)
+
+    def _worker_of(self, request: ParsedRequest, headers: RawHeaders) -> Backend | None:
+        """Return the other worker that keeps a request's conversation, if there is one."""
+        fellows = self._fellows
+        if fellows is None or fellows.has_handed_over(headers):
+            return None
+        if request.session is not None:
+            return fellows.owner(request.session)
+        for link in reversed(request.claim.links[:-1] if request.claim is not None else ()):
+            if self._histories.keeps(link):
+                return None
+            if (worker := fellows.keeper(link)) is not None:
+                return worker
+        return None
+
+    def _remember(self, match: ChainMatch, result: BoostResult) -> Digest:
+        """Keep what a message of a conversation without a name became, and tell other workers."""
+        if self._fellows is not None and result.delta.sent:
+            self._fellows.keep(match.claim.links[-1])
+        return self._histories.add(match, result.delta)
 
     async def _forward_malformed(
         self, raw: bytes, headers: RawHeaders, admission: Admission, clock: Stopwatch

@@ -1,12 +1,17 @@
 """Serve the proxy on a socket: uvicorn with uvloop, limits, graceful shutdown."""
 
+import asyncio
 import ctypes
 import gc
 import logging
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,8 +21,10 @@ from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
+from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection
+from ragboost.serving.supervisor import Supervisor, WorkerLink
 
 logger = logging.getLogger(__name__)
 
@@ -25,14 +32,31 @@ _BACKLOG = 4096
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of <malloc.h>
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = None) -> None:
     """Serve the proxy until SIGTERM or SIGINT, then finish running requests and close everything.
+
+    Args:
+        settings: of the proxy; with `proxy.workers`, other processes serve.
+        set_up_logging: called in each of these, for their part of the log; a top-level function.
 
     Raises:
         ConfigError: the address cannot be bound, or it is not a loopback address and there are no
             API keys.
     """
     proxy = settings.proxy
+    _check_exposure(proxy)
+    if proxy.workers > 1:
+        _serve_with_workers(settings, set_up_logging)
+        return
+    listener = listen(proxy)
+    _log_address(settings, listener)
+    server = make_server(guarded(create_app(settings), proxy), proxy)
+    _tune_process()
+    with _signals_only_stop():
+        server.run(sockets=[listener])
+
+
+def _check_exposure(proxy: ProxySettings) -> None:
     if not (is_loopback(proxy.host) or proxy.api_keys):
         if not proxy.insecure:
             raise ConfigError(
@@ -43,16 +67,87 @@ def serve(settings: Settings) -> None:
             "proxy.host is %s without API keys: every client that reaches it can use the backend",
             proxy.host,
         )
-    listener = listen(proxy)
+
+
+def _log_address(settings: Settings, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     netloc = f"[{host}]" if ":" in host else host
     urls = [public_url(replica.url) for replica in settings.backends or (settings.backend,)]
     logger.info("listening on http://%s:%d, backend %s", netloc, port, ", ".join(urls))
-    server = make_server(guarded(create_app(settings), proxy), proxy)
-    _tune_garbage_collection()
-    _tune_malloc()
+
+
+def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] | None) -> None:
+    """Serve with several processes, each with a socket of its own on the same port.
+
+    The kernel spreads connections over the sockets. This process keeps them open, so that the
+    connections of a worker that died wait for the next one.
+    """
+    proxy = settings.proxy
+    bind(proxy.host, proxy.port).close()  # shared sockets would join another proxy's port
+    with TemporaryDirectory(prefix="ragboost-") as folder, ExitStack() as sockets:
+        first = sockets.enter_context(bind(proxy.host, proxy.port, is_shared=True))
+        port = first.getsockname()[1]
+        listeners = [first]
+        listeners += [
+            sockets.enter_context(bind(proxy.host, port, is_shared=True))
+            for _ in range(proxy.workers - 1)
+        ]
+        shared = _shared_settings(settings, Path(folder))
+        seats = WorkerSeat.of_all(proxy.workers, folder)
+        supervisor = Supervisor(
+            _run_worker,
+            [(shared, *each, set_up_logging) for each in zip(seats, listeners, strict=True)],
+            drain_s=proxy.drain_s,
+        )
+        supervisor.run(on_ready=partial(_log_address, settings, first))
+
+
+def _shared_settings(settings: Settings, folder: Path) -> Settings:
+    """Return the settings of a worker: chat sessions in memory become a file that lives as long."""
+    if settings.session.store != "memory":
+        return settings
+    update = {"store": "sqlite", "path": folder / "sessions.db"}
+    return settings.model_copy(update={"session": settings.session.model_copy(update=update)})
+
+
+def _run_worker(
+    link: WorkerLink,
+    settings: Settings,
+    seat: WorkerSeat,
+    listener: socket.socket,
+    set_up_logging: Callable[[], None] | None,
+) -> None:
+    """Serve as one of several workers, until SIGTERM or SIGINT or the supervisor's death."""
+    if set_up_logging is not None:
+        set_up_logging()
+    proxy = settings.proxy
+    listener.listen(_BACKLOG)
+    own = bind("127.0.0.1", 0)
+    own.listen(_BACKLOG)
+    seat = replace(seat, port=own.getsockname()[1])
+    app = guarded(create_app(settings, seat=seat), proxy)
+    server = _WorkerServer(_server_config(app, proxy), link)
+    _tune_process()
     with _signals_only_stop():
-        server.run(sockets=[listener])
+        server.run(sockets=[listener, own])
+
+
+class _WorkerServer(uvicorn.Server):
+    """A server that reports to a supervisor, and stops when that has died."""
+
+    def __init__(self, config: uvicorn.Config, link: WorkerLink) -> None:
+        super().__init__(config)
+        self._link = link
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        asyncio.get_running_loop().add_reader(self._link.fileno(), self._stop)
+        self._link.ready()
+
+    def _stop(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._link.fileno())
+        logger.warning("the supervisor has died; stopping")
+        self.should_exit = True
 
 
 def listen(settings: ProxySettings) -> socket.socket:
@@ -78,23 +173,30 @@ def make_server(app: ASGIApp, settings: ProxySettings) -> uvicorn.Server:
 
     It then stops listening, lets running requests finish within `drain_s`, and closes the app.
     """
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            loop="uvloop",
-            http=http_connection(settings),
-            ws="none",
-            lifespan="on",
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=settings.drain_s,
-            backlog=_BACKLOG,
-        )
+    return uvicorn.Server(_server_config(app, settings))
+
+
+def _server_config(app: ASGIApp, settings: ProxySettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=http_connection(settings),
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=settings.drain_s,
+        backlog=_BACKLOG,
     )
+
+
+def _tune_process() -> None:
+    _tune_garbage_collection()
+    _tune_malloc()
 
 
 def _tune_garbage_collection() -> None:

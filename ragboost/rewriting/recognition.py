@@ -99,6 +99,10 @@ class Histories:
         """Size of the rewritten messages."""
         return self._nodes.size
 
+    def keeps(self, link: Link) -> bool:
+        """Return True if a message was rewritten, and what it became is kept."""
+        return any(digest in self._nodes for digest in self._rewritings.peek(link) or ())
+
     def match(self, claim: Claim) -> ChainMatch:
         """Find what was sent for a request's history, as far as the request contains all of it.
 

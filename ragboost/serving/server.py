@@ -59,8 +59,14 @@ def serve(app: Any, *, host: str, port: int) -> None:
         listening.close()
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Bind a socket to an address; port 0 picks a free one.
+
+    Args:
+        host: the address.
+        port: the port.
+        is_shared: other sockets of this user may have the same address, and take a part of its
+            connections.
 
     Raises:
         ConfigError: the address is in use or not one of this machine.
@@ -68,6 +74,8 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listening.bind((host, port))
     except OSError as error:

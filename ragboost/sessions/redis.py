@@ -52,7 +52,7 @@ class RedisStore:
         self._settings = settings
         self._clock = steady_clock() if clock is None else clock
         self._on_failure = on_failure
-        self._client = _make_client(settings)
+        self._client = make_client(settings)
         self._errors = (import_extra("redis.exceptions", extra="redis").RedisError, OSError)
         self._create, self._append, self._restore, self._delete = (
             self._client.register_script(script) for script in (CREATE, APPEND, RESTORE, DELETE)
@@ -148,7 +148,13 @@ class RedisStore:
         return SessionStoreError(f"the session store fails: {error}")
 
 
-def _make_client(settings: SessionSettings) -> Any:
+def make_client(settings: SessionSettings) -> Any:
+    """Make an asynchronous client for the server that the settings name; it connects when used.
+
+    Raises:
+        ConfigError: the URL is missing or invalid.
+        MissingExtraError: the client is not installed.
+    """
     client = import_extra("redis.asyncio", extra="redis")
     retry = import_extra("redis.asyncio.retry", extra="redis")
     backoff = import_extra("redis.backoff", extra="redis")

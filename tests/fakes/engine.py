@@ -90,8 +90,8 @@ class FakeEngine:
         url: base URL, without /v1.
         requests: received requests in order, except those of `probes`.
         probes: paths that a proxy requests on its own, in order.
-        cache: the prefix cache.
-        events: the event publisher, or None.
+        caches: the prefix cache of each data-parallel rank; `cache` is the first one.
+        publishers: the event publisher of each rank, or none; `events` is the first one, or None.
         num_active: requests in progress; `peak_active` is the maximum so far.
         num_cancelled: requests whose client disconnected before the end of the response.
     """
@@ -105,10 +105,17 @@ class FakeEngine:
         port: int = 0,
         keepalive_timeout_s: float = 75.0,
         reply_tokens: int = 4,
+        num_ranks: int = 1,
     ) -> None:
-        self.events = EventPublisher() if events is True else events or None
-        publish = self.events.publish_events if self.events else None
-        self.cache = PrefixCache(block_size, capacity_tokens, publish=publish)
+        self.publishers: list[EventPublisher] = []
+        if events is True:
+            self.publishers = [EventPublisher() for _ in range(num_ranks)]
+        elif events:
+            self.publishers = [events]
+        self.events = self.publishers[0] if self.publishers else None
+        publish = [each.publish_events for each in self.publishers] or [None] * num_ranks
+        self.caches = [PrefixCache(block_size, capacity_tokens, publish=one) for one in publish]
+        self.cache = self.caches[0]
         self.requests: list[Received] = []
         self.probes: list[str] = []
         self.num_active = self.peak_active = self.num_cancelled = 0
@@ -141,8 +148,8 @@ class FakeEngine:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(DEADLINE_S)
             assert not self._thread.is_alive(), "FakeEngine did not stop"
-        if self.events is not None:
-            self.events.close()
+        for publisher in self.publishers:
+            publisher.close()
 
     def misbehave(self, **changes: Any) -> None:
         """Apply a `Misbehaviour` from the next request on; held requests stay held."""
@@ -234,8 +241,9 @@ class FakeEngine:
             self.num_active -= 1
 
     def _describe(self, path: str) -> web.Response:
-        if path == "/kv_event_sources" and self.events is not None:
-            return web.json_response({"0": self.events.source})
+        if path == "/kv_event_sources" and self.publishers:
+            sources = {str(rank): each.source for rank, each in enumerate(self.publishers)}
+            return web.json_response(sources)
         if path == "/metrics" and self.cache.capacity_blocks is not None:
             size, num = self.cache.block_size, self.cache.capacity_blocks + 1
             info = f'block_size="{size}",enable_prefix_caching="{num > 1}",num_gpu_blocks="{num}"'
@@ -250,10 +258,11 @@ class FakeEngine:
             prompt = render_prompt(fields)
             tokens = tokenize(prompt)
             salt = str(fields.get("cache_salt") or "")
-            prompt_tokens, cached_tokens = len(tokens), self.cache.match(tokens, salt=salt)
+            cache = self.caches[int(request.headers.get("x-data-parallel-rank", "0"))]
+            prompt_tokens, cached_tokens = len(tokens), cache.match(tokens, salt=salt)
             name = fields.get("session_id") or request.headers.get("x-session-id")
             if self._behaviour.computes:
-                self.cache.insert(tokens, salt=salt, session_id=name)
+                cache.insert(tokens, salt=salt, session_id=name)
         received = Received(
             method=request.method,
             path=request.raw_path,

@@ -2,6 +2,9 @@
 
 from ragboost.rewriting.headers import RawHeaders
 
+WORKER_HEADER = b"x-ragboost-worker"
+"""Marks a request that one worker of the proxy hands over to another; not for backends."""
+
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -16,7 +19,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 # The client for the backend writes its own host and content-length.
-_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", WORKER_HEADER}
 _ENCODING = b"accept-encoding"
 
 

@@ -4,7 +4,7 @@ Labels never hold document, session or request ids, and at most `_MAX_MODELS` mo
 """
 
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,6 +22,8 @@ from ragboost.hosted.receipts import Receipt
 M = TypeVar("M", Counter, Histogram)
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+HANDED_OVER = "handed_over"
+"""Outcome of a request that another worker has answered, and counts with its own outcome."""
 _MAX_MODELS = 100
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
@@ -40,6 +42,24 @@ class _ByLabels(Generic[M]):
         if child is None:
             child = self._children[labels] = self._metric.labels(*labels)
         return child
+
+
+class CollectedWorkers(Protocol):
+    """The counters of the exchange with other workers.
+
+    Attributes:
+        learned: prompts of others that this worker's indexes have taken over.
+    """
+
+    learned: int
+
+    @property
+    def num_alive(self) -> int:
+        """The other workers that were heard lately."""
+
+    @property
+    def num_lost(self) -> int:
+        """Times that messages were lost, and a snapshot asked for."""
 
 
 class Metrics:
@@ -201,6 +221,10 @@ class Metrics:
         """Add the metrics of the streams of cache events."""
         self.registry.register(_StreamMetrics(sync))
 
+    def watch_workers(self, workers: CollectedWorkers) -> None:
+        """Add the metrics of the exchange with other workers."""
+        self.registry.register(_WorkerMetrics(workers))
+
     def render(self) -> bytes:
         """Render all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -317,3 +341,30 @@ class _StreamMetrics(Collector):
                 states.add_metric([*values, state], float(state is status.state))
             tokens.add_metric(values, status.num_resident_tokens)
         return [events, gaps, rejected, states, tokens]
+
+
+class _WorkerMetrics(Collector):
+    """The counters that the exchange with other workers keeps."""
+
+    def __init__(self, workers: CollectedWorkers) -> None:
+        self._workers = workers
+
+    def collect(self) -> list[Metric]:
+        workers = self._workers
+        return [
+            GaugeMetricFamily(
+                "ragboost_workers_alive",
+                "Other workers of this proxy that were heard lately.",
+                value=workers.num_alive,
+            ),
+            CounterMetricFamily(
+                "ragboost_worker_prompts_learned",
+                "Prompts of other workers that this worker's indexes have taken over.",
+                value=workers.learned,
+            ),
+            CounterMetricFamily(
+                "ragboost_worker_messages_lost",
+                "Times that messages of other workers were lost, and a snapshot asked for.",
+                value=workers.num_lost,
+            ),
+        ]

@@ -13,6 +13,7 @@ from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.proxy.asgi.request_context import RequestContext
 
+MAX_RECENT = 50
 _MAX_DOCUMENTS = 30
 _MAX_LABEL = 60
 
@@ -25,7 +26,7 @@ class RecentRequests:
         max_labels: labels kept, by last use.
     """
 
-    def __init__(self, *, max_requests: int = 50, max_labels: int = 20_000) -> None:
+    def __init__(self, *, max_requests: int = MAX_RECENT, max_labels: int = 20_000) -> None:
         self._requests: deque[tuple[str, dict[str, Any]]] = deque(maxlen=max_requests)
         self._labels: BoundedMap[Hashable, str] = BoundedMap(max_entries=max_labels)
 

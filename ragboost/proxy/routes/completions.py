@@ -1,18 +1,25 @@
 """The endpoints that answer a prompt: boost the request, relay it, report its result."""
 
+import logging
 from collections.abc import Callable
+from functools import partial
 
 from ragboost.cache_sync.usage import Usage
 from ragboost.hosted.prices import find_price
 from ragboost.hosted.receipts import Receipt
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.request_context import RequestContext
+from ragboost.proxy.observability.metrics import HANDED_OVER
+from ragboost.proxy.peers.slot import WorkerLostError, WorkerSlot
 from ragboost.proxy.routes.passthrough import Passthrough
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
+from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
+
+logger = logging.getLogger(__name__)
 
 
 class Completions(Passthrough):
@@ -26,17 +33,43 @@ class Completions(Passthrough):
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
     ) -> None:
-        has_stream_options = self.endpoint in ("chat", "completions")
-        upstream = await self._boosting.prepare(
+        prepare = partial(
+            self._boosting.prepare,
             body,
             exchange.headers,
             admission,
-            has_stream_options=has_stream_options,
+            has_stream_options=self.endpoint in ("chat", "completions"),
             team=exchange.team,
         )
+        upstream = await prepare()
+        if upstream.worker is not None:
+            if await self._hand_over(exchange, watch, upstream, upstream.worker):
+                return
+            upstream = await prepare(may_hand_over=False)
         write_receipt = self._receipt_writer(upstream, admission)
         reader = ResponseReader(strips_usage=upstream.is_usage_added, write_receipt=write_receipt)
         await self._relay(exchange, watch, admission, upstream, reader=reader)
+
+    async def _hand_over(
+        self,
+        exchange: RequestContext,
+        watch: ClientWatch,
+        upstream: UpstreamRequest,
+        worker: Backend,
+    ) -> bool:
+        """Let another worker answer; return False if it died before its response began.
+
+        The backend may then compute the request twice. Nothing was stored: a worker stores a turn
+        only while its client waits for the response's end.
+        """
+        try:
+            await relay(exchange, watch, WorkerSlot(worker), upstream)
+        except WorkerLostError as error:
+            logger.warning("%s is lost, answering here: %s", worker.name, error)
+            return False
+        if exchange.outcome == "ok":
+            exchange.outcome = HANDED_OVER
+        return True
 
     def _receipt_writer(
         self, upstream: UpstreamRequest, admission: Admission

@@ -184,6 +184,7 @@ class SessionTurns(Completions):
         super().__init__(state, endpoint="session_chat")
         self._store = state.store
         self._turns = state.turns
+        self._fellows = state.fellows
 
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
@@ -192,6 +193,8 @@ class SessionTurns(Completions):
             user_of(exchange.headers),
             str(exchange.scope["path_params"]["session_id"]),
         )
+        if await self._go_to_owner(exchange, watch, body, session_id):
+            return
         await _get(self._store, owner, session_id)  # nobody learns of others' sessions by a 409
         await self._store.check()
         async with self._turns.hold(session_id) as running:
@@ -222,6 +225,19 @@ class SessionTurns(Completions):
                 write_receipt=self._receipt_writer(upstream, admission),
             )
             await self._relay(exchange, watch, admission, upstream, reader=reader)
+
+    async def _go_to_owner(
+        self, exchange: RequestContext, watch: ClientWatch, body: bytes, session_id: str
+    ) -> bool:
+        """Let the worker to which a session belongs answer its turn, one turn at a time."""
+        fellows = self._fellows
+        if fellows is None or fellows.has_handed_over(exchange.headers):
+            return False
+        worker = fellows.owner(f"session {session_id}")
+        if worker is None:
+            return False
+        upstream = UpstreamRequest(body, fellows.handed_over(exchange.headers), worker=worker)
+        return await self._hand_over(exchange, watch, upstream, worker)
 
     async def _prepare(
         self,

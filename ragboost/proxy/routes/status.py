@@ -1,13 +1,17 @@
 """The endpoints for operators: health, readiness, version and metrics."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Literal
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.proxy.asgi.errors import error_response
+from ragboost.proxy.observability.merged import label_metrics, merge_readiness
 from ragboost.proxy.observability.metrics import CONTENT_TYPE
+from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readiness, VersionInfo
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
@@ -55,8 +59,8 @@ class StatusRoutes:
         """Report that the process serves requests."""
         return Liveness()
 
-    async def ready(self, response: Response) -> Readiness:
-        """Report if any backend responds; 503 if not.
+    async def ready(self, request: Request, response: Response) -> Readiness:
+        """Report if any backend responds; 503 if not. One of several workers answers for all.
 
         The status is `degraded` if the session API cannot store turns: all else works.
         """
@@ -70,11 +74,24 @@ class StatusRoutes:
         response.status_code = 200 if is_ready else 503
         problem = self._state.store.problem
         status: Literal["ready", "degraded"] = "ready" if problem is None else "degraded"
-        return Readiness(
+        own = Readiness(
             status=status if is_ready else "backend unreachable",
             sessions=problem,
             kv_events=streams or None,
         )
+        fellows = self._state.fellows
+        if fellows is None or fellows.has_handed_over(request.scope["headers"]):
+            return own
+        return await self._ready_with_workers(own, fellows)
+
+    async def _ready_with_workers(self, own: Readiness, fellows: FellowWorkers) -> Readiness:
+        answers = await fellows.ask_all("/ready")
+        others = [json.loads(answer) for answer in answers.values() if answer]
+        merged = merge_readiness(own.model_dump(), others)
+        workers = {str(fellows.seat.number): "ready"}
+        for number, answer in answers.items():
+            workers[str(number)] = "ready" if answer else "no answer"
+        return Readiness.model_validate({**merged, "workers": workers})
 
     async def version(self) -> VersionInfo:
         """Return the version of RAGBoost, not the backend's."""
@@ -84,8 +101,16 @@ class StatusRoutes:
         """Refuse: a proxy in front of this one must not add chunk positions, this one does."""
         return error_response(404, "this RAGBoost proxy adds chunk positions itself")
 
-    async def metrics(self) -> Response:
-        """Return all metrics in Prometheus' text format."""
+    async def metrics(self, request: Request) -> Response:
+        """Return all metrics in Prometheus' text format, of several workers with their number."""
+        own, fellows = self._render(), self._state.fellows
+        if fellows is not None and not fellows.has_handed_over(request.scope["headers"]):
+            answers = await fellows.ask_all("/metrics")
+            texts = {fellows.seat.number: own, **{n: text for n, text in answers.items() if text}}
+            own = label_metrics(dict(sorted(texts.items())))
+        return Response(own, media_type=CONTENT_TYPE)
+
+    def _render(self) -> bytes:
         state, metrics = self._state, self._state.metrics
         metrics.index_nodes.set(state.boosting.tenants.num_nodes)
         metrics.sessions.set(len(state.boosting.conversations))
@@ -94,4 +119,4 @@ class StatusRoutes:
         for backend in state.backends.all:
             metrics.backend_up.labels(backend.name).set(backend.is_healthy)
             metrics.backend_running.labels(backend.name).set(backend.load.running)
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+        return metrics.render()

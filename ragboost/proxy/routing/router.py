@@ -53,9 +53,11 @@ class Router:
         """
 
         def cost(backend: Backend) -> tuple[int, int]:
-            load = backend.load
+            load, elsewhere = backend.load, backend.load.elsewhere
             compute = max(0, prompt_tokens - cached_tokens.get(backend.name, 0))
-            waiting = load.prefill_tokens + self._settings.running_tokens * load.assigned
+            assigned = load.assigned + elsewhere.assigned
+            prefill = load.prefill_tokens + elsewhere.prefill_tokens
+            waiting = prefill + self._settings.running_tokens * assigned
             return compute + waiting, load.dispatched
 
         return min(self.backends.candidates(exclude), key=cost, default=None)

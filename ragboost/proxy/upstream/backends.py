@@ -8,6 +8,7 @@ import logging
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ragboost.config import BackendSettings, ReplicaSettings, Settings
@@ -33,7 +34,19 @@ _READY_TIMEOUT_S = 2.0
 _MAX_FETCHED_BYTES = 4 * 1024 * 1024
 _WITHOUT_BODY = ("GET", "HEAD", "OPTIONS", "TRACE")
 _IDEMPOTENT = ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE")  # RFC 9110 section 9.2.2
+_RANK_HEADER = b"x-data-parallel-rank"
 _KEY_HEADERS = (b"authorization", b"x-api-key")
+
+
+class Load(NamedTuple):
+    """The requests that other processes have on a backend; as in `BackendLoad`."""
+
+    running: int = 0
+    assigned: int = 0
+    prefill_tokens: int = 0
+
+
+_NO_LOAD = Load()
 
 
 @dataclass(slots=True)
@@ -45,20 +58,24 @@ class BackendLoad:
         assigned: running requests and those that wait for the backend to have room.
         prefill_tokens: prompt tokens to be computed for assigned requests without a first byte.
         dispatched: requests ever assigned; breaks ties.
+        elsewhere: the requests of other workers and replicas, as last heard.
     """
 
     running: int = 0
     assigned: int = 0
     prefill_tokens: int = 0
     dispatched: int = 0
+    elsewhere: Load = _NO_LOAD
 
 
 class Backend:
-    """One upstream server, used on one event loop.
+    """One upstream server, or one data-parallel rank of its engine; used on one event loop.
 
     Attributes:
         url: base URL, without `/v1`, a slash at the end, user and password: it may be shown.
-        name: in headers, metrics and logs; unique among the backends.
+        name: in headers, metrics and logs; unique among the backends. Ends with `#RANK` for a rank.
+        rank: of the engine's data-parallel ranks, each with a prefix cache of its own; None: the
+            engine has one, or chooses by itself.
         max_concurrency: completions that may run on it at a time; None: unlimited.
         load: its requests.
         is_healthy: it is sent requests; set by `Backends`.
@@ -66,10 +83,19 @@ class Backend:
         hides_client_keys: clients send API keys of the proxy, which must not reach the backend.
     """
 
-    def __init__(self, settings: BackendSettings, replica: ReplicaSettings | None = None) -> None:
+    def __init__(
+        self,
+        settings: BackendSettings,
+        replica: ReplicaSettings | None = None,
+        *,
+        rank: int | None = None,
+    ) -> None:
         configured = (replica or settings).url
         self.url = public_url(configured)
         self.name = (replica and replica.name) or self.url.partition("://")[2]
+        self.rank = rank
+        if rank is not None:
+            self.name += f"#{rank}"
         self.max_concurrency = (replica and replica.max_concurrency) or settings.max_concurrency
         self.load = BackendLoad()
         self.is_healthy = True
@@ -92,9 +118,16 @@ class Backend:
         return f"Backend({self.url!r})"
 
     @property
+    def key(self) -> str:
+        """Its identity for other processes, which may have given it another name."""
+        return self.url if self.rank is None else f"{self.url}#{self.rank}"
+
+    @property
     def has_room(self) -> bool:
         """One more completion may run on the backend."""
-        return self.max_concurrency is None or self.load.running < self.max_concurrency
+        if self.max_concurrency is None:
+            return True
+        return self.load.running + self.load.elsewhere.running < self.max_concurrency
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -219,6 +252,9 @@ class Backend:
             b"%b %b HTTP/1.1" % (method.encode(), self._target(target).encode()),
             b"host: " + self._host,
         ]
+        if self.rank is not None:
+            headers = [header for header in headers if header[0] != _RANK_HEADER]
+            lines.append(b"%b: %d" % (_RANK_HEADER, self.rank))
         lines.extend([b"%b: %b" % header for header in headers])
         if num_bytes or method not in _WITHOUT_BODY:
             lines.append(b"content-length: %d" % num_bytes)
@@ -226,6 +262,11 @@ class Backend:
         if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines):
             raise BackendConnectionError("a header of the request has a line break")
         return head + b"\r\n\r\n"
+
+
+def _ranks(settings: BackendSettings, replica: ReplicaSettings | None) -> Sequence[int | None]:
+    size = (replica and replica.data_parallel_size) or settings.data_parallel_size
+    return range(size) if size > 1 else (None,)
 
 
 def _is_repeatable(method: str, headers: RawHeaders) -> bool:
@@ -276,7 +317,11 @@ class Backends:
             ConfigError: two have the same name.
         """
         replicas: Sequence[ReplicaSettings | None] = settings.backends or (None,)
-        backends = [Backend(settings.backend, replica) for replica in replicas]
+        backends = [
+            Backend(settings.backend, replica, rank=rank)
+            for replica in replicas
+            for rank in _ranks(settings.backend, replica)
+        ]
         names = [backend.name for backend in backends]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.context import Context
+from ragboost.proxy.upstream.backends import Backend
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import Bypass
 from ragboost.rewriting.rewriter import BoostResult
@@ -25,6 +26,7 @@ class UpstreamRequest(NamedTuple):
         is_usage_added: the response's usage event was asked for by the proxy, not the client.
         seconds: the time that preparing it took, without waiting; None if it is no completion.
         dropped_tokens: of the documents that the payload has already and that are not sent.
+        worker: the worker of this proxy that keeps its conversation, and gets it instead; or None.
     """
 
     body: bytes
@@ -38,6 +40,7 @@ class UpstreamRequest(NamedTuple):
     is_usage_added: bool = False
     seconds: float | None = None
     dropped_tokens: int = 0
+    worker: Backend | None = None
 
     @property
     def context(self) -> Context | None:

@@ -6,18 +6,24 @@ Knows the names of metrics. Does not know HTTP.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from ragboost.proxy.observability.metrics import HANDED_OVER
 
 _INTERVAL_S = 5.0
 _MAX_SAMPLES = 720
 RESULTS = ("boosted", "bypassed")
 
 
-def read_totals(registry: CollectorRegistry) -> dict[str, float]:
-    """Return the counters that the page shows, as `/metrics` has them now."""
+def read_totals(families: Iterable[Metric]) -> dict[str, float]:
+    """Return the counters that the page shows, as `/metrics` has them now.
+
+    A request that one worker handed over to another counts there.
+    """
     totals = {
         "requests": 0.0,
         "bypassed": 0.0,
@@ -40,8 +46,10 @@ def read_totals(registry: CollectorRegistry) -> dict[str, float]:
         "ragboost_prompt_cost_total": "cost",
         "ragboost_uncached_prompt_cost_total": "uncached_cost",
     }
-    for family in registry.collect():
+    for family in families:
         for sample in family.samples:
+            if sample.labels.get("outcome") == HANDED_OVER:
+                continue
             if sample.name in keys:
                 totals[keys[sample.name]] += sample.value
             elif sample.name == "ragboost_documents_total":
@@ -49,13 +57,13 @@ def read_totals(registry: CollectorRegistry) -> dict[str, float]:
     return totals
 
 
-def read_ttft(registry: CollectorRegistry) -> dict[str, dict[str, float | None]]:
+def read_ttft(families: Iterable[Metric]) -> dict[str, dict[str, float | None]]:
     """Return count, median and 95th percentile of the time to first token, boosted and bypassed.
 
     Percentiles are interpolated within the histogram's buckets, as Prometheus does.
     """
     counts: dict[str, dict[float, float]] = {result: {} for result in RESULTS}
-    for family in registry.collect():
+    for family in families:
         for sample in family.samples:
             if sample.name == "ragboost_time_to_first_token_seconds_bucket":
                 buckets = counts[sample.labels["result"]]
@@ -121,5 +129,5 @@ class TotalsHistory:
 
     async def _run(self) -> None:
         while True:
-            self._samples.append((time.time(), read_totals(self._registry)))
+            self._samples.append((time.time(), read_totals(self._registry.collect())))
             await asyncio.sleep(_INTERVAL_S)

@@ -1,22 +1,31 @@
 """Serve the dashboard's page and its figures."""
 
+import asyncio
 import base64
 import hashlib
+import json
 import re
 import time
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from ragboost.proxy.asgi.keys import ApiKeys
+from ragboost.proxy.observability.merged import merge_dashboard
+from ragboost.proxy.observability.recent_requests import MAX_RECENT
+from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.routes.dashboard.history import TotalsHistory, read_totals, read_ttft
 from ragboost.proxy.routes.dashboard.tree import hot_prefixes
 from ragboost.proxy.routes.schemas import DashboardData
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
+from ragboost.rewriting.headers import RawHeaders
 from ragboost.version import __version__
 
 _MAX_INDEXES = 10
@@ -57,8 +66,25 @@ class Dashboard:
         """Return the figures of the page."""
         team = self._keys.check(request.scope["headers"])
         response.headers["cache-control"] = "no-store"
-        registry = self._state.metrics.registry
-        totals = read_totals(registry)
+        own, fellows = list(self._state.metrics.registry.collect()), self._state.fellows
+        headers = request.scope["headers"]
+        if fellows is None or fellows.has_handed_over(headers):
+            return self._figures(own, team)
+        return await self._figures_of_all(own, team, fellows, headers)
+
+    async def _figures_of_all(
+        self, families: list[Metric], team: str, fellows: FellowWorkers, headers: RawHeaders
+    ) -> dict[str, Any]:
+        texts, answers = await asyncio.gather(
+            fellows.ask_all("/metrics"), fellows.ask_all("/dashboard/data", headers)
+        )
+        for text in filter(None, texts.values()):
+            families += text_string_to_metric_families(text.decode())
+        others = [json.loads(answer) for answer in answers.values() if answer]
+        return merge_dashboard(self._figures(families, team), others, max_recent=MAX_RECENT)
+
+    def _figures(self, families: Sequence[Metric], team: str) -> dict[str, Any]:
+        totals = read_totals(families)
         return {
             "version": __version__,
             "now": time.time(),
@@ -69,9 +95,9 @@ class Dashboard:
                 "sessions": len(self._state.boosting.conversations),
                 "waiting": self._state.dispatcher.num_waiting,
             },
-            "ttft": read_ttft(registry),
+            "ttft": read_ttft(families),
             "fidelity": self._fidelity(),
-            "history": self.history.as_json(totals),
+            "history": self.history.as_json(read_totals(self._state.metrics.registry.collect())),
             "backends": self._backends(),
             "indexes": self._indexes(team),
             "recent": self._state.boosting.recent.of_team(team),

@@ -1,0 +1,85 @@
+"""The messages between the workers of a proxy, in msgpack.
+
+Knows their fields. Does not know sockets, and trusts no sender beyond the types: what cannot be
+decoded is dropped.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ragboost.cache_sync.prompt_layout import PromptLayout
+from ragboost.proxy.upstream.backends import Load
+
+
+class SentPrompt(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A prompt that a worker has sent to a backend: what to expect in that prefix cache.
+
+    Attributes:
+        backend: name of the backend.
+        request_id: the request's id in cache events; None if they are not followed.
+        layout: of its documents.
+    """
+
+    backend: str
+    request_id: str | None
+    layout: PromptLayout
+
+
+class KeptHistory(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A message of a conversation without a name whose rewritten form the sender keeps."""
+
+    link: bytes
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A worker's sign of life, about ten times a second.
+
+    Attributes:
+        epoch: of the process; another one after a restart.
+        port: on loopback, at which it takes requests from other workers.
+        num_sent: numbered messages so far, from which a receiver sees that it lost some.
+        loads: by URL and rank of the backend.
+        wants: numbers of the workers from which it wants a snapshot.
+    """
+
+    epoch: str
+    port: int
+    num_sent: int
+    loads: Mapping[str, Load]
+    wants: tuple[int, ...] = ()
+
+
+class SnapshotEnd(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The end of a snapshot: it holds what the numbered messages before `num_sent` said."""
+
+    num_sent: int
+
+
+Shared = SentPrompt | KeptHistory
+PeerMessage = SentPrompt | KeptHistory | Beat | SnapshotEnd
+
+
+def _decode_document(_kind: type, value: Any) -> Any:
+    """Decode a document of a layout: its key, or a pair of the text before it and its key."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(
+    PeerMessage, dec_hook=_decode_document
+)
+
+
+def encode(message: PeerMessage) -> bytes:
+    """Encode a message."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> PeerMessage | None:
+    """Decode a message; None if it is none."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
