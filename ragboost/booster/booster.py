@@ -4,12 +4,12 @@ Mirrors one prefix cache: one backend, model and cache salt. Knows documents and
 not know HTTP, engines or request bodies.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from threading import RLock
 from typing import NamedTuple
 
 from ragboost.booster.compose import Retrieved, compose
-from ragboost.booster.planning import Planned, Window, plan_offline, plan_together
+from ragboost.booster.planning import Planned, Window, plan_first, plan_offline, plan_together
 from ragboost.booster.residency import Residency
 from ragboost.booster.session_state import (
     CarriedDocuments,
@@ -182,6 +182,41 @@ class Booster:
                 for each in retrieved:
                     self._recent.add(each.elements)
             return Window(tuple(range(len(planned))), tuple(planned))
+
+    def plan_next(
+        self, requests: Sequence[Request], *, urgent: int, budget_tokens: float, limit: int
+    ) -> Mapping[int, Planned]:
+        """Plan which of the requests that wait to send next, against the current prefix cache.
+
+        As `plan_window`, but those that are not sent now are planned again later, together with
+        requests that have arrived by then.
+
+        Args:
+            requests: the ones that wait.
+            urgent: position of the one that is sent if no other may go first.
+            budget_tokens: uncached tokens that may be sent before it.
+            limit: the most requests to send.
+
+        Returns:
+            The order of their documents, by position, in the order in which to send them.
+
+        Raises:
+            InvalidDocumentError: bad input; nothing has changed.
+        """
+        ordering = self.settings.ordering
+        if len(requests) == 1 or not ordering.enabled:
+            return {urgent: self.plan_window([requests[urgent]]).planned[0]}
+        retrieved = [self._retrieve(request) for request in requests]
+        with self._lock:
+            return plan_first(
+                self.index,
+                retrieved,
+                settings=ordering,
+                recent=self._recent,
+                urgent=urgent,
+                budget_tokens=budget_tokens,
+                limit=limit,
+            )
 
     def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> IndexEntry:
         """Record that documents are sent unboosted, in this order, at the front of a payload."""

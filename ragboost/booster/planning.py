@@ -3,13 +3,13 @@
 Decides in which order documents and requests are sent. Does not know sessions, payloads or HTTP.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from ragboost.booster.compose import Retrieved
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import RecentContexts, plan_batch, plan_window
+from ragboost.ordering import RecentContexts, WindowPlan, plan_batch, plan_next, plan_window
 
 
 class Planned(NamedTuple):
@@ -67,6 +67,41 @@ def plan_together(
     window = plan_window(
         index, [r.elements[keep:] for r in retrieved], _lengths(retrieved), recent=recent
     )
+    planned = _planned(window, retrieved, keep=keep)
+    return Window(window.release_order, tuple(planned[i] for i in range(len(retrieved))))
+
+
+def plan_first(
+    index: ContextIndex,
+    retrieved: Sequence[Retrieved],
+    *,
+    settings: OrderingSettings,
+    recent: RecentContexts | None,
+    urgent: int,
+    budget_tokens: float,
+    limit: int,
+) -> Mapping[int, Planned]:
+    """Plan the requests of a window to send first; arguments as of `ordering.plan_next`.
+
+    Returns:
+        The order of their documents, by their positions, in the order in which to send them.
+    """
+    keep = settings.keep_last
+    window = plan_next(
+        index,
+        [r.elements[keep:] for r in retrieved],
+        _lengths(retrieved),
+        recent=recent,
+        urgent=urgent,
+        budget_tokens=budget_tokens,
+        limit=limit,
+    )
+    return _planned(window, retrieved, keep=keep)
+
+
+def _planned(
+    window: WindowPlan, retrieved: Sequence[Retrieved], *, keep: int
+) -> dict[int, Planned]:
     planned: dict[int, Planned] = {}
     for at, order, cached in zip(*window, strict=True):
         elements = retrieved[at].elements
@@ -74,7 +109,7 @@ def plan_together(
         last = range(min(keep, len(elements)) - 1, -1, -1)
         permutation = (*(position[element] for element in order), *last)
         planned[at] = Planned.of(retrieved[at], permutation, cached)
-    return Window(window.release_order, tuple(planned[i] for i in range(len(retrieved))))
+    return planned
 
 
 def plan_offline(

@@ -71,19 +71,29 @@ class Router:
         # On a cancellation or an error, only this function can close the assignments.
         with ExitStack() as on_failure:
             for request in requests:
-                cached = await self._cached_tokens(request, groups)
-                backend = self.choose(request.prompt_tokens, cached_tokens=cached)
-                assert backend is not None, "there are no backends"
-                assignment = Assignment(request, backend, cached_tokens=cached.get(backend.name, 0))
+                assignment = await self._place(request, groups)
                 on_failure.callback(assignment.close)
-                groups.setdefault((request.tenant, backend), []).append(assignment)
-                self.prefixes.remember(
-                    backend.name, request.prefixes, num_tokens=request.prompt_tokens
-                )
+                groups.setdefault((request.tenant, assignment.backend), []).append(assignment)
             for (tenant, backend), assignments in groups.items():
                 released += await _plan(tenant, backend, assignments) if tenant else assignments
             on_failure.pop_all()
         return released
+
+    async def place(self, request: RoutingRequest) -> Assignment:
+        """Choose a backend for a request that is not planned yet."""
+        return await self._place(request, {})
+
+    async def _place(
+        self,
+        request: RoutingRequest,
+        groups: Mapping[tuple[Tenant | None, Backend], Sequence[Assignment]],
+    ) -> Assignment:
+        request.cached_by_backend = cached = await self._cached_tokens(request, groups)
+        backend = self.choose(request.prompt_tokens, cached_tokens=cached)
+        assert backend is not None, "there are no backends"
+        assignment = Assignment(request, backend, cached_tokens=cached.get(backend.name, 0))
+        self.prefixes.remember(backend.name, request.prefixes, num_tokens=request.prompt_tokens)
+        return assignment
 
     async def _cached_tokens(
         self,
@@ -115,6 +125,54 @@ class Router:
                     held = max(held, sum(n for document, n in common if document.key in there))
             cached[backend.name] = max(cached[backend.name], held)
         return cached
+
+
+def expected_tokens(assignment: Assignment) -> int:
+    """Return the tokens of a request that its backend has to compute, by its documents if possible.
+
+    Does not wait: while the context index is in use, what is known so far has to do.
+    """
+    leading, tenant = assignment.request.plannable, assignment.request.tenant
+    if leading is not None and tenant is not None and not tenant.lock.locked():
+        booster = tenant.booster(assignment.backend.name)
+        held = booster.cached_tokens(leading.documents, preamble=leading.preamble)
+        assignment.cached_tokens = max(assignment.cached_tokens, held)
+    return assignment.uncached_tokens
+
+
+async def plan_next(
+    assignments: Sequence[Assignment], *, budget_tokens: float, limit: int
+) -> Sequence[Assignment]:
+    """Plan which of the requests of a tenant on a backend to send next.
+
+    Args:
+        assignments: not empty, the most urgent one first; all are plannable.
+        budget_tokens: that may be computed before the most urgent one.
+        limit: the most requests to send.
+
+    Returns:
+        Those to send, in this order.
+    """
+    first = assignments[0]
+    tenant = first.request.tenant
+    assert tenant is not None, "a request with documents has a tenant"
+    async with tenant.lock:
+        booster = tenant.booster(first.backend.name)
+        requests = [each.request.plannable for each in assignments]
+        try:
+            planned = booster.plan_next(
+                [request for request in requests if request is not None],
+                urgent=0,
+                budget_tokens=budget_tokens,
+                limit=limit,
+            )
+        except RagBoostError as error:  # each will be boosted or bypassed on its own
+            logger.warning("cannot plan %d requests together: %s", len(assignments), error)
+            return [first]
+    for at, each in planned.items():
+        assignments[at].planned = each
+        assignments[at].cached_tokens = max(assignments[at].cached_tokens, each.cached_tokens)
+    return [assignments[at] for at in planned]
 
 
 async def _plan(

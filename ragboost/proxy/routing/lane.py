@@ -1,0 +1,165 @@
+"""The requests that wait for one backend, and those of them that are sent next.
+
+Knows when the backend has room. Does not know how the next requests are chosen.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from ragboost.proxy.routing.assignment import Assignment
+from ragboost.proxy.routing.pace import Pace
+from ragboost.proxy.routing.virtual_queue import Place, VirtualQueue
+from ragboost.proxy.upstream.backends import Backend
+
+Plan = Callable[["Lane"], Coroutine[Any, Any, None]]
+
+
+class HeldRequest:
+    """A request that waits; `place` is its place in the virtual queue of its backend."""
+
+    __slots__ = ("assignment", "place", "released", "since")
+
+    def __init__(self, assignment: Assignment, place: Place, *, since: float) -> None:
+        self.assignment = assignment
+        self.place = place
+        self.since = since
+        self.released: asyncio.Future[Assignment] = asyncio.get_running_loop().create_future()
+
+
+class Lane:
+    """One backend's queue.
+
+    Args:
+        backend: the backend.
+        pace: of the backend.
+        plan: chooses the requests to send next, and calls `set_next` with them.
+
+    Attributes:
+        held: the waiting requests, the one that has waited longest first.
+        queue: their places.
+    """
+
+    def __init__(self, backend: Backend, pace: Pace, plan: Plan) -> None:
+        self.backend = backend
+        self.pace = pace
+        self.held: dict[HeldRequest, None] = {}
+        self.queue = VirtualQueue()
+        self._plan = plan
+        self._next: dict[HeldRequest, str] = {}  # in order, with the way in which it was chosen
+        self._planning: asyncio.Task[None] | None = None
+
+    def has_room(self, now: float) -> bool:
+        """Return True if a request that is sent now would not queue in the backend."""
+        return self.backend.has_room and not self.pace.is_busy(now)
+
+    def send(self, assignment: Assignment, now: float) -> None:
+        """Count a request as sent."""
+        assignment.start()
+        self.queue.sent(assignment.uncached_tokens)
+        self.pace.sent(assignment, now)
+
+    def add(self, assignment: Assignment, *, team: str, tokens: int, since: float) -> HeldRequest:
+        """Let a request wait; `tokens` are to be computed for it."""
+        held = HeldRequest(assignment, self.queue.enter(team, tokens), since=since)
+        self.held[held] = None
+        return held
+
+    def take(self, held: HeldRequest) -> None:
+        """Remove a request that waits for another backend now, or whose client has gone."""
+        if held in self.held:
+            del self.held[held]
+            self._next.pop(held, None)
+            self.queue.leave(held.place)
+
+    def receive(self, held: HeldRequest) -> None:
+        """Let a request wait here that has been taken from another backend's queue."""
+        place = self.queue.enter(held.place.team, held.assignment.uncached_tokens)
+        held.place = place
+        self.held = dict.fromkeys(sorted((*self.held, held), key=lambda each: each.since))
+
+    def set_next(self, requests: Sequence[HeldRequest], *, how: str) -> None:
+        """Send these requests next, in this order; those that have gone meanwhile are left out."""
+        self._next.update((held, how) for held in requests if held in self.held)
+
+    def eligible(self) -> list[HeldRequest]:
+        """Return the requests that may be sent next, the most urgent one first.
+
+        Of a conversation only the first one may.
+        """
+        first: dict[str, HeldRequest] = {}
+        for held in self.held:
+            if name := held.assignment.request.conversation:
+                first.setdefault(name, held)
+        return sorted(
+            (
+                held
+                for held in self.held
+                if held not in self._next
+                and first.get(held.assignment.request.conversation, held) is held
+            ),
+            key=lambda held: held.place,
+        )
+
+    def release(self, now: float) -> None:
+        """Send the next requests while the backend has room, and have others planned."""
+        while self._next and self.has_room(now):
+            held, how = next(iter(self._next.items()))
+            self.let_go(held, now, how=how)
+        if self.held and not self._next and self._planning is None and self.has_room(now):
+            self._planning = asyncio.create_task(self._plan(self))
+            self._planning.add_done_callback(self._planned)
+
+    def release_expired(self, now: float, *, max_wait_s: float) -> None:
+        """Send those who have waited for too long, as far as `max_concurrency` allows it."""
+        for held in list(self.held):
+            if held.since + max_wait_s > now or not self.backend.has_room:
+                return
+            self.let_go(held, now, how="max_wait")
+
+    def let_go(self, held: HeldRequest, now: float, *, how: str) -> None:
+        """Send a request that waits."""
+        self.take(held)
+        held.assignment.release = how
+        self.send(held.assignment, now)
+        if not held.released.done():
+            held.released.set_result(held.assignment)
+
+    def next_update(self, *, max_wait_s: float) -> float:
+        """Return when to look again without any event; infinite: never."""
+        if not self.held or not self.backend.has_room:
+            return math.inf
+        return min(next(iter(self.held)).since + max_wait_s, self.pace.next_expiry())
+
+    def better_off(self, other: "Lane", now: float) -> HeldRequest | None:
+        """Return the most urgent request that another backend would have computed sooner."""
+        ahead = self.pace.outstanding_tokens(now)
+        own_s, other_s = self.pace.token_s, other.pace.token_s
+        ratio = other_s / own_s if own_s and other_s else 1.0
+        for held in self.eligible():
+            request = held.assignment.request
+            cached = request.cached_by_backend.get(other.backend.name, 0)
+            if (request.prompt_tokens - cached) * ratio < ahead + held.place.tokens:
+                return held
+            ahead += held.place.tokens
+        return None
+
+    def close(self) -> None:
+        """Cancel planning, and send everybody."""
+        if self._planning is not None:
+            self._planning.cancel()
+        for held in list(self.held):
+            self.let_go(held, held.released.get_loop().time(), how="max_wait")
+
+    def _planned(self, task: "asyncio.Task[None]") -> None:
+        self._planning = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:  # a bug: raise it in every waiting caller
+            for held in list(self.held):
+                self.take(held)
+                if not held.released.done():
+                    held.released.set_exception(error)
+            return
+        self.release(asyncio.get_running_loop().time())
