@@ -39,7 +39,10 @@ class AdaptiveRoom:
         self._max_wait_s = settings.max_wait_ms / 1000
         self._max_batch = settings.max_batch
         self.paces = {backend: Pace() for backend in backends.all}
-        self._lanes = {b: Lane(b, pace, self._plan) for b, pace in self.paces.items()}
+        self._lanes = {
+            backend: Lane(backend, pace, plan=self._plan, update=self.update)
+            for backend, pace in self.paces.items()
+        }
         self._timer: asyncio.TimerHandle | None = None
         backends.on_down.append(self._move_all)
 
@@ -97,8 +100,10 @@ class AdaptiveRoom:
         if len(self) >= self._max_waiting:
             if not has_room:
                 raise TooManyWaitingError(len(self), retry_after_s=self._retry_after_s(now))
-            lane.send(assignment, now)  # it queues in the backend
-            return assignment
+            if not lane.held:
+                lane.send(assignment, now)
+                return assignment
+            lane.let_go(lane.eligible()[0], now, how="full")  # it queues in the backend
         tenant = assignment.request.tenant
         team = tenant.key.team if tenant is not None else ""
         held = lane.add(assignment, team=team, tokens=expected_tokens(assignment), since=now)

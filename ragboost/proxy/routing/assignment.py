@@ -1,8 +1,10 @@
 """A completion that is assigned to a backend, and the load that it adds there."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from ragboost.booster import Planned
+from ragboost.errors import RagBoostError
 from ragboost.proxy.routing.affinity import MessagePrefix
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.rewriting.message_chain import Link
@@ -63,13 +65,11 @@ class RoutingRequest:
 
     @property
     def leading(self) -> Request | None:
-        """Its documents, if they are at the front of the payload and may be ordered.
-
-        Raises:
-            RequestError: the `ragboost` object is malformed.
-        """
+        """Its documents, if they are at the front of the payload and may be ordered."""
         if self._plan is not None:
-            self._leading, self._plan = self._plan(), None
+            plan, self._plan = self._plan, None
+            with suppress(RagBoostError):  # raised again where the request is rewritten
+                self._leading = plan()
         return self._leading
 
     @property
@@ -93,8 +93,8 @@ class Assignment:
         planned: the order of its documents, if it was planned.
         is_running: it has been sent, or is about to be.
         is_prefilling: it is running, and its response has not begun.
-        release: how it left the waiting room: `at_once`, or after a wait `alone`, in a `group` that
-            was planned together, or because of `max_wait`.
+        release: how it left an adaptive waiting room: `at_once`, or after a wait `alone`, in a
+            `group` that was planned together, because of `max_wait`, or because it was `full`.
     """
 
     def __init__(

@@ -35,18 +35,22 @@ class Lane:
         backend: the backend.
         pace: of the backend.
         plan: chooses the requests to send next, and calls `set_next` with them.
+        update: called when it has.
 
     Attributes:
         held: the waiting requests, the one that has waited longest first.
         queue: their places.
     """
 
-    def __init__(self, backend: Backend, pace: Pace, plan: Plan) -> None:
+    def __init__(
+        self, backend: Backend, pace: Pace, *, plan: Plan, update: Callable[[], None]
+    ) -> None:
         self.backend = backend
         self.pace = pace
         self.held: dict[HeldRequest, None] = {}
         self.queue = VirtualQueue()
         self._plan = plan
+        self._update = update
         self._next: dict[HeldRequest, str] = {}  # in order, with the way in which it was chosen
         self._planning: asyncio.Task[None] | None = None
 
@@ -162,4 +166,4 @@ class Lane:
                 if not held.released.done():
                     held.released.set_exception(error)
             return
-        self.release(asyncio.get_running_loop().time())
+        self._update()

@@ -6,7 +6,7 @@ prefix and a long queue can be compared. Does not know bodies, sockets or time.
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from ragboost.config import RouterSettings
 from ragboost.errors import RagBoostError
@@ -135,8 +135,9 @@ def expected_tokens(assignment: Assignment) -> int:
     leading, tenant = assignment.request.plannable, assignment.request.tenant
     if leading is not None and tenant is not None and not tenant.lock.locked():
         booster = tenant.booster(assignment.backend.name)
-        held = booster.cached_tokens(leading.documents, preamble=leading.preamble)
-        assignment.cached_tokens = max(assignment.cached_tokens, held)
+        with suppress(RagBoostError):  # it will be boosted or bypassed later
+            held = booster.cached_tokens(leading.documents, preamble=leading.preamble)
+            assignment.cached_tokens = max(assignment.cached_tokens, held)
     return assignment.uncached_tokens
 
 
