@@ -54,7 +54,7 @@ def arrival_gaps(count: int, *, per_s: float, arrivals: Arrivals, seed: int) -> 
         return [float(gap) for gap in rng.exponential(1 / per_s, count)]
     gaps: list[float] = []
     while len(gaps) < count:
-        size = int(rng.geometric(1 / BURST))
+        size = int(rng.integers(1, 2 * BURST))
         gaps += [float(rng.exponential(BURST / per_s)), *[0.0] * (size - 1)]
     return gaps[:count]
 

@@ -132,7 +132,9 @@ def main() -> None:
     options = parse()
     if options.data:
         made = [load_data(options.data, retriever=options.retriever, k=options.k)]
-        made = [made[0].__class__(made[0].name, made[0].contexts[: options.requests], made[0].tokens)]
+        made = [
+            made[0].__class__(made[0].name, made[0].contexts[: options.requests], made[0].tokens)
+        ]
     else:
         names = options.workload or list(GENERATORS)
         made = [generate(name, options.requests, k=options.k, seed=options.seed) for name in names]

@@ -152,7 +152,9 @@ class Run:
         tenants = Tenants(settings)
         self.tenant: Tenant = tenants.get(TenantKey("m", ""))
         self.dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
-        self.engines = {b.name: Engine(lanes, capacity_tokens) for b in self.dispatcher.backends.all}
+        self.engines = {
+            b.name: Engine(lanes, capacity_tokens) for b in self.dispatcher.backends.all
+        }
         self.tokens = workload.tokens
         self.documents = {
             name: Document(text=f"{name} ".ljust(length * BYTES_PER_TOKEN, "x"), id=str(name))

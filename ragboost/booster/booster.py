@@ -4,7 +4,7 @@ Mirrors one prefix cache: one backend, model and cache salt. Knows documents and
 not know HTTP, engines or request bodies.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from threading import RLock
 from typing import NamedTuple
 
@@ -184,28 +184,26 @@ class Booster:
             return Window(tuple(range(len(planned))), tuple(planned))
 
     def plan_next(
-        self, requests: Sequence[Request], *, urgent: int, budget_tokens: float, limit: int
-    ) -> Mapping[int, Planned]:
+        self, requests: Sequence[Request], *, budget_tokens: float
+    ) -> tuple[int, Planned]:
         """Plan which of the requests that wait to send next, against the current prefix cache.
 
-        As `plan_window`, but those that are not sent now are planned again later, together with
-        requests that have arrived by then.
+        As `plan_window`, but the others are planned again when this one has been sent, together
+        with requests that have arrived by then.
 
         Args:
-            requests: the ones that wait.
-            urgent: position of the one that is sent if no other may go first.
-            budget_tokens: uncached tokens that may be sent before it.
-            limit: the most requests to send.
+            requests: those that wait; the first one is sent if no other may overtake it.
+            budget_tokens: uncached tokens that may be sent before the first one.
 
         Returns:
-            The order of their documents, by position, in the order in which to send them.
+            The position of the request, and the order of its documents.
 
         Raises:
             InvalidDocumentError: bad input; nothing has changed.
         """
         ordering = self.settings.ordering
         if len(requests) == 1 or not ordering.enabled:
-            return {urgent: self.plan_window([requests[urgent]]).planned[0]}
+            return 0, self.plan_window(requests[:1]).planned[0]
         retrieved = [self._retrieve(request) for request in requests]
         with self._lock:
             return plan_first(
@@ -213,9 +211,7 @@ class Booster:
                 retrieved,
                 settings=ordering,
                 recent=self._recent,
-                urgent=urgent,
                 budget_tokens=budget_tokens,
-                limit=limit,
             )
 
     def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> IndexEntry:

@@ -3,7 +3,7 @@
 Decides in which order documents and requests are sent. Does not know sessions, payloads or HTTP.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from ragboost.booster.compose import Retrieved
@@ -77,14 +77,11 @@ def plan_first(
     *,
     settings: OrderingSettings,
     recent: RecentContexts | None,
-    urgent: int,
     budget_tokens: float,
-    limit: int,
-) -> Mapping[int, Planned]:
-    """Plan the requests of a window to send first; arguments as of `ordering.plan_next`.
+) -> tuple[int, Planned]:
+    """Return the position of the request to send next, and the order of its documents.
 
-    Returns:
-        The order of their documents, by their positions, in the order in which to send them.
+    The arguments are those of `ordering.plan_next`.
     """
     keep = settings.keep_last
     window = plan_next(
@@ -92,11 +89,9 @@ def plan_first(
         [r.elements[keep:] for r in retrieved],
         _lengths(retrieved),
         recent=recent,
-        urgent=urgent,
         budget_tokens=budget_tokens,
-        limit=limit,
     )
-    return _planned(window, retrieved, keep=keep)
+    return next(iter(_planned(window, retrieved, keep=keep).items()))
 
 
 def _planned(

@@ -121,7 +121,8 @@ class WaitingRoomSettings(Section):
     max_wait_ms: float = Field(
         30_000.0,
         ge=0,
-        description="adaptive: longest wait; then a request is sent, however busy the backend is.",
+        description="adaptive: longest wait; then a request is sent, however busy the backend is, "
+        "as soon as max_concurrency allows it.",
     )
     window_ms: float = Field(
         10.0,
@@ -144,8 +145,8 @@ class WaitingRoomSettings(Section):
     hold_for_prefill_ms: float = Field(
         0.0,
         ge=0,
-        description="window: longest wait for the first token of another request that is prefilling "
-        "the same prefix; 0: no wait.",
+        description="window: longest wait for the first token of another request that is "
+        "prefilling the same prefix; 0: no wait.",
     )
 
 

@@ -65,44 +65,39 @@ def plan_next(
     contexts: Sequence[Documents],
     tokens: Mapping[Hashable, int],
     *,
-    urgent: int,
     budget_tokens: float,
-    limit: int,
     recent: RecentContexts | None = None,
 ) -> WindowPlan:
-    """Plan the requests to send next, out of a window that is planned again when these are sent.
+    """Plan which request of a window to send next; the others are planned again with later ones.
 
-    The window is grouped as in `plan_window`. The group with the longest cached prefix is sent as
-    far as the others can wait, and else the urgent request alone, with its documents in the order
-    that its group can follow. Only what is sent is inserted into the index and added to `recent`.
+    The window is grouped as in `plan_window`. The first request of the group with the longest
+    cached prefix is sent if the first request of the window can wait for it, and else that one,
+    with its documents in the order that its group can follow. Only what is sent is inserted into
+    the index and added to `recent`.
 
     Args:
         index: mirrors the backend's prefix cache.
-        contexts: distinct documents of each request, most relevant first.
+        contexts: distinct documents of each request, most relevant first; the first request is
+            sent if no other may overtake it.
         tokens: length of every document.
-        urgent: position of the request that is sent if no other may go first.
-        budget_tokens: uncached tokens that may be sent before the urgent request.
-        limit: the most requests to send, at least one.
+        budget_tokens: uncached tokens that may be sent before the first request.
         recent: as of `plan_window`.
+
+    Returns:
+        A plan of one request.
     """
     groups = _Groups(index, contexts, tokens)
     groups.merge()
     plan = _Plan(index, tokens, recent)
-    best = max(groups.alive, key=lambda group: (groups.cached[group], urgent in groups.of(group)))
-    for leaf in groups.leaves([best]):
-        order = leaf.order(plan)
-        if leaf.context != urgent:
-            budget_tokens -= plan.uncached(order)
-        if budget_tokens < 0 or len(plan.release) == limit:
-            break
-        plan.add(leaf.context, order)
-    if not plan.release:
-        home = next(group for group in groups.alive if urgent in groups.of(group))
-        leaf = next(each for each in groups.leaves([home]) if each.context == urgent)
-        plan.add(urgent, leaf.order(plan))
+    first = next(leaf for leaf in groups.leaves(sorted(groups.alive)) if leaf.context == 0)
+    best = max(groups.alive, key=lambda group: (groups.cached[group], group))
+    leaf = next(groups.leaves([best]))
+    order = leaf.order(plan)
+    if leaf.context != 0 and plan.uncached(order) > budget_tokens:
+        leaf, order = first, first.order(plan)
+    plan.add(leaf.context, order)
     if recent is not None:
-        for context in plan.release:
-            recent.add(contexts[context])
+        recent.add(contexts[leaf.context])
     return plan.finish()
 
 
@@ -196,10 +191,6 @@ class _Groups:
                 stack.extend((part, (*above, group)) for part in self.parts[group])
                 continue
             yield _Leaf(group, tuple(self.documents[step] for step in (*above, group)))
-
-    def of(self, group: int) -> frozenset[int]:
-        """Return the requests of a group."""
-        return frozenset(leaf.context for leaf in self.leaves([group]))
 
     def _join(self, a: int, b: int, common: Documents, cached: int) -> None:
         merged = len(self.documents)

@@ -132,7 +132,7 @@ class Metrics:
             counter(
                 "ragboost_releases_total",
                 "Completions sent to their backend by the adaptive waiting room: at_once, or after "
-                "a wait alone, in a group planned together, at max_wait, or since it was full.",
+                "a wait alone, planned with others, at max_wait, or because the room was full.",
                 ("how",),
             )
         )

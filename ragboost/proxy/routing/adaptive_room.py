@@ -1,9 +1,9 @@
 """Hold requests while their backend is busy, and send first what shares a cached prefix.
 
 A request is held only where it would queue in the backend anyway: nobody waits for an idle backend,
-or for one whose pace is unknown. Meanwhile the waiting requests are planned together, again and
-again, a few being sent each time. What may overtake whom is bounded by the virtual queue. Does not
-know documents, or how a backend is chosen.
+or for one whose pace is unknown. Each time one can be sent, those that wait are planned together;
+one whose prefix is just being computed for another waits for that, if it can. What may overtake
+whom is bounded by the virtual queue. Does not know how a backend is chosen.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from ragboost.proxy.routing.router import Router, expected_tokens, plan_next
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backend, Backends
 
-_MAX_GROUP = 8  # requests planned to be sent before the next plan
 _MAX_PLANNED_DOCUMENTS = 1000  # planning so many takes about 10 ms
 
 
@@ -120,16 +119,16 @@ class AdaptiveRoom:
             return
         urgent = waiting[0]
         if urgent.assignment.request.plannable is None:
-            lane.set_next([urgent], how="alone")
+            lane.set_next(urgent, how="alone")
             return
-        window = {held.assignment: held for held in self._window(waiting)}
-        planned = await plan_next(
-            list(window),
-            budget_tokens=lane.queue.lead([held.place for held in waiting]),
-            limit=_MAX_GROUP,
-        )
-        how = "group" if len(window) > 1 else "alone"
-        lane.set_next([window[assignment] for assignment in planned], how=how)
+        lead = lane.queue.lead([held.place for held in waiting])
+        sharing = self._window(waiting)
+        ready = [held for held in sharing if not _shares_with_any(held.assignment, lane)]
+        if ready and (ready[0] is urgent or ready[0].place.tokens <= lead):
+            sharing = ready
+        window = {held.assignment: held for held in sharing}
+        chosen = await plan_next(list(window), budget_tokens=lead)
+        lane.set_next(window[chosen], how="planned" if len(window) > 1 else "alone")
 
     def _window(self, waiting: list[HeldRequest]) -> list[HeldRequest]:
         """Return the requests to plan together: those of the most urgent one's tenant."""
@@ -180,10 +179,37 @@ class AdaptiveRoom:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due = min((lane.next_update(max_wait_s=self._max_wait_s) for lane in self._lanes.values()), default=math.inf)
+        due = min(
+            (lane.next_update(max_wait_s=self._max_wait_s) for lane in self._lanes.values()),
+            default=math.inf,
+        )
         if due != math.inf:
             self._timer = asyncio.get_running_loop().call_at(max(due, now), self.update)
 
     def _retry_after_s(self, now: float) -> int:
         since = [held.since for lane in self._lanes.values() for held in lane.held]
         return max(1, math.ceil(now - min(since, default=now)))
+
+
+def _shares_with_any(assignment: Assignment, lane: Lane) -> bool:
+    """Return True if a prompt that is being computed would have more of this one's cached later."""
+    return any(_is_awaited(other, assignment) for other in lane.pace.outstanding())
+
+
+def _is_awaited(other: Assignment, assignment: Assignment) -> bool:
+    computing, documents = other.request.plannable, assignment.request.plannable
+    if other.planned is None or computing is None or documents is None:
+        return False
+    if other.request.tenant is not assignment.request.tenant:
+        return False
+    if computing.preamble != documents.preamble:
+        return False
+    keys = {document.key for document in documents.documents}
+    cached = 0
+    for at, tokens in zip(other.planned.permutation, other.planned.tokens, strict=True):
+        if computing.documents[at].key not in keys:
+            return False
+        cached += tokens
+        if cached > other.planned.cached_tokens:
+            return True
+    return False

@@ -93,8 +93,8 @@ class Assignment:
         planned: the order of its documents, if it was planned.
         is_running: it has been sent, or is about to be.
         is_prefilling: it is running, and its response has not begun.
-        release: how it left an adaptive waiting room: `at_once`, or after a wait `alone`, in a
-            `group` that was planned together, because of `max_wait`, or because it was `full`.
+        release: how it left an adaptive waiting room: `at_once`, or after a wait `alone`,
+            `planned` with others, because of `max_wait`, or because the room was `full`.
     """
 
     def __init__(

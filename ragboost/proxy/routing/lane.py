@@ -1,11 +1,11 @@
-"""The requests that wait for one backend, and those of them that are sent next.
+"""The requests that wait for one backend, and the one of them that is sent next.
 
-Knows when the backend has room. Does not know how the next requests are chosen.
+Knows when the backend has room. Does not know how the next request is chosen.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ragboost.proxy.routing.assignment import Assignment
@@ -34,7 +34,7 @@ class Lane:
     Args:
         backend: the backend.
         pace: of the backend.
-        plan: chooses the requests to send next, and calls `set_next` with them.
+        plan: chooses the request to send next, and calls `set_next` with it.
         update: called when it has.
 
     Attributes:
@@ -51,7 +51,7 @@ class Lane:
         self.queue = VirtualQueue()
         self._plan = plan
         self._update = update
-        self._next: dict[HeldRequest, str] = {}  # in order, with the way in which it was chosen
+        self._next: tuple[HeldRequest, str] | None = None  # and how it was chosen
         self._planning: asyncio.Task[None] | None = None
 
     def has_room(self, now: float) -> bool:
@@ -74,7 +74,8 @@ class Lane:
         """Remove a request that waits for another backend now, or whose client has gone."""
         if held in self.held:
             del self.held[held]
-            self._next.pop(held, None)
+            if self._next is not None and self._next[0] is held:
+                self._next = None
             self.queue.leave(held.place)
 
     def receive(self, held: HeldRequest) -> None:
@@ -83,9 +84,10 @@ class Lane:
         held.place = place
         self.held = dict.fromkeys(sorted((*self.held, held), key=lambda each: each.since))
 
-    def set_next(self, requests: Sequence[HeldRequest], *, how: str) -> None:
-        """Send these requests next, in this order; those that have gone meanwhile are left out."""
-        self._next.update((held, how) for held in requests if held in self.held)
+    def set_next(self, held: HeldRequest, *, how: str) -> None:
+        """Send this request next, unless it has gone meanwhile."""
+        if held in self.held:
+            self._next = held, how
 
     def eligible(self) -> list[HeldRequest]:
         """Return the requests that may be sent next, the most urgent one first.
@@ -100,18 +102,16 @@ class Lane:
             (
                 held
                 for held in self.held
-                if held not in self._next
-                and first.get(held.assignment.request.conversation, held) is held
+                if first.get(held.assignment.request.conversation, held) is held
             ),
             key=lambda held: held.place,
         )
 
     def release(self, now: float) -> None:
-        """Send the next requests while the backend has room, and have others planned."""
-        while self._next and self.has_room(now):
-            held, how = next(iter(self._next.items()))
-            self.let_go(held, now, how=how)
-        if self.held and not self._next and self._planning is None and self.has_room(now):
+        """Send the next request if the backend has room, and have another one chosen."""
+        if self._next is not None and self.has_room(now):
+            self.let_go(self._next[0], now, how=self._next[1])
+        if self.held and self._next is None and self._planning is None and self.has_room(now):
             self._planning = asyncio.create_task(self._plan(self))
             self._planning.add_done_callback(self._planned)
 

@@ -7,6 +7,7 @@ reads. Does not know documents or HTTP.
 """
 
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ragboost.proxy.routing.assignment import Assignment
@@ -17,6 +18,7 @@ _DECAY = 0.9  # weight of the past per sample
 _BUSY_DELAY = 1.5  # queueing in a busy backend, as a multiple of a prompt's own time
 # What engines compute in one step by default: fewer tokens would leave a step part empty.
 _STEP_TOKENS = 8192
+_MAX_TRACKED = 512  # prompts; with more, the backend is as busy as it was
 _MIN_PROMPTS = 2  # one is computed, and one is there when that is done
 
 
@@ -45,6 +47,10 @@ class Pace:
             return None
         return self._own.mean_y / self._own.mean_x
 
+    def outstanding(self) -> Collection[Assignment]:
+        """Return the requests sent whose prompts the backend still computes."""
+        return self._sent.keys()
+
     def outstanding_tokens(self, now: float) -> int:
         """Return the tokens that the backend still computes for prompts sent."""
         self._drop_computed(now)
@@ -63,6 +69,8 @@ class Pace:
 
     def sent(self, assignment: Assignment, now: float) -> None:
         """Note that a request is sent."""
+        if len(self._sent) >= _MAX_TRACKED:
+            return
         ahead = self.outstanding_tokens(now)
         computed_at = math.inf
         if not assignment.request.is_stream:  # its first byte comes with its last

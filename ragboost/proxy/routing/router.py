@@ -141,39 +141,30 @@ def expected_tokens(assignment: Assignment) -> int:
     return assignment.uncached_tokens
 
 
-async def plan_next(
-    assignments: Sequence[Assignment], *, budget_tokens: float, limit: int
-) -> Sequence[Assignment]:
-    """Plan which of the requests of a tenant on a backend to send next.
+async def plan_next(assignments: Sequence[Assignment], *, budget_tokens: float) -> Assignment:
+    """Choose which request of a tenant on a backend to send next, and plan its documents.
 
     Args:
         assignments: not empty, the most urgent one first; all are plannable.
         budget_tokens: that may be computed before the most urgent one.
-        limit: the most requests to send.
-
-    Returns:
-        Those to send, in this order.
     """
-    first = assignments[0]
-    tenant = first.request.tenant
-    assert tenant is not None, "a request with documents has a tenant"
+    tenant = assignments[0].request.tenant
+    assert tenant is not None, "a plannable request has a tenant"
+    requests = [each.request.plannable for each in assignments]
     async with tenant.lock:
-        booster = tenant.booster(first.backend.name)
-        requests = [each.request.plannable for each in assignments]
+        booster = tenant.booster(assignments[0].backend.name)
         try:
-            planned = booster.plan_next(
+            at, planned = booster.plan_next(
                 [request for request in requests if request is not None],
-                urgent=0,
                 budget_tokens=budget_tokens,
-                limit=limit,
             )
         except RagBoostError as error:  # each will be boosted or bypassed on its own
             logger.warning("cannot plan %d requests together: %s", len(assignments), error)
-            return [first]
-    for at, each in planned.items():
-        assignments[at].planned = each
-        assignments[at].cached_tokens = max(assignments[at].cached_tokens, each.cached_tokens)
-    return [assignments[at] for at in planned]
+            return assignments[0]
+    assignment = assignments[at]
+    assignment.planned = planned
+    assignment.cached_tokens = max(assignment.cached_tokens, planned.cached_tokens)
+    return assignment
 
 
 async def _plan(

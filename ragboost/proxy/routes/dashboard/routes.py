@@ -2,8 +2,8 @@
 
 import base64
 import hashlib
-import re
 import math
+import re
 import time
 from functools import cache
 from importlib.resources import files
