@@ -9,21 +9,18 @@ and no documents.
 
 from typing import NamedTuple
 
-# A request may begin this much later than in the virtual queue, relative to its wait there.
-_TOLERANCE = 0.1
-
 
 class Place(NamedTuple):
     """A place in the virtual queue; a smaller one is earlier.
 
     Attributes:
-        latest: tokens sent by the backend before the request that must not be exceeded.
+        begin: tokens that may be sent before the request.
         number: of arrival.
         tokens: to compute for the request.
         team: whose request it is.
     """
 
-    latest: float
+    begin: float
     number: int
     tokens: int
     team: str
@@ -48,8 +45,7 @@ class VirtualQueue:
         # While others wait, a team gets an equal share of the backend.
         self._ends[team] = begin + tokens * len(self._waiting)
         self._num_arrived += 1
-        latest = begin + _TOLERANCE * (begin - self._sent)
-        return Place(latest, self._num_arrived, tokens, team)
+        return Place(begin, self._num_arrived, tokens, team)
 
     def leave(self, place: Place) -> None:
         """Remove a request that is sent, or whose client has gone."""
@@ -65,6 +61,6 @@ class VirtualQueue:
         """Return the tokens that may be sent now before all these places, in their order."""
         lead, ahead = float("inf"), 0
         for place in places:
-            lead = min(lead, place.latest - self._sent - ahead)
+            lead = min(lead, place.begin - self._sent - ahead)
             ahead += place.tokens
         return lead
