@@ -12,7 +12,7 @@ import math
 from ragboost.config import WaitingRoomSettings
 from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
 from ragboost.proxy.routing.lane import HeldRequest, Lane
-from ragboost.proxy.routing.pace import Pace
+from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.routing.router import Router, expected_tokens, plan_next
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backend, Backends
@@ -37,7 +37,7 @@ class AdaptiveRoom:
         self._max_waiting = settings.max_waiting
         self._max_wait_s = settings.max_wait_ms / 1000
         self._max_batch = settings.max_batch
-        self.paces = {backend: Pace() for backend in backends.all}
+        self.paces = {backend: PrefillPace() for backend in backends.all}
         self._lanes = {
             backend: Lane(backend, pace, plan=self._plan, update=self.update)
             for backend, pace in self.paces.items()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ragboost.proxy.routing.assignment import Assignment
-from ragboost.proxy.routing.pace import Pace
+from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.routing.virtual_queue import Place, VirtualQueue
 from ragboost.proxy.upstream.backends import Backend
 
@@ -43,7 +43,7 @@ class Lane:
     """
 
     def __init__(
-        self, backend: Backend, pace: Pace, *, plan: Plan, update: Callable[[], None]
+        self, backend: Backend, pace: PrefillPace, *, plan: Plan, update: Callable[[], None]
     ) -> None:
         self.backend = backend
         self.pace = pace

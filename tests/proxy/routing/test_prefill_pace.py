@@ -4,7 +4,7 @@ import math
 
 from ragboost.config import Settings
 from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
-from ragboost.proxy.routing.pace import Pace
+from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.upstream.backends import Backends
 
 
@@ -12,7 +12,7 @@ class Engine:
     """Computes prompts one after another, at 10,000 tokens a second, or side by side."""
 
     def __init__(self, *, is_serial: bool) -> None:
-        self.pace = Pace()
+        self.pace = PrefillPace()
         self.backend = Backends.of(Settings()).all[0]
         self.is_serial = is_serial
 

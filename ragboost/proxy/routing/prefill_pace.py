@@ -22,7 +22,7 @@ _MAX_TRACKED = 512  # prompts; with more, the backend is as busy as it was
 _MIN_PROMPTS = 2  # one is computed, and one is there when that is done
 
 
-class Pace:
+class PrefillPace:
     """The prompts that one backend is computing, and how fast it is."""
 
     def __init__(self) -> None:
