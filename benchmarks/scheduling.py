@@ -13,7 +13,8 @@ import argparse
 import asyncio
 import json
 import selectors
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.load_arms import Response, arrival_gaps
 from benchmarks.workloads import GENERATORS, Workload, generate
 from ragboost.config import Settings
 from ragboost.index import ContextIndex
@@ -35,8 +37,8 @@ GENERATE_S = 1.5
 CAPACITY_TOKENS = 400_000
 BYTES_PER_TOKEN = 4
 
-POPULARITY = {"ordering": {"tail": "popularity"}}
-WINDOW = {"enabled": True, "window_ms": 10.0}
+POPULARITY = {"ordering": {"tail": "popularity"}, "waiting_room": {"mode": "off"}}
+WINDOW = {"mode": "window", "window_ms": 10.0}
 LIMIT = {"backend": {"max_concurrency": 16}}
 ROOM_ARMS: dict[str, dict[str, Any]] = {
     "off, relevance": {},
@@ -48,14 +50,14 @@ ROOM_ARMS: dict[str, dict[str, Any]] = {
         f"limit 16, plan {n}": {
             **POPULARITY,
             **LIMIT,
-            "waiting_room": {"enabled": True, "window_ms": 0.0, "max_batch": n},
+            "waiting_room": {"mode": "window", "window_ms": 0.0, "max_batch": n},
         }
         for n in (8, 16, 32)
     },
     "limit 16, plan 32, hold 1 s": {
         **POPULARITY,
         **LIMIT,
-        "waiting_room": {"enabled": True, "window_ms": 0.0, "hold_for_prefill_ms": 1000.0},
+        "waiting_room": {"mode": "window", "window_ms": 0.0, "hold_for_prefill_ms": 1000.0},
     },
     "hold 1 s": {**POPULARITY, "waiting_room": {**WINDOW, "hold_for_prefill_ms": 1000.0}},
 }
@@ -82,6 +84,20 @@ class VirtualTime(selectors.SelectSelector):
         return []
 
 
+@contextmanager
+def virtual_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Make an event loop with a virtual clock the current one."""
+    selector = VirtualTime()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now  # type: ignore[method-assign]
+    asyncio.set_event_loop(loop)
+    try:
+        yield loop
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
 @dataclass
 class Engine:
     """A simulated engine.
@@ -91,13 +107,13 @@ class Engine:
     """
 
     lanes: int
-    cache: ContextIndex = field(
-        default_factory=lambda: ContextIndex(capacity_tokens=CAPACITY_TOKENS)
-    )
+    capacity_tokens: int = CAPACITY_TOKENS
+    cache: ContextIndex = field(init=False)
     cached_tokens: int = 0
     prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
+        self.cache = ContextIndex(capacity_tokens=self.capacity_tokens)
         self._lanes = asyncio.Semaphore(self.lanes)
 
     async def prefill(self, documents: Sequence[Document], tokens: Sequence[int]) -> None:
@@ -116,21 +132,29 @@ class Run:
     """One arm on one workload under one load."""
 
     def __init__(
-        self, workload: Workload, arm: dict[str, Any], *, replicas: int, lanes: int
+        self,
+        workload: Workload,
+        arm: dict[str, Any],
+        *,
+        replicas: int,
+        lanes: int,
+        capacity_tokens: int = CAPACITY_TOKENS,
     ) -> None:
         backends = [{"url": f"http://e{i}"} for i in range(replicas)]
         limit = arm.get("backend", {})
         settings = Settings(
             backends=[{**each, **limit} for each in backends],  # type: ignore[arg-type]
             **{
-                "index": {"capacity_tokens": CAPACITY_TOKENS},
+                "index": {"capacity_tokens": capacity_tokens},
                 **{name: value for name, value in arm.items() if name != "backend"},
             },
         )
         tenants = Tenants(settings)
         self.tenant: Tenant = tenants.get(TenantKey("m", ""))
         self.dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
-        self.engines = {b.name: Engine(lanes) for b in self.dispatcher.backends.all}
+        self.engines = {
+            b.name: Engine(lanes, capacity_tokens) for b in self.dispatcher.backends.all
+        }
         self.tokens = workload.tokens
         self.documents = {
             name: Document(text=f"{name} ".ljust(length * BYTES_PER_TOKEN, "x"), id=str(name))
@@ -138,6 +162,8 @@ class Run:
         }
         self.lengths = {self.documents[name].key: n for name, n in workload.tokens.items()}
         self.ttft: list[float] = []
+        self.responses: list[Response] = []
+        self.releases: list[str] = []
 
     async def request(self, names: Sequence[Any]) -> None:
         """Run one request from its arrival to the end of its response."""
@@ -148,25 +174,27 @@ class Run:
             tenant=self.tenant,
             leading=Request("why?", documents),
             prompt_tokens=sum(self.tokens[name] for name in names),
+            is_stream=True,
         )
         admission = await self.dispatcher.enter(request)
+        self.releases.append(admission.release)
         booster = self.tenant.booster(admission.backend.name)
         context = booster.boost("why?", documents, planned=admission.planned)
         lengths = [self.lengths[document.key] for document in context.documents]
+        admission.cached_tokens = context.predicted_cached_tokens
         await self.engines[admission.backend.name].prefill(context.documents, lengths)
         self.ttft.append(loop.time() - started)
-        admission.prefill_done()
-        self.dispatcher.update()
+        self.responses.append(Response(started, loop.time()))
+        self.dispatcher.begun(admission, is_stream=True)
         await asyncio.sleep(GENERATE_S)
         admission.close()
         self.dispatcher.update()
 
-    async def open(self, contexts: Sequence[Sequence[Any]], *, per_s: float, seed: int) -> None:
-        """Send requests as a Poisson process."""
-        gaps = np.random.default_rng(seed).exponential(1 / per_s, len(contexts))
+    async def open(self, contexts: Sequence[Sequence[Any]], gaps: Sequence[float]) -> None:
+        """Send requests, each so many seconds after the one before it."""
         tasks = []
         for context, gap in zip(contexts, gaps, strict=True):
-            await asyncio.sleep(float(gap))
+            await asyncio.sleep(gap)
             tasks.append(asyncio.create_task(self.request(context)))
         await asyncio.gather(*tasks)
 
@@ -192,25 +220,19 @@ def measure(
 ) -> dict[str, float]:
     """Run one arm; return `hit_rate`, TTFT (`ttft_mean_s`, `ttft_p99_s`), `duration_s` and
     `smallest_share`: prompt tokens of the least loaded engine, relative to an equal share."""
-    selector = VirtualTime()
-    loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.now  # type: ignore[method-assign]
-    asyncio.set_event_loop(loop)
-    try:
+    with virtual_loop() as loop:
         run = Run(workload, arm, replicas=replicas, lanes=lanes)
         if load is None:
             work = run.closed(workload.contexts, clients=64 * replicas)
         else:
             mean = np.mean([sum(workload.tokens[d] for d in c) for c in workload.contexts])
             per_s = load * replicas * PREFILL_TOKENS_PER_S / float(mean)
-            work = run.open(workload.contexts, per_s=per_s, seed=seed)
+            gaps = arrival_gaps(len(workload.contexts), per_s=per_s, arrivals="poisson", seed=seed)
+            work = run.open(workload.contexts, gaps)
         loop.run_until_complete(work)
         run.dispatcher.close()
         loop.run_until_complete(asyncio.sleep(0))
         duration_s = loop.time()
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
     engines = run.engines.values()
     cached, prompt = sum(e.cached_tokens for e in engines), sum(e.prompt_tokens for e in engines)
     shares = [e.prompt_tokens / prompt for e in engines]

@@ -200,11 +200,12 @@ def _behind_proxy(server: EngineServer, mode: Mode) -> Iterator[Served]:
         for prompt in ("Warm up the path of a long request. " * 100, "And of a short one."):
             served.send("/v1/completions", {"prompt": prompt})
         served.reset()
-        _wait_until_ready(app, reuses=mode.chunks is not None)
+        wait_until_ready(app, reuses=mode.chunks is not None)
         yield served
 
 
-def _wait_until_ready(app: Any, *, reuses: bool) -> None:
+def wait_until_ready(app: Any, *, reuses: bool = False) -> None:
+    """Wait until a proxy follows its engine's cache, and knows that it reuses chunks."""
     end = time.monotonic() + 30
     followers = app.state.cache_sync.followers.values()
     while not all(follower.is_exact for follower in followers) or (

@@ -201,7 +201,8 @@ def rendered_turn(
         places = {place: at for at, place in enumerate(sent)}
         shown = [labels[place] for place in sent]
         by_relevance = [places[place] for place in sorted(sent)]
-        hints += (order_hint(shown, by_relevance, template=WORDS.order_template),)
+        hint = order_hint(shown, by_relevance, template=WORDS.order_template)
+        hints += (hint,) if hint is not None else ()
     context = Context(
         query=turn.question,
         documents=tuple(documents[place] for place in sent),

@@ -9,7 +9,7 @@ from threading import RLock
 from typing import NamedTuple
 
 from ragboost.booster.compose import Retrieved, compose
-from ragboost.booster.planning import Planned, Window, plan_offline, plan_together
+from ragboost.booster.planning import Planned, Window, plan_first, plan_offline, plan_together
 from ragboost.booster.residency import Residency
 from ragboost.booster.session_state import (
     CarriedDocuments,
@@ -182,6 +182,37 @@ class Booster:
                 for each in retrieved:
                     self._recent.add(each.elements)
             return Window(tuple(range(len(planned))), tuple(planned))
+
+    def plan_next(
+        self, requests: Sequence[Request], *, budget_tokens: float
+    ) -> tuple[int, Planned]:
+        """Plan which of the requests that wait to send next, against the current prefix cache.
+
+        As `plan_window`, but the others are planned again when this one has been sent, together
+        with requests that have arrived by then.
+
+        Args:
+            requests: those that wait; the first one is sent if no other may overtake it.
+            budget_tokens: uncached tokens that may be sent before the first one.
+
+        Returns:
+            The position of the request, and the order of its documents.
+
+        Raises:
+            InvalidDocumentError: bad input; nothing has changed.
+        """
+        ordering = self.settings.ordering
+        if len(requests) == 1 or not ordering.enabled:
+            return 0, self.plan_window(requests[:1]).planned[0]
+        retrieved = [self._retrieve(request) for request in requests]
+        with self._lock:
+            return plan_first(
+                self.index,
+                retrieved,
+                settings=ordering,
+                recent=self._recent,
+                budget_tokens=budget_tokens,
+            )
 
     def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> IndexEntry:
         """Record that documents are sent unboosted, in this order, at the front of a payload."""

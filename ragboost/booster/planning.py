@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ragboost.booster.compose import Retrieved
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import RecentContexts, plan_batch, plan_window
+from ragboost.ordering import RecentContexts, WindowPlan, plan_batch, plan_next, plan_window
 
 
 class Planned(NamedTuple):
@@ -67,6 +67,36 @@ def plan_together(
     window = plan_window(
         index, [r.elements[keep:] for r in retrieved], _lengths(retrieved), recent=recent
     )
+    planned = _planned(window, retrieved, keep=keep)
+    return Window(window.release_order, tuple(planned[i] for i in range(len(retrieved))))
+
+
+def plan_first(
+    index: ContextIndex,
+    retrieved: Sequence[Retrieved],
+    *,
+    settings: OrderingSettings,
+    recent: RecentContexts | None,
+    budget_tokens: float,
+) -> tuple[int, Planned]:
+    """Return the position of the request to send next, and the order of its documents.
+
+    The arguments are those of `ordering.plan_next`.
+    """
+    keep = settings.keep_last
+    window = plan_next(
+        index,
+        [r.elements[keep:] for r in retrieved],
+        _lengths(retrieved),
+        recent=recent,
+        budget_tokens=budget_tokens,
+    )
+    return next(iter(_planned(window, retrieved, keep=keep).items()))
+
+
+def _planned(
+    window: WindowPlan, retrieved: Sequence[Retrieved], *, keep: int
+) -> dict[int, Planned]:
     planned: dict[int, Planned] = {}
     for at, order, cached in zip(*window, strict=True):
         elements = retrieved[at].elements
@@ -74,7 +104,7 @@ def plan_together(
         last = range(min(keep, len(elements)) - 1, -1, -1)
         permutation = (*(position[element] for element in order), *last)
         planned[at] = Planned.of(retrieved[at], permutation, cached)
-    return Window(window.release_order, tuple(planned[i] for i in range(len(retrieved))))
+    return planned
 
 
 def plan_offline(

@@ -5,7 +5,7 @@ from ragboost.ordering.popularity import RecentContexts
 from ragboost.ordering.prior import CorpusPrior, read_prior
 from ragboost.ordering.request import Order, order_documents
 from ragboost.ordering.turns import group_turns
-from ragboost.ordering.window import WindowPlan, plan_window
+from ragboost.ordering.window import WindowPlan, plan_next, plan_window
 
 __all__ = [
     "BatchPlan",
@@ -16,6 +16,7 @@ __all__ = [
     "group_turns",
     "order_documents",
     "plan_batch",
+    "plan_next",
     "plan_window",
     "read_prior",
     "release_order",

@@ -5,7 +5,7 @@ cached prefix that it would have had alone. Knows documents as keys.
 """
 
 import heapq
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ragboost.index import ContextIndex
@@ -54,24 +54,92 @@ def plan_window(
             recent.add(context)
     groups = _Groups(index, contexts, tokens)
     groups.merge()
-    release: list[int] = []
-    orders: list[tuple[Hashable, ...]] = []
-    cached_tokens: list[int] = []
-    stack: list[tuple[int, tuple[int, ...]]] = [
-        (group, ()) for group in sorted(groups.alive, key=lambda group: groups.cached[group])
-    ]
-    while stack:
-        group, above = stack.pop()
-        if group in groups.parts:
-            stack.extend((part, (*above, group)) for part in groups.parts[group])
-            continue
-        chain = [groups.documents[step] for step in (*above, group)]
-        order = _order_chain(index, chain, tokens, recent=recent)
-        cached_tokens.append(index.cached_prefix(order).cached_tokens)
-        index.insert(order, [tokens[document] for document in order])
-        release.append(group)
-        orders.append(tuple(order))
-    return WindowPlan(tuple(release), tuple(orders), tuple(cached_tokens))
+    plan = _Plan(index, tokens, recent)
+    for leaf in groups.leaves(sorted(groups.alive, key=lambda group: groups.cached[group])):
+        plan.add(leaf.context, leaf.order(plan))
+    return plan.finish()
+
+
+def plan_next(
+    index: ContextIndex,
+    contexts: Sequence[Documents],
+    tokens: Mapping[Hashable, int],
+    *,
+    budget_tokens: float,
+    recent: RecentContexts | None = None,
+) -> WindowPlan:
+    """Plan which request of a window to send next; the others are planned again with later ones.
+
+    The window is grouped as in `plan_window`. The first request of the group with the longest
+    cached prefix is sent if the first request of the window can wait for it, and else that one,
+    with its documents in the order that its group can follow. Only what is sent is inserted into
+    the index and added to `recent`.
+
+    Args:
+        index: mirrors the backend's prefix cache.
+        contexts: distinct documents of each request, most relevant first; the first request is
+            sent if no other may overtake it.
+        tokens: length of every document.
+        budget_tokens: uncached tokens that may be sent before the first request.
+        recent: as of `plan_window`.
+
+    Returns:
+        A plan of one request.
+    """
+    groups = _Groups(index, contexts, tokens)
+    groups.merge()
+    plan = _Plan(index, tokens, recent)
+    first = next(leaf for leaf in groups.leaves(sorted(groups.alive)) if leaf.context == 0)
+    best = max(groups.alive, key=lambda group: (groups.cached[group], group))
+    leaf = next(groups.leaves([best]))
+    order = leaf.order(plan)
+    if leaf.context != 0 and plan.uncached(order) > budget_tokens:
+        leaf, order = first, first.order(plan)
+    plan.add(leaf.context, order)
+    if recent is not None:
+        recent.add(contexts[leaf.context])
+    return plan.finish()
+
+
+class _Leaf(NamedTuple):
+    """A request in the tree of groups, and the documents of the groups from the outermost to it."""
+
+    context: int
+    chain: tuple[Documents, ...]
+
+    def order(self, plan: "_Plan") -> list[Hashable]:
+        return _order_chain(plan.index, self.chain, plan.tokens, recent=plan.recent)
+
+
+class _Plan:
+    """A plan in the making; see `WindowPlan`."""
+
+    def __init__(
+        self,
+        index: ContextIndex,
+        tokens: Mapping[Hashable, int],
+        recent: RecentContexts | None,
+    ) -> None:
+        self.index = index
+        self.tokens = tokens
+        self.recent = recent
+        self.release: list[int] = []
+        self._orders: list[tuple[Hashable, ...]] = []
+        self._cached_tokens: list[int] = []
+
+    def uncached(self, order: Sequence[Hashable]) -> int:
+        cached = self.index.cached_prefix(order).cached_tokens
+        return sum(self.tokens[document] for document in order) - cached
+
+    def add(self, context: int, order: Sequence[Hashable]) -> None:
+        """Send a request next, in this order."""
+        self._cached_tokens.append(self.index.cached_prefix(order).cached_tokens)
+        self.index.insert(order, [self.tokens[document] for document in order])
+        self.release.append(context)
+        self._orders.append(tuple(order))
+
+    def finish(self) -> WindowPlan:
+        return WindowPlan(tuple(self.release), tuple(self._orders), tuple(self._cached_tokens))
 
 
 class _Groups:
@@ -113,6 +181,16 @@ class _Groups:
                 self._join(a, b, common, cached)
             elif gain > 0:
                 heapq.heappush(self._pairs, (-gain, True, a, b))
+
+    def leaves(self, roots: Sequence[int]) -> Iterator["_Leaf"]:
+        """Yield the requests of these groups, those of the last one first."""
+        stack: list[tuple[int, tuple[int, ...]]] = [(group, ()) for group in roots]
+        while stack:
+            group, above = stack.pop()
+            if group in self.parts:
+                stack.extend((part, (*above, group)) for part in self.parts[group])
+                continue
+            yield _Leaf(group, tuple(self.documents[step] for step in (*above, group)))
 
     def _join(self, a: int, b: int, common: Documents, cached: int) -> None:
         merged = len(self.documents)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.index import ContextIndex
-from ragboost.ordering import RecentContexts, plan_window
+from ragboost.ordering import RecentContexts, plan_next, plan_window
 
 TOKENS = dict.fromkeys("abcdefghij", 100)
 
@@ -64,3 +64,36 @@ def test_a_cached_prefix_inside_a_group_comes_first() -> None:
     window = [list("cab"), list("dba")]
     plan = plan_window(index, window, TOKENS, recent=RecentContexts())
     assert all(order[:2] == ("b", "a") for order in plan.orders)
+
+
+@given(window=st.lists(contexts, min_size=1, max_size=8), budget=st.integers(0, 600))
+@settings(max_examples=60, deadline=None)
+def test_planning_one_by_one_sends_every_request_once_and_keeps_the_budget(
+    window: list[list[str]], budget: int
+) -> None:
+    index, recent = ContextIndex(), RecentContexts(window=16)
+    while window:
+        plan = plan_next(index, window, TOKENS, recent=recent, budget_tokens=budget)
+        index.check_integrity()
+        ((at,), (order,), (cached,)) = plan
+        assert sorted(map(str, order)) == sorted(window[at])
+        assert at == 0 or 100 * len(order) - cached <= budget
+        del window[at]
+
+
+def test_the_request_with_the_longest_cached_prefix_is_next_if_the_first_one_can_wait() -> None:
+    index = ContextIndex()
+    index.insert(("a", "b", "c"), (100, 100, 100))
+    window = [list("xyz"), list("cbaj")]
+    tokens = dict.fromkeys("abcjxyz", 100)
+    assert plan_next(index, window, tokens, budget_tokens=99).release_order == (0,)
+    plan = plan_next(index, window, tokens, budget_tokens=100)
+    assert (plan.release_order, plan.cached_tokens) == ((1,), (300,))
+
+
+def test_a_request_that_goes_first_prepares_the_prefix_of_those_that_wait() -> None:
+    window = [list("xab"), list("bay"), list("baz")]
+    tokens = dict.fromkeys("abxyz", 100)
+    plan = plan_next(ContextIndex(), window, tokens, budget_tokens=0)
+    assert plan.release_order == (0,)
+    assert set(plan.orders[0][:2]) == {"a", "b"}

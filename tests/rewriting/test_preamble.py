@@ -139,7 +139,7 @@ def test_waiting_requests_with_the_same_instructions_are_planned_together(
 ) -> None:
     """Each request has documents 0 and 1 and one of its own, which is the most relevant one."""
     engine.misbehave(hold=True)
-    room = {"enabled": True, "window_ms": 3_600_000.0, "max_batch": 3}
+    room = {"mode": "window", "window_ms": 3_600_000.0, "max_batch": 3}
     settings = proxy_settings(engine.url, waiting_room=room)
     with ProxyServer(settings) as proxy:
 

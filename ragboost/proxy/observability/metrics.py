@@ -67,8 +67,8 @@ class Metrics:
 
     Attributes:
         registry: the registry.
-        index_nodes, sessions, queue_depth, backend_up, backend_running: gauges that are set when
-            the metrics are read.
+        index_nodes, sessions, queue_depth, backend_up, backend_running, backend_hold_limit: gauges
+            that are set when the metrics are read.
         session_store_failures: counter of failed operations.
     """
 
@@ -92,6 +92,12 @@ class Metrics:
         self.queue_depth = gauge("ragboost_queue_depth", "Requests in the waiting room.")
         self.backend_up = gauge(
             "ragboost_backend_up", "1 for a backend that is sent requests, else 0.", ("backend",)
+        )
+        self.backend_hold_limit = gauge(
+            "ragboost_backend_hold_limit_tokens",
+            "Prompt tokens being computed by a backend from which the adaptive waiting room holds "
+            "requests; infinite while it never does.",
+            ("backend",),
         )
         self.backend_running = gauge(
             "ragboost_backend_running", "Requests running on a backend.", ("backend",)
@@ -142,6 +148,14 @@ class Metrics:
             "ragboost_queue_wait_seconds",
             "Time that a completion waits until it is sent to its backend.",
             buckets=_OVERHEAD_SECONDS,
+        )
+        self._releases = _ByLabels(
+            counter(
+                "ragboost_releases_total",
+                "Completions sent to their backend by the adaptive waiting room: at_once, or after "
+                "a wait alone, planned with others, at max_wait, or because the room was full.",
+                ("how",),
+            )
         )
 
     def _declare_tokens(self) -> None:
@@ -246,9 +260,10 @@ class Metrics:
         """Record the proxy's own time for a stage of a request."""
         self._overhead.of(stage).observe(seconds)
 
-    def observe_wait(self, *, seconds: float) -> None:
-        """Record how long a completion waited until it was sent."""
+    def observe_wait(self, *, seconds: float, release: str) -> None:
+        """Record how long a completion waited until it was sent, and why it was sent then."""
         self._queue_wait.observe(seconds)
+        self._releases.of(release).inc()
 
     def count_bypass(self, reason: str) -> None:
         """Count a request that is forwarded without boosting."""

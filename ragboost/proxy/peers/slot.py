@@ -36,5 +36,5 @@ class WorkerSlot:
             raise WorkerLostError(str(error)) from error
         return False
 
-    def prefill_done(self) -> None:
+    def prefill_done(self, *, is_stream: bool = False) -> None:
         """Do nothing: the worker counts its own load."""

@@ -97,7 +97,8 @@ class Completions(Passthrough):
         reader: ResponseReader,
     ) -> None:
         exchange.model, context = upstream.model, upstream.context
-        self._metrics.observe_wait(seconds=admission.waited_s)
+        release = admission.assignment.release
+        self._metrics.observe_wait(seconds=admission.waited_s, release=release)
         admission.rewritten(
             num_bytes=len(upstream.body),
             cached_tokens=context.predicted_cached_tokens if context is not None else 0,

@@ -164,6 +164,7 @@ class DashboardBackend(BaseModel):
     is_healthy: bool
     running: int
     prefill_tokens: int
+    hold_limit_tokens: float | None
     kv_events: list[str] = Field(
         description="States of its streams of cache events, with the reason of silence."
     )

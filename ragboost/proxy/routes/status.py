@@ -119,4 +119,6 @@ class StatusRoutes:
         for backend in state.backends.all:
             metrics.backend_up.labels(backend.name).set(backend.is_healthy)
             metrics.backend_running.labels(backend.name).set(backend.load.running)
+        for name, tokens in state.dispatcher.hold_limits.items():
+            metrics.backend_hold_limit.labels(name).set(tokens)
         return metrics.render()

@@ -4,12 +4,13 @@ Joins bodies with the router and the waiting room. Does not rewrite or send requ
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from ragboost.config import Settings
 from ragboost.errors import BackendError
 from ragboost.formats.ragboost_object import FIELD
+from ragboost.proxy.routing.adaptive_room import AdaptiveRoom
 from ragboost.proxy.routing.affinity import MessagePrefix, prefixes_of
 from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
 from ragboost.proxy.routing.router import Router
@@ -27,16 +28,19 @@ _BYTES_PER_TOKEN = 4
 class Dispatcher:
     """Assign requests to backends, and hold them back until they may be sent.
 
-    With a single backend, no waiting room and no limit, bodies are not examined.
+    With a single backend, bodies are examined only while requests wait.
     """
 
     def __init__(self, settings: Settings, *, backends: Backends, tenants: Tenants) -> None:
         self.backends = backends
         self.router = Router(backends, settings.router)
-        self.room: WaitingRoom | None = None
-        if settings.waiting_room.enabled or any(b.max_concurrency for b in backends.all):
-            self.room = WaitingRoom(self.router.assign, backends, settings.waiting_room)
-        self._is_planning = settings.waiting_room.enabled
+        self.room: AdaptiveRoom | WaitingRoom | None = None
+        room = settings.waiting_room
+        if room.mode == "adaptive":
+            self.room = AdaptiveRoom(self.router, backends, room)
+        elif room.mode == "window" or any(b.max_concurrency for b in backends.all):
+            self.room = WaitingRoom(self.router.assign, backends, room)
+        self._is_planning = room.mode != "off"
         backends.on_down.append(lambda backend: tenants.forget(backend.name))
 
     @property
@@ -75,6 +79,24 @@ class Dispatcher:
         assignment.start()
         return assignment
 
+    @property
+    def hold_limits(self) -> Mapping[str, float]:
+        """By name of the backend: tokens being computed there from which requests are held.
+
+        Infinite while they never are; empty unless the waiting room is adaptive.
+        """
+        room = self.room
+        if not isinstance(room, AdaptiveRoom):
+            return {}
+        return {backend.name: pace.limit_tokens for backend, pace in room.paces.items()}
+
+    def begun(self, assignment: Assignment, *, is_stream: bool) -> None:
+        """Note that a response has begun; the first byte of a stream comes when it is computed."""
+        if isinstance(self.room, AdaptiveRoom):
+            self.room.begun(assignment, is_stream=is_stream)
+        assignment.prefill_done()
+        self.update()
+
     def update(self) -> None:
         """Look for requests that may be sent: a response has begun, or a request has ended."""
         if self.room is not None:
@@ -108,6 +130,8 @@ class Dispatcher:
     ) -> RoutingRequest:
         """Estimate what routing uses of a request; arguments as of `Admission.take`.
 
+        An adaptive room looks for the documents when it needs them.
+
         Raises:
             RequestError: the `ragboost` object is malformed.
         """
@@ -115,12 +139,16 @@ class Dispatcher:
         if not (self.router.looks_at_caches or self._is_planning):
             return RoutingRequest(prompt_tokens=num_bytes // _BYTES_PER_TOKEN)
         prefixes = self._prefixes(request) if self.router.looks_at_caches else ()
+        is_lazy = isinstance(self.room, AdaptiveRoom)
         return RoutingRequest(
             tenant=tenant,
-            leading=plan() if plan is not None else None,
+            leading=None if is_lazy or plan is None else plan(),
+            plan=plan if is_lazy else None,
             prefixes=prefixes,
             history=history,
             prompt_tokens=self._prompt_tokens(num_bytes, prefixes, history),
+            conversation=request.session or "",
+            is_stream=request.body.fields.get("stream") is True,
         )
 
     def _prefixes(self, request: ParsedRequest) -> tuple[MessagePrefix, ...]:
@@ -190,6 +218,7 @@ class Admission:
         return {
             "backend": self.backend.name,
             "queue_ms": round(self.waited_s * 1000, 3),
+            "release": self.assignment.release,
             "cached_tokens_predicted": self.cached_tokens,
             "failovers": len(self._tried),
         }
@@ -247,11 +276,10 @@ class Admission:
             if history:
                 router.prefixes.remember(name, (MessagePrefix(history, tokens),), num_tokens=tokens)
 
-    def prefill_done(self) -> None:
-        """Note that the response has begun."""
+    def prefill_done(self, *, is_stream: bool = False) -> None:
+        """Note that the response has begun; see `Dispatcher.begun`."""
         self._dispatcher.backends.note_answer(self.backend)
-        self.assignment.prefill_done()
-        self._dispatcher.update()
+        self._dispatcher.begun(self.assignment, is_stream=is_stream)
 
     def close(self) -> None:
         """Give the place back: the response has ended, or there will be none."""

@@ -6,7 +6,7 @@ prefix and a long queue can be compared. Does not know bodies, sockets or time.
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from ragboost.config import RouterSettings
 from ragboost.errors import RagBoostError
@@ -73,19 +73,29 @@ class Router:
         # On a cancellation or an error, only this function can close the assignments.
         with ExitStack() as on_failure:
             for request in requests:
-                cached = await self._cached_tokens(request, groups)
-                backend = self.choose(request.prompt_tokens, cached_tokens=cached)
-                assert backend is not None, "there are no backends"
-                assignment = Assignment(request, backend, cached_tokens=cached.get(backend.name, 0))
+                assignment = await self._place(request, groups)
                 on_failure.callback(assignment.close)
-                groups.setdefault((request.tenant, backend), []).append(assignment)
-                self.prefixes.remember(
-                    backend.name, request.prefixes, num_tokens=request.prompt_tokens
-                )
+                groups.setdefault((request.tenant, assignment.backend), []).append(assignment)
             for (tenant, backend), assignments in groups.items():
                 released += await _plan(tenant, backend, assignments) if tenant else assignments
             on_failure.pop_all()
         return released
+
+    async def place(self, request: RoutingRequest) -> Assignment:
+        """Choose a backend for a request that is not planned yet."""
+        return await self._place(request, {})
+
+    async def _place(
+        self,
+        request: RoutingRequest,
+        groups: Mapping[tuple[Tenant | None, Backend], Sequence[Assignment]],
+    ) -> Assignment:
+        request.cached_by_backend = cached = await self._cached_tokens(request, groups)
+        backend = self.choose(request.prompt_tokens, cached_tokens=cached)
+        assert backend is not None, "there are no backends"
+        assignment = Assignment(request, backend, cached_tokens=cached.get(backend.name, 0))
+        self.prefixes.remember(backend.name, request.prefixes, num_tokens=request.prompt_tokens)
+        return assignment
 
     async def _cached_tokens(
         self,
@@ -117,6 +127,46 @@ class Router:
                     held = max(held, sum(n for document, n in common if document.key in there))
             cached[backend.name] = max(cached[backend.name], held)
         return cached
+
+
+def expected_tokens(assignment: Assignment) -> int:
+    """Return the tokens of a request that its backend has to compute, by its documents if possible.
+
+    Does not wait: while the context index is in use, what is known so far has to do.
+    """
+    leading, tenant = assignment.request.plannable, assignment.request.tenant
+    if leading is not None and tenant is not None and not tenant.lock.locked():
+        booster = tenant.booster(assignment.backend.name)
+        with suppress(RagBoostError):  # it will be boosted or bypassed later
+            held = booster.cached_tokens(leading.documents, preamble=leading.preamble)
+            assignment.cached_tokens = max(assignment.cached_tokens, held)
+    return assignment.uncached_tokens
+
+
+async def plan_next(assignments: Sequence[Assignment], *, budget_tokens: float) -> Assignment:
+    """Choose which request of a tenant on a backend to send next, and plan its documents.
+
+    Args:
+        assignments: not empty, the most urgent one first; all are plannable.
+        budget_tokens: that may be computed before the most urgent one.
+    """
+    tenant = assignments[0].request.tenant
+    assert tenant is not None, "a plannable request has a tenant"
+    requests = [each.request.plannable for each in assignments]
+    async with tenant.lock:
+        booster = tenant.booster(assignments[0].backend.name)
+        try:
+            at, planned = booster.plan_next(
+                [request for request in requests if request is not None],
+                budget_tokens=budget_tokens,
+            )
+        except RagBoostError as error:  # each will be boosted or bypassed on its own
+            logger.warning("cannot plan %d requests together: %s", len(assignments), error)
+            return assignments[0]
+    assignment = assignments[at]
+    assignment.planned = planned
+    assignment.cached_tokens = max(assignment.cached_tokens, planned.cached_tokens)
+    return assignment
 
 
 async def _plan(

@@ -52,15 +52,16 @@ class WaitingRoom:
     Args:
         assign: chooses backends for a batch of requests, and the order in which to send it.
         backends: the backends that requests wait for.
-        settings: the limits; unless `enabled`, requests only wait for a backend with room.
+        settings: the limits; unless `mode` is `window`, requests only wait for a backend with room.
     """
 
     def __init__(self, assign: Assign, backends: Backends, settings: WaitingRoomSettings) -> None:
         self._assign = assign
         self._backends = backends
+        is_window = settings.mode == "window"
         self._max_waiting = settings.max_waiting
-        self._max_batch = settings.max_batch if settings.enabled else 1
-        self._window_s = settings.window_ms / 1000 if settings.enabled else 0.0
+        self._max_batch = settings.max_batch if is_window else 1
+        self._window_s = settings.window_ms / 1000 if is_window else 0.0
         self._hold_s = settings.hold_for_prefill_ms / 1000
         self._arrived: dict[_Waiting, None] = {}  # in order of arrival
         self._ready: dict[Backend, deque[_Waiting]] = {b: deque() for b in backends.all}

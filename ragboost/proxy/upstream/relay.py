@@ -44,8 +44,8 @@ class BackendSlot(Protocol):
     def fail_over(self, error: BackendError) -> bool:
         """Move to a backend that was not tried; False if there is none, or the error forbids it."""
 
-    def prefill_done(self) -> None:
-        """Note that the response has begun."""
+    def prefill_done(self, *, is_stream: bool = False) -> None:
+        """Note that the response has begun; a stream begins when its prompt is computed."""
 
 
 async def relay(
@@ -144,7 +144,7 @@ async def _send_body(
         while chunk := await response.read():
             if exchange.first_byte is None:
                 exchange.first_byte = time.perf_counter()
-                slot.prefill_done()
+                slot.prefill_done(is_stream=exchange.status == 200 and _is_stream(response))
             last = reader.feed(chunk) if reader else chunk
             if response.is_complete:
                 break

@@ -30,7 +30,7 @@ class Room:
     def __init__(self, *, max_concurrency: int | None = None, **waiting_room: Any) -> None:
         settings = Settings(
             backend={"max_concurrency": max_concurrency},  # type: ignore[arg-type]
-            waiting_room={"enabled": True, **waiting_room},  # type: ignore[arg-type]
+            waiting_room={"mode": "window", **waiting_room},  # type: ignore[arg-type]
         )
         self.backends = Backends.of(settings)
         self.backend = self.backends.all[0]
@@ -224,7 +224,7 @@ async def test_nobody_waits_for_a_prefix_that_was_cached_before() -> None:
 
 def test_a_burst_is_answered_and_its_prefixes_are_shared(engine: FakeEngine) -> None:
     settings = proxy_settings(
-        engine.url, waiting_room={"enabled": True, "window_ms": LONG_MS, "max_batch": 6}
+        engine.url, waiting_room={"mode": "window", "window_ms": LONG_MS, "max_batch": 6}
     )
     with ProxyServer(settings) as proxy:
         engine.misbehave(hold=True)

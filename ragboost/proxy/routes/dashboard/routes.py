@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -112,12 +113,18 @@ class Dashboard:
         for view in self._state.sync.streams:
             reason = f" ({view.silence})" if view.silence else ""
             states.setdefault(view.backend, []).append(f"{view.stream.state}{reason}")
+        limits = {
+            name: tokens
+            for name, tokens in self._state.dispatcher.hold_limits.items()
+            if tokens != math.inf
+        }
         return [
             {
                 "name": backend.name,
                 "is_healthy": backend.is_healthy,
                 "running": backend.load.running,
                 "prefill_tokens": backend.load.prefill_tokens,
+                "hold_limit_tokens": limits.get(backend.name),
                 "kv_events": states.get(backend.name, []),
             }
             for backend in self._state.backends.all

@@ -1,0 +1,146 @@
+"""Learn from a backend's responses how long a prompt that is sent now would queue there.
+
+A stream's time to first byte is modelled as a + b x tokens to compute, measured when no other
+prompt was being computed, plus c x tokens ahead of it. A backend that computes any number of
+prompts side by side has c near 0 and is never busy. Knows token counts and a clock that the caller
+reads. Does not know documents or HTTP.
+"""
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+from ragboost.proxy.routing.assignment import Assignment
+from ragboost.proxy.upstream.backends import Backend
+
+_MIN_SAMPLES = 3
+_DECAY = 0.9  # weight of the past per sample
+_BUSY_DELAY = 1.5  # queueing in a busy backend, as a multiple of a prompt's own time
+# What engines compute in one step by default: fewer tokens would leave a step part empty.
+_STEP_TOKENS = 8192
+_MAX_TRACKED = 512  # prompts; with more, the backend is as busy as it was
+_MIN_PROMPTS = 2  # one is computed, and one is there when that is done
+
+
+class PrefillPace:
+    """The prompts that one backend is computing, and how fast it is."""
+
+    def __init__(self) -> None:
+        self._sent: dict[Assignment, _Sent] = {}
+        self._own = _Line()
+        self._num_queued = 0
+        self._delay_s = 0.0  # decayed sums over requests that had others ahead of them
+        self._tokens_ahead = 0.0
+
+    @property
+    def limit_tokens(self) -> float:
+        """Tokens being computed from which the backend is busy; infinite while unknown."""
+        if self._own.num < _MIN_SAMPLES or self._num_queued < _MIN_SAMPLES or self._delay_s <= 0:
+            return math.inf
+        limit = _BUSY_DELAY * self._own.mean_y * self._tokens_ahead / self._delay_s
+        return max(limit, _STEP_TOKENS)
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per prompt token; None while unknown."""
+        if self._own.num < _MIN_SAMPLES or not self._own.mean_x:
+            return None
+        return self._own.mean_y / self._own.mean_x
+
+    def outstanding(self) -> Collection[Assignment]:
+        """Return the requests sent whose prompts the backend still computes."""
+        return self._sent.keys()
+
+    def outstanding_tokens(self, now: float) -> int:
+        """Return the tokens that the backend still computes for prompts sent."""
+        self._drop_computed(now)
+        return sum(assignment.uncached_tokens for assignment in self._sent)
+
+    def is_busy(self, now: float) -> bool:
+        """Return True if a prompt that is sent now would queue in the backend for long."""
+        limit = self.limit_tokens
+        if limit == math.inf or len(self._sent) < _MIN_PROMPTS:
+            return False
+        return self.outstanding_tokens(now) >= limit and len(self._sent) >= _MIN_PROMPTS
+
+    def next_expiry(self) -> float:
+        """Return when the first prompt without a stream counts as computed; infinite: never."""
+        return min((sent.computed_at for sent in self._sent.values()), default=math.inf)
+
+    def sent(self, assignment: Assignment, now: float) -> None:
+        """Note that a request is sent."""
+        if len(self._sent) >= _MAX_TRACKED:
+            return
+        ahead = self.outstanding_tokens(now)
+        computed_at = math.inf
+        if not assignment.request.is_stream:  # its first byte comes with its last
+            queueing = self._delay_s / self._tokens_ahead * ahead if self._tokens_ahead else 0.0
+            computed_at = now + self._own.at(assignment.uncached_tokens) + queueing
+        self._sent[assignment] = _Sent(assignment.backend, now, ahead, computed_at)
+
+    def begun(self, assignment: Assignment, now: float, *, is_stream: bool) -> None:
+        """Note that a response has begun; only the first bytes of streams are learned from."""
+        sent = self._sent.pop(assignment, None)
+        if sent is None or not is_stream or sent.backend is not assignment.backend:
+            return
+        seconds, tokens = now - sent.at, assignment.uncached_tokens
+        if not sent.ahead:
+            self._own.add(tokens, seconds)
+        elif self._own.num >= _MIN_SAMPLES:
+            self._num_queued = min(self._num_queued + 1, _MIN_SAMPLES)
+            delay = max(0.0, seconds - self._own.at(tokens))
+            self._delay_s = _DECAY * self._delay_s + delay
+            self._tokens_ahead = _DECAY * self._tokens_ahead + sent.ahead
+
+    def _drop_computed(self, now: float) -> None:
+        self._sent = {
+            assignment: sent
+            for assignment, sent in self._sent.items()
+            if assignment.is_prefilling
+            and assignment.backend is sent.backend
+            and now < sent.computed_at
+        }
+
+
+class _Sent(NamedTuple):
+    """A request whose response has not begun: when it was sent, and behind how many tokens."""
+
+    backend: Backend
+    at: float
+    ahead: int
+    computed_at: float
+
+
+class _Line:
+    """A least-squares line through recent points, with a slope and an intercept of at least 0."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    @property
+    def mean_x(self) -> float:
+        return self._x / self._weight if self._weight else 0.0
+
+    @property
+    def mean_y(self) -> float:
+        return self._y / self._weight if self._weight else 0.0
+
+    def add(self, x: float, y: float) -> None:
+        self.num += 1
+        self._weight = _DECAY * self._weight + 1
+        self._x = _DECAY * self._x + x
+        self._y = _DECAY * self._y + y
+        self._xx = _DECAY * self._xx + x * x
+        self._xy = _DECAY * self._xy + x * y
+
+    def at(self, x: float) -> float:
+        if not self._weight:
+            return 0.0
+        spread = self._xx / self._weight - self.mean_x**2
+        slope = 0.0
+        if spread > 1e-9 * (self._xx / self._weight):
+            slope = (self._xy / self._weight - self.mean_x * self.mean_y) / spread
+        highest = self.mean_y / self.mean_x if self.mean_x else 0.0
+        slope = min(max(slope, 0.0), highest)
+        return self.mean_y + slope * (x - self.mean_x)

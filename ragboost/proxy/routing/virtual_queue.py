@@ -1,0 +1,66 @@
+"""Bound what reordering costs a request, by the queue in which nobody would overtake it.
+
+Each waiting request has a place in a virtual queue: the tokens that would have been computed before
+it if requests were sent in order of arrival, or, where several teams wait, in turns of equal
+tokens. What sharing saves puts the real queue ahead of the virtual one, and only that lead may be
+spent on overtaking. Counts tokens, so that the speed of the backend does not matter. Knows no clock
+and no documents.
+"""
+
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """A place in the virtual queue; a smaller one is earlier.
+
+    Attributes:
+        begin: tokens that may be sent before the request.
+        number: of arrival.
+        tokens: to compute for the request.
+        team: whose request it is.
+    """
+
+    begin: float
+    number: int
+    tokens: int
+    team: str
+
+
+class VirtualQueue:
+    """The virtual queue of one backend."""
+
+    def __init__(self) -> None:
+        self._sent = 0.0  # tokens
+        self._num_arrived = 0
+        self._ends: dict[str, float] = {}  # by team that waits
+        self._waiting: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return sum(self._waiting.values())
+
+    def enter(self, team: str, tokens: int) -> Place:
+        """Add a request that begins to wait."""
+        self._waiting[team] = self._waiting.get(team, 0) + 1
+        begin = max(self._sent, self._ends.get(team, 0.0))
+        # While others wait, a team gets an equal share of the backend.
+        self._ends[team] = begin + tokens * len(self._waiting)
+        self._num_arrived += 1
+        return Place(begin, self._num_arrived, tokens, team)
+
+    def leave(self, place: Place) -> None:
+        """Remove a request that is sent, or whose client has gone."""
+        self._waiting[place.team] -= 1
+        if not self._waiting[place.team]:
+            del self._waiting[place.team], self._ends[place.team]
+
+    def sent(self, tokens: int) -> None:
+        """Count the tokens of a request that is sent, whether it has waited or not."""
+        self._sent += tokens
+
+    def lead(self, places: list[Place]) -> float:
+        """Return the tokens that may be sent now before all these places, in their order."""
+        lead, ahead = float("inf"), 0
+        for place in places:
+            lead = min(lead, place.begin - self._sent - ahead)
+            ahead += place.tokens
+        return lead

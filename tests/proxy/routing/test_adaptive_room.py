@@ -1,0 +1,348 @@
+"""The adaptive waiting room: nobody is held for nothing, for too long, or for ever."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.scheduling import Engine, virtual_loop
+from ragboost.config import Settings
+from ragboost.errors import RequestError
+from ragboost.proxy.routing.adaptive_room import AdaptiveRoom
+from ragboost.proxy.routing.admission import Dispatcher
+from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
+from ragboost.proxy.routing.waiting_room import TooManyWaitingError
+from ragboost.proxy.upstream.backends import Backends
+from ragboost.rewriting.tenants import TenantKey, Tenants
+from ragboost.types import Document, Request
+from tests.eventually import run_event_loop
+from tests.fakes import FakeEngine
+from tests.fakes.clock import LoopClock
+from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.metrics import read_metric
+from tests.proxy.routing.test_routing import ask
+
+TOKENS = 10_000  # of every prompt; three documents have about as many
+MAX_WAIT_S = 20.0
+
+
+class Room:
+    """A dispatcher with an adaptive room, before backends that the test plays."""
+
+    def __init__(self, *, replicas: int = 1, limit: int | None = None, **room: Any) -> None:
+        urls = [{"url": f"http://e{i}", "max_concurrency": limit} for i in range(replicas)]
+        settings = Settings(
+            backends=urls,  # type: ignore[arg-type]
+            waiting_room={"max_wait_ms": MAX_WAIT_S * 1000, **room},  # type: ignore[arg-type]
+        )
+        tenants = Tenants(settings)
+        self.tenant = tenants.get(TenantKey("m", ""))
+        self.backends = Backends.of(settings)
+        self.dispatcher = Dispatcher(settings, backends=self.backends, tenants=tenants)
+        assert isinstance(self.dispatcher.room, AdaptiveRoom)
+        self.room = self.dispatcher.room
+
+    def request(self, *documents: int, **fields: Any) -> RoutingRequest:
+        texts = tuple(Document(f"Document {i}. " * 1100, id=str(i)) for i in documents)
+        leading = Request("why?", texts) if texts else None
+        fields = {"is_stream": True, "prompt_tokens": TOKENS, **fields}
+        return RoutingRequest(tenant=self.tenant, leading=leading, **fields)
+
+    def enter(self, *documents: int, **fields: Any) -> "asyncio.Task[Assignment]":
+        return asyncio.create_task(self.dispatcher.enter(self.request(*documents, **fields)))
+
+    def begun(self, assignment: Assignment, *, is_stream: bool = True) -> None:
+        self.dispatcher.begun(assignment, is_stream=is_stream)
+
+    def done(self, assignment: Assignment) -> None:
+        self.begun(assignment)
+        assignment.close()
+        self.dispatcher.update()
+
+    async def learn(self, clock: LoopClock) -> None:
+        """Show that the backends compute one prompt after another, in a second each."""
+        for _ in range(3 * len(self.backends.all)):
+            alone = await self.enter()
+            await clock.advance(1.0)
+            self.done(alone)
+        for _ in range(3):
+            several = [await self.enter() for _ in range(2 * len(self.backends.all))]
+            for one in several[: len(self.backends.all)]:
+                await clock.advance(1.0 / len(self.backends.all))
+                self.done(one)
+            for one in several[len(self.backends.all) :]:
+                await clock.advance(1.0 / len(self.backends.all))
+                self.done(one)
+
+
+async def test_nobody_is_held_while_the_pace_is_unknown() -> None:
+    made = Room()
+    sent = [await made.enter(i) for i in range(50)]
+    assert {assignment.release for assignment in sent} == {"at_once"}
+    assert made.backends.all[0].load.running == 50
+
+
+async def test_a_backend_that_computes_side_by_side_is_never_busy() -> None:
+    clock, made = LoopClock(), Room()
+    for _ in range(5):
+        sent = [await made.enter(i) for i in range(20)]
+        await clock.advance(1.0)
+        for assignment in sent:
+            assert assignment.release == "at_once"
+            made.done(assignment)
+    assert made.room.paces[made.backends.all[0]].limit_tokens == float("inf")
+
+
+async def test_a_busy_backend_keeps_two_prompts_and_the_others_wait() -> None:
+    clock, made = LoopClock(), Room()
+    await made.learn(clock)
+    tasks = [made.enter(i) for i in range(5)]
+    await run_event_loop()
+    assert [task.done() for task in tasks] == [True, True, False, False, False]
+    await clock.advance(1.0)
+    made.done(tasks[0].result())
+    await run_event_loop()
+    assert sum(task.done() for task in tasks) == 3
+    for task in tasks[1:]:
+        await run_event_loop()
+        made.done(await task)
+    assert len(made.room) == 0
+
+
+async def test_what_sharing_saves_is_spent_on_sending_others_that_share() -> None:
+    clock, made = LoopClock(), Room()
+    await made.learn(clock)
+    busy = [await made.enter() for _ in range(2)]
+    contexts = [(1, 2, 3), (2, 1, 4), (7, 8, 9), (9, 10, 11), (5, 1, 2)]
+    tasks = [made.enter(*context) for context in contexts]
+    await run_event_loop()
+    order: list[int] = []
+    running = list(busy)
+    while running:
+        await clock.advance(1.0)
+        made.done(running.pop(0))
+        await run_event_loop()
+        for i, task in enumerate(tasks):
+            if task.done() and i not in order:
+                order.append(i)
+                running.append(task.result())
+    assert sorted(order) == [0, 1, 2, 3, 4]
+    assert order.index(4) < order.index(3)
+    assert tasks[4].result().release == "planned"
+
+
+async def test_nobody_waits_longer_than_the_bound() -> None:
+    clock, made = LoopClock(), Room()
+    await made.learn(clock)
+    tasks = [made.enter(i) for i in range(6)]
+    await clock.advance(MAX_WAIT_S - 0.1)
+    assert not all(task.done() for task in tasks)
+    await clock.advance(0.2)
+    assert all(task.done() for task in tasks)
+    assert [task.result().release for task in tasks[2:]] == ["max_wait"] * 4
+
+
+async def test_a_response_without_a_stream_counts_as_computed_after_its_time() -> None:
+    clock, made = LoopClock(), Room()
+    await made.learn(clock)
+    tasks = [made.enter(is_stream=False) for _ in range(4)]
+    await run_event_loop()
+    assert [task.done() for task in tasks] == [True, True, False, False]
+    await clock.advance(1.1)
+    await clock.advance(1.1)
+    await clock.advance(1.1)
+    assert all(task.done() for task in tasks)
+
+
+async def test_a_full_room_sends_the_most_urgent_request_instead() -> None:
+    clock, made = LoopClock(), Room(max_waiting=2)
+    await made.learn(clock)
+    tasks = [made.enter(i) for i in range(5)]
+    await run_event_loop()
+    assert len(made.room) == 2
+    assert [task.done() for task in tasks] == [True, True, True, False, False]
+    assert tasks[2].result().release == "full"
+
+
+async def test_a_full_room_refuses_only_what_the_backend_may_not_be_sent() -> None:
+    made = Room(max_waiting=1, limit=1)
+    first = await made.enter()
+    second = made.enter()
+    await run_event_loop()
+    with pytest.raises(TooManyWaitingError):
+        await made.enter()
+    made.done(first)
+    assert (await second).is_running
+
+
+async def test_malformed_documents_are_left_to_the_rewriting() -> None:
+    clock, made = LoopClock(), Room()
+    await made.learn(clock)
+
+    def fail() -> Request:
+        raise RequestError("bad documents")
+
+    busy = [await made.enter() for _ in range(2)]
+    request = RoutingRequest(tenant=made.tenant, plan=fail, prompt_tokens=TOKENS, is_stream=True)
+    task = asyncio.create_task(made.dispatcher.enter(request))
+    await run_event_loop()
+    for assignment in busy:
+        made.done(assignment)
+    assert (await task).planned is None
+
+
+async def test_requests_wait_for_another_backend_when_theirs_is_down() -> None:
+    clock, made = LoopClock(), Room(replicas=2)
+    await made.learn(clock)
+    tasks = [made.enter(i) for i in range(8)]
+    await run_event_loop()
+    lost = made.backends.all[0]
+    waiting = [task for task in tasks if not task.done()]
+    assert waiting
+    lost.is_healthy = False
+    for call in made.backends.on_down:
+        call(lost)
+    running = [task.result() for task in tasks if task.done()]
+    while running:
+        await clock.advance(1.0)
+        made.done(running.pop(0))
+        await run_event_loop()
+        running += [task.result() for task in waiting if task.done()]
+        waiting = [task for task in waiting if not task.done()]
+    assert not waiting
+    assert lost.load.assigned == 0
+
+
+async def test_shutdown_sends_everybody() -> None:
+    clock, made = LoopClock(), Room()
+    await made.learn(clock)
+    tasks = [made.enter(i) for i in range(6)]
+    await run_event_loop()
+    made.dispatcher.close()
+    assert all(assignment.is_running for assignment in await asyncio.gather(*tasks))
+    assert len(made.room) == 0
+
+
+async def test_teams_share_a_busy_backend() -> None:
+    clock, made = LoopClock(), Room()
+    await made.learn(clock)
+    busy = [await made.enter() for _ in range(2)]
+    crowd = [made.enter() for _ in range(20)]
+    await run_event_loop()
+    made.tenant = Tenants(Settings()).get(TenantKey("m", "", "other"))
+    single = made.enter()
+    await run_event_loop()
+    for assignment in busy:
+        made.done(assignment)
+    await run_event_loop()
+    assert single.done()
+    assert sum(task.done() for task in crowd) == 1
+
+
+class Arrival(NamedTuple):
+    gap_s: float
+    documents: tuple[int, ...]
+    conversation: str
+    patience_s: float | None
+
+
+arrivals = st.lists(
+    st.builds(
+        Arrival,
+        st.sampled_from([0.0, 0.0, 0.1, 1.0, 10.0]),
+        st.lists(st.integers(0, 9), max_size=4, unique=True).map(tuple),
+        st.sampled_from(["", "", "a", "b"]),
+        st.sampled_from([None, None, None, 0.5, 5.0]),
+    ),
+    max_size=40,
+)
+
+
+class Client:
+    """Sends requests through the room to simulated engines, and remembers what happens."""
+
+    def __init__(self, made: Room) -> None:
+        self.made = made
+        self.engines = {b.name: Engine(lanes=1) for b in made.backends.all}
+        self.waits: dict[int, float] = {}
+        self.sent: list[int] = []
+
+    async def run(self, number: int, arrival: Arrival) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        request = self.made.request(*arrival.documents, conversation=arrival.conversation)
+        async with asyncio.timeout(arrival.patience_s):
+            assignment = await self.made.dispatcher.enter(request)
+        with assignment:
+            self.waits[number] = loop.time() - started
+            self.sent.append(number)
+            document = Document(f"prompt {number}", id=str(number))
+            await self.engines[assignment.backend.name].prefill([document], [TOKENS])
+            self.made.begun(assignment)
+        self.made.dispatcher.update()
+
+    async def run_all(self, every: Sequence[Arrival]) -> list[Any]:
+        tasks = []
+        for number, arrival in enumerate(every):
+            await asyncio.sleep(arrival.gap_s)
+            tasks.append(asyncio.create_task(self.run(number, arrival)))
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@given(arrivals, st.integers(1, 2), st.sampled_from([None, 2]))
+def test_everybody_is_sent_once_in_the_order_of_their_conversation_and_in_time(
+    every: list[Arrival], replicas: int, limit: int | None
+) -> None:
+    with virtual_loop() as loop:
+        made = Room(replicas=replicas, limit=limit)
+        client = Client(made)
+        for _ in range(3 * replicas):  # the pace is learned
+            loop.run_until_complete(client.run_all([Arrival(5.0, (), "", None)]))
+        for _ in range(3):
+            loop.run_until_complete(client.run_all([Arrival(0.0, (), "", None)] * 4))
+        client.sent.clear()
+        client.waits.clear()
+        results = loop.run_until_complete(client.run_all(every))
+        assert len(made.room) == 0
+        made.dispatcher.close()
+        loop.run_until_complete(asyncio.sleep(0))
+    assert {type(result) for result in results} <= {type(None), TimeoutError}
+    served = [number for number, result in enumerate(results) if result is None]
+    assert sorted(client.sent) == served
+    for backend in made.backends.all:
+        assert (backend.load.assigned, backend.load.running, backend.load.prefill_tokens) == (
+            0,
+            0,
+            0,
+        )
+    if limit is None:
+        assert all(wait <= MAX_WAIT_S + 1e-6 for wait in client.waits.values())
+    if replicas == 1:
+        for name in ("a", "b"):
+            turns = [number for number in client.sent if every[number].conversation == name]
+            assert turns == sorted(turns)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4, unique=True).map(tuple), max_size=20))
+def test_an_idle_backend_gets_every_request_at_once(contexts: list[tuple[int, ...]]) -> None:
+    with virtual_loop() as loop:
+        made = Room()
+        client = Client(made)
+        every = [Arrival(2.0, context, "", None) for context in contexts]
+        loop.run_until_complete(client.run_all(every))
+        made.dispatcher.close()
+        loop.run_until_complete(asyncio.sleep(0))
+    assert client.waits == dict.fromkeys(range(len(contexts)), 0.0)
+    assert client.sent == list(range(len(contexts)))
+
+
+def test_the_proxy_is_adaptive_by_default_and_says_what_it_does(engine: FakeEngine) -> None:
+    with ProxyServer(proxy_settings(engine.url)) as proxy:
+        ask(proxy.url, 1, 2, 3)
+        assert read_metric(proxy.url, "ragboost_releases_total", how="at_once") == 1
+        name = engine.url.partition("://")[2]
+        limit = read_metric(proxy.url, "ragboost_backend_hold_limit_tokens", backend=name)
+        assert limit == float("inf")
