@@ -1,6 +1,7 @@
 """The uses of SGLang's internals that depend on its version, one of `TESTED_VERSIONS`.
 
-Knows forward batches, configurations and requests of SGLang. Does not know chunks.
+Knows forward batches and configurations of SGLang. Does not know chunks. Its requests are in
+`requests`.
 """
 
 from collections.abc import Sequence
@@ -126,16 +127,3 @@ def _pool_refusal(pool: Any, dtype: torch.dtype) -> str | None:
         return "quantised_kv"
     is_plain = type(pool) is MHATokenToKVPool and pool.kv_cache_layout == "nhd"
     return None if is_plain else "kv_layout"
-
-
-def request_refusal(req: Any) -> str | None:
-    """Return why reuse is impossible for a request; None if it is possible."""
-    refused = {
-        "multimodal": req.multimodal_inputs is not None,
-        "prompt_embeddings": req.input_embeds is not None
-        or req.positional_embed_overrides is not None,
-        "session": req.session is not None,
-        "prompt_logprobs": req.return_logprob
-        and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1,
-    }
-    return next((reason for reason, is_refused in refused.items() if is_refused), None)

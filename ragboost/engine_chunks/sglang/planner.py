@@ -9,16 +9,18 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ragboost.engine_chunks.fill import FilledPrompt
 from ragboost.engine_chunks.pacing import StepBudget
-from ragboost.engine_chunks.prompt_plan import PromptPlan, find_chunks, plan_prompt
+from ragboost.engine_chunks.prompt_plan import PromptPlan, align_plan, find_chunks, plan_prompt
 from ragboost.engine_chunks.request import PARAMS_KEY, EngineChunkRequest, read_request
 from ragboost.engine_chunks.settings import EngineChunkSettings
-from ragboost.engine_chunks.sglang.compat import request_refusal
-from ragboost.engine_chunks.sglang.filler import SlotFiller
+from ragboost.engine_chunks.sglang.requests import request_refusal
+
+if TYPE_CHECKING:
+    from ragboost.engine_chunks.sglang.filler import SlotFiller
 
 
 class ChunkToCapture(NamedTuple):
@@ -84,7 +86,7 @@ class ReusePlanner:
 
     def __init__(
         self,
-        filler: SlotFiller,
+        filler: "SlotFiller",
         *,
         settings: EngineChunkSettings,
         page_size: int,
@@ -241,32 +243,3 @@ class ReusePlanner:
             wanted.reason,
             uncaptured=set(keys),
         )
-
-
-def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
-    """Return a plan that stops at the end of a page; the engine computes the tokens after it.
-
-    Args:
-        plan: the plan, which begins at the end of a page.
-        page_size: tokens per page.
-    """
-    stop = plan.stop // page_size * page_size
-    if stop == plan.stop:
-        return plan
-    if stop <= plan.held:
-        return "below_one_page"
-    chunks, stored = [], []
-    for (start, end), kv in zip(plan.request.chunks, plan.stored, strict=True):
-        is_cut = kv is not None and end > stop
-        chunks.append((start, stop) if is_cut and start < stop else (start, end))
-        if is_cut and kv is not None:
-            kv = kv.only_first(stop - start) if start < stop else None
-        stored.append(kv)
-    approximate = plan.approximate
-    return replace(
-        plan,
-        request=replace(plan.request, chunks=tuple(chunks)),
-        stop=stop,
-        stored=tuple(stored),
-        approximate=None if approximate is None or approximate >= stop else approximate,
-    )
