@@ -1,7 +1,7 @@
 """Measure chunk reuse inside a real engine, with random models on the CPU.
 
     python -m benchmarks.engine_chunks --engine vllm --json
-    python -m benchmarks.engine_chunks --engine vllm --parts equality,poisoning --json
+    python -m benchmarks.engine_chunks --engine sglang --parts equality,poisoning --json
 
 Parts, each in a process of the engine's environment (`make engines`):
 
@@ -45,7 +45,7 @@ def run_part(engine: Any, part: str, args: argparse.Namespace) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--engine", choices=("vllm",), default="vllm")
+    parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--tokens", default="1024,4096", help="prompt lengths of `ttft`")
     parser.add_argument("--layers", type=int, default=24, help="layers of the timed model")

@@ -8,16 +8,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.reuse_models import DEEP, SMALL, Prompts
+from benchmarks.reuse_models import CHUNK, DEEP, POLICIES, RATIOS, SMALL, TIMED, Prompts
 from benchmarks.reuse_vllm import ReuseLLM
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
-
-POLICIES = ("gradual", "a3", "fusionrag", "cacheblend", "epic", "hybrid")
-RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
-TIMED = ("gradual", "a3", "fusionrag", "epic")
-CHUNK = 256
 
 
 def equality(args: argparse.Namespace) -> dict[str, Any]:

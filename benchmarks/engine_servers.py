@@ -248,7 +248,7 @@ class EngineServer:
 
     def clear_cache(self) -> None:
         """Clear the prefix cache."""
-        self.post("/flush_cache" if self.kind == "sglang" else "/reset_prefix_cache")
+        self.post("/flush_cache?timeout=60" if self.kind == "sglang" else "/reset_prefix_cache")
 
     def _is_ready(self) -> bool:
         try:

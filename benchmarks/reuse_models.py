@@ -9,6 +9,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 4096
+POLICIES = ("gradual", "a3", "fusionrag", "cacheblend", "epic", "hybrid")
+RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
+TIMED = ("gradual", "a3", "fusionrag", "epic")
+CHUNK = 256
 SMALL = {
     "hidden_size": 128,
     "intermediate_size": 256,

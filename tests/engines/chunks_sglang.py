@@ -89,7 +89,8 @@ def check_bad_input(engine: ReuseSGLang, prompts: Prompts) -> dict[str, Any]:
         told[name] = [reason, error < 1e-3]
     sampling = engine.sampling(max_tokens=2)
     sampling["custom_params"] = {"ragboost": "no JSON"}
-    told["no JSON"] = len(engine.engine.generate(input_ids=tokens, sampling_params=sampling))
+    output = engine.engine.generate(input_ids=tokens, sampling_params=sampling)
+    told["no JSON"] = len(output["output_ids"])
     return told
 
 
@@ -157,8 +158,8 @@ CHECKS = (check_reuse, check_batch, check_bad_input, check_ends, check_pressure,
 
 def main() -> None:
     told: dict[str, Any] = {}
-    # Fewer tokens than four prompts of 663 tokens and their completions need.
-    with ReuseSGLang(SMALL, page_size=PAGE, tokens=2400) as engine:
+    # Fewer tokens than four prompts of 663 tokens and their completions of 200 need.
+    with ReuseSGLang(SMALL, page_size=PAGE, tokens=3200) as engine:
         prompts = Prompts(system=40, chunks=5, size=120, question=23)
         told["first"] = engine.run(*prompts.prompt([0, 1, 2, 3, 4]))["report"]
         for check in CHECKS:

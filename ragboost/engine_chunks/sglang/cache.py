@@ -69,8 +69,10 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
 
     def reset(self) -> None:
         super().reset()
-        if self._filler is not None:  # also called after new weights
-            self._filler.check_weights()
+        if self.planner is None or self._filler is None:
+            return
+        if not self._filler.check_weights():  # SGLang empties the tree after new weights
+            self.planner.forget_chunks()
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Report stored chunks as a hit on the host."""
@@ -100,11 +102,13 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         plan = self.planner.plan(request)
         promised = params.host_hit_length
         if isinstance(plan, str) or plan.stop != req.prefix_len + promised:
-            return self._decline(req)  # stored chunks were evicted since
+            request.reason = "evicted"
+            return self._decline(req)
         if not self.planner.admit(req, plan):
             return None
         slots = self._allocate(promised)
         if slots is None:
+            request.reason = "no_room"
             return self._decline(req)
         try:
             held = self._tree_slots(req)[: plan.held]

@@ -49,10 +49,12 @@ class SlotFiller:
         """Number of forward passes that SGLang has run."""
         return int(self._runner.forward_pass_id)
 
-    def check_weights(self) -> None:
-        """Forget the stored chunks if the weights have changed."""
-        if self.model.fingerprint() != self._weights:
-            self.library = self._open_library()
+    def check_weights(self) -> bool:
+        """Return True if the weights are the same; else the stored chunks are forgotten."""
+        if self.model.fingerprint() == self._weights:
+            return True
+        self.library = self._open_library()
+        return False
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def fill(self, plan: PromptPlan, *, held: torch.Tensor, slots: torch.Tensor) -> FilledPrompt:

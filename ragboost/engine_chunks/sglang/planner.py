@@ -169,8 +169,14 @@ class ReusePlanner:
 
     def forget_fill(self, request: ReusingRequest) -> None:
         """Note that a request has lost its KV."""
-        request.exact_stop = None
+        request.exact_stop = request.filled = None
         request.hit_for = None
+
+    def forget_chunks(self) -> None:
+        """Compute all unfinished requests exactly, and take no chunks out of them."""
+        for request in self._requests.values():
+            request.keys, request.hit_for = {}, None
+            request.uncaptured.clear()
 
     def captures(self, request: ReusingRequest, num_computed: int) -> list[ChunkToCapture]:
         """Return the chunks to take out of the pool, once.
@@ -197,11 +203,13 @@ class ReusePlanner:
         request = self._requests.pop(req, None)
         if request is None:
             return None
+        length = len(request.tokens)
+        held = min(request.held, length)  # after a retraction it may cover generated tokens
         told: dict[str, Any] = {
-            "exact": request.held,
+            "exact": held,
             "reused": 0,
             "recomputed": 0,
-            "computed": len(req.origin_input_ids) - request.held,
+            "computed": length - held,
         }
         if (filled := request.filled) is not None:
             told = {

@@ -40,10 +40,15 @@ def _make_cache(context: Any) -> Any:
 
 def _add_front(server_args: Any, *_: Any, **__: Any) -> None:
     """Add the middleware to SGLang's app, before its server starts."""
-    if server_args.radix_cache_backend != BACKEND:
-        return
-    from sglang.srt.entrypoints.http_server import app
+    if server_args.radix_cache_backend == BACKEND:
+        from sglang.srt.entrypoints.http_server import app
 
+        app.add_middleware(_make_front)
+
+
+def _make_front(app: Any) -> Any:
+    """Return the middleware. Called when the server starts: SGLang sets the environment of the
+    metrics' library before that, which must not be imported earlier."""
     from ragboost.engine_chunks.sglang.front import SGLangFront
 
-    app.add_middleware(SGLangFront)
+    return SGLangFront(app)

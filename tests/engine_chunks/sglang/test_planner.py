@@ -220,6 +220,17 @@ def test_nothing_is_left_of_a_request_that_never_ran(bench: Bench) -> None:
     assert len(bench.planner) == 0
 
 
+def test_new_weights_leave_no_chunk_of_a_waiting_request(bench: Bench) -> None:
+    bench.learn()
+    req = bench.req()
+    assert bench.hit(req) > 0
+
+    bench.planner.forget_chunks()
+
+    assert bench.hit(req) == 0
+    assert bench.planner.captures(bench.find(req), len(req.origin_input_ids)) == []
+
+
 def test_prompts_beyond_the_budget_of_a_step_wait_for_the_next(adapter: ModelAdapter) -> None:
     bench = Bench(adapter, step_tokens=1)
     bench.learn()
