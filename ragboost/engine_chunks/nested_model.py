@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.attention.base import AttentionInputs
@@ -33,6 +34,7 @@ class NestedLayer(NamedTuple):
         scaling: factor of the scores.
         window: a row at p sees keys above p - window; None: no window.
         softcap: cap of the scores; None: none.
+        sinks: a score per head that joins the softmax without a value, (heads,); None: none.
     """
 
     name: str
@@ -43,6 +45,7 @@ class NestedLayer(NamedTuple):
     scaling: float
     window: int | None = None
     softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 class NestedModel(ABC):
@@ -50,13 +53,13 @@ class NestedModel(ABC):
 
     Args:
         model: the engine's model.
-        layers: its attention layers in order.
+        shapes: its attention layers in order.
         vocabulary: number of token ids.
         dtype: dtype of keys and values.
         device: device of the model.
 
     Attributes:
-        model, layers: as given.
+        model, shapes: as given.
         name, num_layers, device, dtype, layouts, can_resume: see `ReusableModel`.
 
     Raises:
@@ -66,15 +69,15 @@ class NestedModel(ABC):
     def __init__(
         self,
         model: Any,
-        layers: Sequence[NestedLayer],
+        shapes: Sequence[NestedLayer],
         *,
         vocabulary: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.model, self.layers = model, list(layers)
+        self.model, self.shapes = model, list(shapes)
         self.name = type(model).__name__
-        self.num_layers = len(self.layers)
+        self.num_layers = len(self.shapes)
         self.device, self.dtype = device, dtype
         self.can_resume = False
         self._vocabulary = vocabulary
@@ -128,7 +131,7 @@ class NestedModel(ABC):
                     torch.zeros(1, layer.num_kv_heads, length, layer.key_dim, **like),
                     torch.zeros(1, layer.num_kv_heads, length, layer.value_dim, **like),
                 )
-                for layer in self.layers
+                for layer in self.shapes
             ]
         )
 
@@ -172,7 +175,7 @@ class NestedModel(ABC):
             cache: takes the rows' KV.
             plan: the pass.
         """
-        layer = self.layers[number]
+        layer = self.shapes[number]
         keys, values = cache.layers[number].update(
             _by_head(key, layer.num_kv_heads, layer.key_dim),
             _by_head(value, layer.num_kv_heads, layer.value_dim),
@@ -185,6 +188,7 @@ class NestedModel(ABC):
             scaling=layer.scaling,
             window=layer.window,
             softcap=layer.softcap,
+            sinks=layer.sinks,
             visible=plan.visible,
             memo=plan.memo,
         )
@@ -201,7 +205,7 @@ class NestedModel(ABC):
         modules = dict(self.model.named_modules())
         by_rotary: dict[int, Frequencies] = {}
         found = []
-        for layer in self.layers:
+        for layer in self.shapes:
             owner = modules.get(layer.name.rpartition(".")[0])
             rotary = getattr(owner, "rotary_emb", None)
             table = getattr(rotary, "cos_sin_cache", None)
@@ -243,6 +247,14 @@ class NestedModel(ABC):
         cache.positions = rows + shift
         self.forward(self._probe_tokens(), cache, plan=ForwardPlan(rows))
         return [layer.keys for layer in cache.layers]
+
+
+def find_decoder(model: nn.Module, num_layers: int) -> Sequence[Any]:
+    """Return the decoder layers; none if the model has no list of them."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return list(module)
+    return []
 
 
 def probe_tokens(count: int, vocabulary: int) -> list[int]:

@@ -104,7 +104,7 @@ class SlotFiller:
     def write(self, layers: Sequence[Any], slots: torch.Tensor, *, start: int) -> None:
         """Write the positions from `start` on of a dense cache into slots."""
         stop = start + len(slots)
-        for attention, dense in zip(self.model.attention, layers, strict=True):
+        for attention, dense in zip(self.model.layers, layers, strict=True):
             keys, values = (
                 part[0, :, start:stop].transpose(0, 1).contiguous()
                 for part in (dense.keys, dense.values)

@@ -4,7 +4,7 @@ SGLang's attention layers ask the current `ForwardContext` for their backend; a 
 context of its own, so that nothing of SGLang is replaced.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from torch import nn
 
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden
-from ragboost.engine_chunks.nested_model import NestedLayer, NestedModel
+from ragboost.engine_chunks.nested_model import NestedLayer, NestedModel, find_decoder
 from ragboost.engine_chunks.sglang.compat import extend_batch
 from ragboost.errors import UnsupportedModelError
 
@@ -29,7 +29,7 @@ class SGLangModel(NestedModel):
         runner: SGLang's model runner, with the model loaded and the KV pool allocated.
 
     Attributes:
-        attention: SGLang's attention layers in order.
+        layers: SGLang's attention layers in order.
 
     Raises:
         UnsupportedModelError: the keys of this model cannot be moved.
@@ -39,12 +39,12 @@ class SGLangModel(NestedModel):
         self._runner = runner
         self._updates: dict[int, Any] = {}  # how each layer's input joins the residual
         model = runner.model
-        layers = _attention_layers(model)
-        self.attention = [layer for _, layer in layers]
-        self._decoder = _find_decoder(model, len(layers))
+        named = _attention_layers(model)
+        self.layers = [layer for _, layer in named]
+        self._decoder = find_decoder(model, len(named))
         super().__init__(
             model,
-            [_describe(name, layer) for name, layer in layers],
+            [_describe(name, layer) for name, layer in named],
             vocabulary=int(runner.model_config.vocab_size),
             dtype=runner.token_to_kv_pool.dtype,
             device=torch.device(runner.device),
@@ -74,7 +74,7 @@ class SGLangModel(NestedModel):
         changed = [self._decoder[number] for number in range(last + 1)]
         for number, layer in enumerate(changed):
             layer.forward = partial(self._resume, plan, type(layer).forward, layer, number)
-        if plan.keep is not None and plan.begin is None and self._decoder:
+        if plan.keep is not None and plan.keep > last and self._decoder:
             kept = self._decoder[plan.keep]
             kept.forward = partial(self._record, plan, type(kept).forward, kept)
             changed.append(kept)
@@ -203,11 +203,3 @@ def _describe(name: str, layer: Any) -> NestedLayer:
         window=window,
         softcap=layer.logit_cap or None,
     )
-
-
-def _find_decoder(model: nn.Module, num_layers: int) -> Sequence[Any]:
-    """Return the decoder layers; none if the model has no list of them."""
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return list(module)
-    return []
