@@ -58,7 +58,7 @@ pytest: install      ## the tests
 
 engines: install .venv-vllm/.installed .venv-sglang/.installed   ## install vLLM and SGLang for the CPU, 4 GB
 
-.venv-%/.installed: scripts/engines/setup_%.sh scripts/engines/requirements-%-cpu.txt
+.venv-%/.installed: scripts/engines/setup_%.sh scripts/engines/requirements-%-cpu.txt pyproject.toml
 	@echo "Installing into .venv-$* (some minutes) ..."
 	@PYTHON=$(BIN)/python bash $< .venv-$*
 

@@ -3,6 +3,7 @@
     python -m benchmarks.engine_chunks --engine vllm --json
     python -m benchmarks.engine_chunks --engine vllm --only equality,poisoning --json
     python -m benchmarks.engine_chunks --engine embedded --only sustained --json
+    python -m benchmarks.engine_chunks --engine sglang --only equality,poisoning --json
 
 Parts, each in a process of the engine's environment (`make engines`):
 
@@ -26,7 +27,11 @@ from typing import Any
 
 from benchmarks.engine_servers import environment, missing, python
 
-PARTS = ("equality", "poisoning", "ttft", "itl", "sustained", "quality")
+PARTS = {
+    "vllm": ("equality", "poisoning", "ttft", "itl", "sustained", "quality"),
+    "sglang": ("equality", "poisoning", "ttft", "itl", "sustained"),
+    "embedded": ("sustained",),
+}
 FORWARDED = ("tokens", "layers", "questions", "dtype", "seeds", "prompts", "policies")
 
 
@@ -49,7 +54,7 @@ def run_part(engine: Any, part: str, args: argparse.Namespace) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
+    parser.add_argument("--engine", choices=tuple(PARTS), default="vllm")
     parser.add_argument("--only", default="", help="parts, separated by commas; default: all")
     parser.add_argument("--tokens", default="1024,4096,8192", help="prompt lengths of `ttft`")
     parser.add_argument("--layers", type=int, default=24, help="layers of the timed model")
@@ -69,7 +74,7 @@ def main() -> None:
     if reason:
         sys.exit(reason)
     result: dict[str, Any] = {"engine": args.engine, "layers": args.layers}
-    known = PARTS if args.engine == "vllm" else ("sustained",)
+    known = PARTS[args.engine]
     for part in args.only.split(",") if args.only else known:
         if part not in known:
             parser.error(f"--only: {args.engine} has no part {part!r}, only {', '.join(known)}")

@@ -9,17 +9,22 @@ from typing import Any
 import torch
 
 from benchmarks.quality_vllm import quality
-from benchmarks.reuse_vllm import DEEP, SMALL, Prompts, ReuseLLM
+from benchmarks.reuse_models import (
+    CHUNK,
+    DEEP,
+    DTYPES,
+    POLICIES,
+    RATIOS,
+    SMALL,
+    TIMED,
+    Prompts,
+    default_ratios,
+)
+from benchmarks.reuse_vllm import ReuseLLM
 from benchmarks.sustained import CORPUS, draw_orders, summarise_sustained
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
-
-POLICIES = ("gradual", "a3", "fusionrag", "cacheblend", "epic", "hybrid")
-RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
-TIMED = ("gradual", "a3", "fusionrag", "epic")
-CHUNK = 256
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def equality(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,9 +114,7 @@ def ttft(args: argparse.Namespace) -> dict[str, Any]:
         seconds[str(len(tokens))] = round(full, 3)
         told = {name: round(full / s, 2) for name, s in medians.items()}
         ratios[str(len(tokens))] = told
-        default[str(len(tokens))] = {"0": told["epic 0.0"]} | {
-            ratio: told[f"gradual {ratio}"] for ratio in ("0.05", "0.15", "0.3")
-        }
+        default[str(len(tokens))] = default_ratios(told)
     return {"ttft_ratio": default, "ttft_ratio_by_policy": ratios, "full_prefill_s": seconds}
 
 

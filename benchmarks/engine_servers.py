@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ragboost.cache_sync.discovery import EventSource
+from ragboost.engine_chunks.sglang.flags import sglang_flags
 from ragboost.engine_chunks.vllm.flags import vllm_flags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,8 +110,8 @@ class EngineServer:
         report_url: proxy that the plug-in reports to.
         max_model_len: maximum tokens of prompt and completion together.
         shape: model that vLLM and SGLang serve, as in scripts/engines/make_tiny_model.py.
-        chunks: settings of chunk reuse in vLLM; None: vLLM as it is.
-        dtype: of vLLM's model.
+        chunks: settings of chunk reuse in vLLM or SGLang; None: the engine as it is.
+        dtype: of vLLM's and SGLang's model.
         model: folder of vLLM's model, instead of `shape`.
     """
 
@@ -249,7 +250,7 @@ class EngineServer:
 
     def clear_cache(self) -> None:
         """Clear the prefix cache."""
-        self.post("/flush_cache" if self.kind == "sglang" else "/reset_prefix_cache")
+        self.post("/flush_cache?timeout=60" if self.kind == "sglang" else "/reset_prefix_cache")
 
     def _is_ready(self) -> bool:
         try:
@@ -304,7 +305,7 @@ class EngineServer:
             "--host": "127.0.0.1",
             "--port": self.port,
             "--device": "cpu",
-            "--dtype": "bfloat16",
+            "--dtype": self.dtype,
             "--attention-backend": "torch_native",
             "--sampling-backend": "pytorch",
             "--grammar-backend": "none",
@@ -320,7 +321,8 @@ class EngineServer:
         elif self.events == "hook":
             config = {"publisher": "ragboost", "endpoint": self.report_url}
             flags["--kv-events-config"] = json.dumps(config)
-        return [*command, *_flat(flags)]
+        chunks = [] if self.chunks is None else sglang_flags(self.chunks)
+        return [*command, *chunks, *_flat(flags)]
 
     def _embedded(self) -> list[str]:
         flags: dict[str, object] = {

@@ -61,7 +61,8 @@ RULES: dict[str, set[str]] = {
 }
 
 LITELLM = "ragboost.integrations.litellm.hook"
-VLLM = "ragboost.engine_chunks.vllm"  # runs in vLLM's own environment, where tests/engines run it
+# These run in the engines' own environments, where tests/engines run them.
+ENGINES = ("ragboost.engine_chunks.vllm", "ragboost.engine_chunks.sglang")
 
 
 def _modules(package: str) -> list[str]:
@@ -71,7 +72,7 @@ def _modules(package: str) -> list[str]:
         files = [f.relative_to(ROOT).with_suffix("") for f in sorted(path.rglob("*.py"))]
         names = [".".join(file.parts).removesuffix(".__init__") for file in files]
         inner = [rule for rule in RULES if rule.startswith(f"{package}.")]
-        inner.append(VLLM)
+        inner.extend(ENGINES)
         return [n for n in names if not any(n == r or n.startswith(f"{r}.") for r in inner)]
     return [package] if path.is_dir() or path.with_suffix(".py").is_file() else []
 

@@ -10,7 +10,7 @@ from ragboost.errors import ConfigError, import_extra
 
 
 def engine_flags(
-    engine: str = typer.Argument(..., metavar="vllm", help="The engine."),
+    engine: str = typer.Argument(..., metavar="vllm|sglang", help="The engine."),
     settings: list[str] = typer.Argument(
         None, metavar="[NAME=VALUE]...", help="Settings of chunk reuse in the engine."
     ),
@@ -19,6 +19,7 @@ def engine_flags(
 
     \b
     eval "vllm serve MODEL $(ragboost engine-flags vllm reuse=approx)"
+    eval "python -m sglang.launch_server --model-path MODEL $(ragboost engine-flags sglang)"
 
     Where only `ragboost` is installed, without what the commands need:
     python -m ragboost.engine_chunks vllm reuse=approx

@@ -5,10 +5,11 @@ import shlex
 from collections.abc import Sequence
 
 from ragboost.engine_chunks.settings import EngineChunkSettings
+from ragboost.engine_chunks.sglang.flags import sglang_flags
 from ragboost.engine_chunks.vllm.flags import vllm_flags
 from ragboost.errors import ConfigError
 
-ENGINES = {"vllm": vllm_flags}
+ENGINES = {"vllm": vllm_flags, "sglang": sglang_flags}
 
 
 def engine_flags(engine: str, assignments: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.reuse import is_exact
@@ -130,6 +130,35 @@ def plan_prompt(
     if plan.num_missing > MAX_MISSING * (stop - held):
         return "mostly_missing"
     return plan
+
+
+def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
+    """Return a plan that stops at the end of a page; the engine computes the tokens after it.
+
+    Args:
+        plan: the plan, which begins at the end of a page.
+        page_size: tokens per page.
+    """
+    stop = plan.stop // page_size * page_size
+    if stop == plan.stop:
+        return plan
+    if stop <= plan.held:
+        return "below_one_page"
+    chunks, stored = [], []
+    for (start, end), kv in zip(plan.request.chunks, plan.stored, strict=True):
+        is_cut = kv is not None and end > stop
+        chunks.append((start, stop) if is_cut and start < stop else (start, end))
+        if is_cut and kv is not None:
+            kv = kv.only_first(stop - start) if start < stop else None
+        stored.append(kv)
+    approximate = plan.approximate
+    return replace(
+        plan,
+        request=replace(plan.request, chunks=tuple(chunks)),
+        stop=stop,
+        stored=tuple(stored),
+        approximate=None if approximate is None or approximate >= stop else approximate,
+    )
 
 
 def _lacks_measure(request: EngineChunkRequest, kv: ChunkKV) -> bool:

@@ -1,4 +1,5 @@
-"""Read the chunks and options of a request, as they arrive in its `kv_transfer_params`.
+"""Read the chunks and options of a request, as they arrive in its `kv_transfer_params` (vLLM) or
+`custom_params` (SGLang).
 
 Positions are not trusted: a chunk is looked up by the tokens of the request itself, so that a wrong
 position finds nothing. Malformed input turns reuse off for the request, with a reason.

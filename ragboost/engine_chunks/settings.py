@@ -1,6 +1,7 @@
 """The settings of chunk reuse inside an engine, as its configuration passes them on.
 
-vLLM: `kv_connector_extra_config` of `--kv-transfer-config`.
+vLLM: `kv_connector_extra_config` of `--kv-transfer-config`; SGLang:
+`--hicache-storage-backend-extra-config`.
 """
 
 from collections.abc import Mapping

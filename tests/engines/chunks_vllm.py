@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.reuse_vllm import SMALL, Prompts, ReuseLLM
+from benchmarks.reuse_models import SMALL, Prompts
+from benchmarks.reuse_vllm import ReuseLLM
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure

@@ -63,6 +63,19 @@ class ChunkKV:
             sensitivity=None if self.sensitivity is None else self.sensitivity[count:],
         )
 
+    def only_first(self, count: int) -> "ChunkKV":
+        """Return the first `count` tokens of the chunk, sharing its memory."""
+        if count >= len(self.tokens):
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:count],
+            layers=tuple(
+                (keys[:, :, :count], values[:, :, :count]) for keys, values in self.layers
+            ),
+            sensitivity=None if self.sensitivity is None else self.sensitivity[:count],
+        )
+
 
 def check_sizes(chunks: Iterable[ChunkKV], size_bytes: int, *, capacity_bytes: int) -> None:
     """Check the recorded size of a store against its chunks and its capacity.

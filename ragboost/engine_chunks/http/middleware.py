@@ -27,7 +27,7 @@ from ragboost.engine_chunks.http.inner import (
 from ragboost.engine_chunks.http.metrics import ReuseMetrics
 from ragboost.engine_chunks.http.replies import ReplyInbox
 from ragboost.engine_chunks.http.spans import ChunkFinder
-from ragboost.engine_chunks.http.usage import TokenOrigins, split_body, split_event
+from ragboost.engine_chunks.http.usage import TokenOrigins, split_answer, split_body, split_event
 from ragboost.engine_chunks.options import (
     FIELD,
     ChunkPosition,
@@ -259,6 +259,10 @@ class _SplitResponse:
         if message.get("more_body"):
             return
         body, self._origins = split_body(self._held)
+        if self._origins is None:  # not in the response itself
+            self._origins = await self._inbox.take(self._number, timeout_s=_REPLY_TIMEOUT_S)
+            if self._origins is not None:
+                body = split_answer(body, self._origins)
         await self._send({**start, "headers": with_body_length(start, len(body))["headers"]})
         await self._send({**message, "body": body})
 

@@ -83,6 +83,19 @@ def split_body(body: bytes) -> tuple[bytes, TokenOrigins | None]:
     return msgspec.json.encode(answer), origins
 
 
+def split_answer(body: bytes, origins: TokenOrigins) -> bytes:
+    """Return a JSON response with its usage split, if it has one."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return body
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    if not isinstance(usage, dict):
+        return body
+    answer["usage"] = split_usage(usage, origins)
+    return msgspec.json.encode(answer)
+
+
 def split_event(event: bytes, origins: TokenOrigins) -> bytes:
     """Return a server-sent event with its usage split, if it has one."""
     head, separator, rest = event.partition(b"data:")

@@ -12,9 +12,9 @@ import torch
 
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.selftest import TOLERANCE
+from ragboost.engine_chunks.nested_model import probe_tokens
 from ragboost.engine_chunks.vllm.compat import engine_forward
 from ragboost.engine_chunks.vllm.filler import ChunkFiller
-from ragboost.engine_chunks.vllm.model import probe_tokens
 from ragboost.errors import UnsupportedModelError
 
 LENGTH = 64

@@ -1,7 +1,7 @@
 """Ask the backends whether they reuse chunks.
 
-The embedded engine and vLLM with our plug-in say so at `/chunk_reuse`. With several backends all of
-them must reuse chunks, since a request may move from one to another.
+The embedded engine, and vLLM and SGLang with our plug-in, say so at `/chunk_reuse`. With several
+backends all of them must reuse chunks, since a request may move from one to another.
 """
 
 import asyncio

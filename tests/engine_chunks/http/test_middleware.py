@@ -37,6 +37,7 @@ class FakeServer:
         self.bodies: list[dict[str, Any]] = []
         self.sender = ReplySender()
         self.renders = True
+        self.answers_report = True  # as vLLM's responses do; SGLang's have no field for it
 
     def app(self) -> Starlette:
         routes = {
@@ -62,11 +63,13 @@ class FakeServer:
         self.bodies.append(fields)
         plan = (fields.get("kv_transfer_params") or {}).get("ragboost")
         usage = {"prompt_tokens": 58, "prompt_tokens_details": {"cached_tokens": 53}}
-        if not fields.get("stream"):
+        if not fields.get("stream") and self.answers_report:
             told = {"ragboost": REPORT} if plan else None
             return JSONResponse({"choices": [], "usage": usage, "kv_transfer_params": told})
         if plan:
             self.sender.send(plan["reply_to"], REPORT)
+        if not fields.get("stream"):
+            return JSONResponse({"choices": [], "usage": usage})
 
         async def events() -> AsyncIterator[bytes]:
             yield b'data: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: {"choi'
@@ -180,6 +183,15 @@ def test_a_stream_reports_the_same_usage(served: Served) -> None:
     assert usage["ragboost"]["approx_cached_tokens"] == 40
     assert usage["prompt_tokens_details"]["cached_tokens"] == 7
     assert events[2] == "[DONE]"
+
+
+def test_a_response_without_a_field_for_the_report_has_the_same_usage(served: Served) -> None:
+    served.engine.answers_report = False
+
+    answer = served.post(chat()).json()
+
+    assert answer["usage"]["ragboost"]["approx_cached_tokens"] == 40
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 7
 
 
 def test_a_request_that_asks_for_exact_kv_still_names_its_chunks(served: Served) -> None:

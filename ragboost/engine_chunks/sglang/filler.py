@@ -1,0 +1,158 @@
+"""Fill KV slots of a prompt from stored chunks, and take chunks out of SGLang's KV pool.
+
+Knows the model, the pool and the store. Does not know requests or the radix tree.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.keys import Identity, tokens_digest
+from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.engine_chunks.fill import FilledPrompt, RowPace, fill_prompt
+from ragboost.engine_chunks.library import ChunkLibrary
+from ragboost.engine_chunks.prompt_plan import PromptPlan
+from ragboost.engine_chunks.settings import EngineChunkSettings
+from ragboost.engine_chunks.sglang.model import SGLangModel
+
+
+class SlotFiller:
+    """Chunk reuse over one KV pool.
+
+    Args:
+        runner: SGLang's model runner, with the model loaded and the pool allocated.
+        settings: our own.
+        rows: maximum rows of one nested pass.
+
+    Attributes:
+        model: the model.
+        library: the stored chunks.
+
+    Raises:
+        UnsupportedModelError: reuse is impossible with this model.
+    """
+
+    def __init__(self, runner: Any, *, settings: EngineChunkSettings, rows: int) -> None:
+        self._runner, self._pool = runner, runner.token_to_kv_pool
+        self.model = SGLangModel(runner)
+        self._backend = make_backend(settings.backend)
+        self._pace = RowPace(rows)
+        self._store = settings.make_store()
+        self._weights = ""
+        self.library = self._open_library()
+
+    @property
+    def num_passes(self) -> int:
+        """Number of forward passes that SGLang has run."""
+        return int(self._runner.forward_pass_id)
+
+    def check_weights(self) -> bool:
+        """Return True if the weights are the same; else the stored chunks are forgotten."""
+        if self.model.fingerprint() == self._weights:
+            return True
+        self.library = self._open_library()
+        return False
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def fill(self, plan: PromptPlan, *, held: torch.Tensor, slots: torch.Tensor) -> FilledPrompt:
+        """Write the KV of the tokens [held, stop) of a prompt into slots.
+
+        Args:
+            plan: what to reuse.
+            held: slots of the first `plan.held` tokens.
+            slots: slots of the tokens to fill.
+        """
+        with self._forward_stream():
+            prefix = None
+            if plan.held:
+                prefix = self.read(plan.tokens[: plan.held], held, start=0, is_exact=False)
+            filled = fill_prompt(
+                self.model, plan, prefix=prefix, backend=self._backend, pace=self._pace
+            )
+            self.write(filled.cache.layers, slots, start=plan.held)
+            filled.cache.layers.clear()
+            if filled.measure is not None:
+                begin, end = plan.request.chunks[-1]
+                key = self.library.key(plan.tokens[begin:end], tenant=plan.request.tenant)
+                self.library.measure(key, filled.measure)
+            return filled
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def capture(
+        self,
+        key: str,
+        tokens: list[int],
+        slots: torch.Tensor,
+        *,
+        start: int,
+        is_exact: bool,
+        is_first: bool,
+    ) -> None:
+        """Copy a chunk's KV into the store.
+
+        Args:
+            key: the chunk's key.
+            tokens: token ids of the prompt up to the chunk's end.
+            slots: slots of the chunk's tokens.
+            start: position of the chunk's first token.
+            is_exact: the KV equals that of an ordinary prefill.
+            is_first: no other chunk precedes it.
+        """
+        with self._forward_stream():
+            kv = self.read(tokens, slots, start=start, is_exact=is_exact)
+            self.library.add(key, kv.to(torch.device("cpu")), is_first=is_first)
+
+    def write(self, layers: Sequence[Any], slots: torch.Tensor, *, start: int) -> None:
+        """Write the positions from `start` on of a dense cache into slots."""
+        stop = start + len(slots)
+        for attention, dense in zip(self.model.layers, layers, strict=True):
+            keys, values = (
+                part[0, :, start:stop].transpose(0, 1).contiguous()
+                for part in (dense.keys, dense.values)
+            )
+            self._pool.set_kv_buffer(attention, slots, keys, values)
+
+    def read(
+        self, tokens: list[int], slots: torch.Tensor, *, start: int, is_exact: bool
+    ) -> ChunkKV:
+        """Return the KV of the tokens from `start` on of a prompt, which stand in slots."""
+        layers = tuple(
+            (
+                self._pool.get_key_buffer(number)[slots].transpose(0, 1)[None],
+                self._pool.get_value_buffer(number)[slots].transpose(0, 1)[None],
+            )
+            for number in range(self.model.num_layers)
+        )
+        return ChunkKV(
+            tuple(tokens[start:]),
+            base=start,
+            layers=tuple((keys.contiguous(), values.contiguous()) for keys, values in layers),
+            regime=self.library.regime,
+            length=len(tokens),
+            exact_after=tokens_digest(tokens[:start]) if is_exact else None,
+        )
+
+    def close(self) -> None:
+        """Write what is only in memory to disk, if there is a disk tier."""
+        self._store.close()
+
+    def _open_library(self) -> ChunkLibrary:
+        self._weights = self.model.fingerprint()
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        identity = Identity(model=self._weights, dtype=dtype)
+        return ChunkLibrary(self._store, identity=identity, regime=self.model.regime(1))
+
+    @contextmanager
+    def _forward_stream(self) -> Iterator[None]:
+        """Run behind the forward passes that SGLang has launched, and before later ones."""
+        if self.model.device.type != "cuda":
+            yield
+            return
+        forward, current = self._runner.forward_stream, torch.cuda.current_stream()
+        forward.wait_stream(current)
+        with torch.cuda.stream(forward):
+            yield
+        current.wait_stream(forward)

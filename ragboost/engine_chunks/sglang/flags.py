@@ -1,0 +1,49 @@
+"""The flags of SGLang's server that switch chunk reuse on.
+
+SGLang has no flag for the settings of a radix cache backend; they travel in the one for storage
+backends, which SGLang reads only with its hierarchical cache. Knows names. Does not import SGLang.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ragboost.engine_chunks.settings import EngineChunkSettings
+from ragboost.errors import ConfigError
+
+BACKEND = "ragboost"
+
+
+def sglang_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return the flags, each followed by its value.
+
+    Args:
+        settings: of chunk reuse in the engine, see `EngineChunkSettings`.
+    """
+    flags = ["--radix-cache-backend", BACKEND]
+    if settings:
+        flags += ["--hicache-storage-backend-extra-config", json.dumps(dict(settings))]
+    return flags
+
+
+def instance(port: int) -> str:
+    """Return the name of a server, which its processes have in common."""
+    return f"sglang-{port}"
+
+
+def read_settings(server_args: Any) -> EngineChunkSettings:
+    """Return the settings in SGLang's arguments.
+
+    Raises:
+        ConfigError: they are malformed.
+    """
+    text = server_args.hicache_storage_backend_extra_config or "{}"
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise ConfigError(
+            f"--hicache-storage-backend-extra-config must be a JSON object, got {text!r}"
+        )
+    return EngineChunkSettings.read(told)

@@ -1,0 +1,255 @@
+"""Plan the reuse of waiting requests, and account for those that end.
+
+Called by the radix cache, in the scheduler's thread. Knows requests and positions. Does not touch
+KV or the tree.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from ragboost.engine_chunks.fill import FilledPrompt
+from ragboost.engine_chunks.pacing import StepBudget
+from ragboost.engine_chunks.prompt_plan import PromptPlan, align_plan, find_chunks, plan_prompt
+from ragboost.engine_chunks.request import PARAMS_KEY, EngineChunkRequest, read_request
+from ragboost.engine_chunks.settings import EngineChunkSettings
+from ragboost.engine_chunks.sglang.requests import request_refusal
+
+if TYPE_CHECKING:
+    from ragboost.engine_chunks.sglang.filler import SlotFiller
+
+
+class ChunkToCapture(NamedTuple):
+    """A chunk that a request has computed.
+
+    Attributes:
+        key: the chunk's key.
+        start, stop: its position in the prompt.
+        is_exact: the KV equals that of an ordinary prefill.
+        is_first: no other chunk precedes it.
+    """
+
+    key: str
+    start: int
+    stop: int
+    is_exact: bool
+    is_first: bool
+
+
+@dataclass(slots=True, eq=False)
+class ReusingRequest:
+    """One unfinished request that mentions chunks.
+
+    Attributes:
+        wanted: its chunks and options.
+        tokens: token ids of its prompt.
+        keys: keys of the chunks worth keeping, by number.
+        reply_to: where its report is sent to.
+        reason: why it is computed exactly; None if it reuses chunks.
+        held: leading tokens whose KV the tree held at the last look.
+        exact_stop: tokens before the first page with approximate KV; None if there is none.
+        filled: how it was filled; None if it was not.
+        uncaptured: numbers of the chunks that may still be taken out of the pool.
+        hit: tokens that reuse fills after the `held` ones.
+        hit_for: what `hit` was determined for.
+    """
+
+    wanted: EngineChunkRequest
+    tokens: list[int]
+    keys: dict[int, str]
+    reply_to: Any
+    reason: str | None
+    held: int = 0
+    exact_stop: int | None = None
+    filled: FilledPrompt | None = None
+    uncaptured: set[int] = field(default_factory=set)
+    hit: int = 0
+    hit_for: tuple[int, int] | None = None
+
+
+class ReusePlanner:
+    """Chunk reuse in SGLang's scheduler.
+
+    Args:
+        filler: the KV pool's side.
+        settings: our own.
+        page_size: tokens per page of the pool.
+        step_tokens: tokens that a step of the scheduler computes.
+
+    Attributes:
+        reasons: number of requests computed exactly, by reason.
+    """
+
+    def __init__(
+        self,
+        filler: "SlotFiller",
+        *,
+        settings: EngineChunkSettings,
+        page_size: int,
+        step_tokens: int,
+    ) -> None:
+        self.reasons: Counter[str] = Counter()
+        self._filler, self._page_size = filler, page_size
+        self._defaults = settings.defaults
+        self._budget = StepBudget(settings.step_tokens or step_tokens)
+        self._step = -1
+        self._captured = 0
+        self._requests: WeakKeyDictionary[Any, ReusingRequest] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def find(self, req: Any) -> ReusingRequest | None:
+        """Return a request that mentions chunks; None for any other."""
+        params = getattr(req.sampling_params, "custom_params", None)
+        if not isinstance(params, Mapping) or PARAMS_KEY not in params:
+            return None
+        found = self._requests.get(req)
+        if found is None:
+            found = self._read(req, params[PARAMS_KEY])
+            self._requests[req] = found
+        return found
+
+    def hit(self, request: ReusingRequest, *, held: int, limit: int) -> int:
+        """Return the number of tokens that reuse fills after the `held` ones.
+
+        Args:
+            request: the request.
+            held: leading tokens whose KV the tree holds.
+            limit: leading tokens that SGLang does not need to compute.
+        """
+        request.held = held
+        if request.wanted.reason is not None:
+            return 0
+        seen = (held, self._captured)
+        if request.hit_for != seen:  # only stored chunks and the tree change the plan
+            plan = self.plan(request)
+            request.hit = 0 if isinstance(plan, str) else plan.stop - held
+            request.hit_for = seen
+        return request.hit if held + request.hit <= limit else 0
+
+    def plan(self, request: ReusingRequest) -> PromptPlan | str:
+        """Return the plan of a request, or the reason to compute it exactly."""
+        plan = plan_prompt(
+            request.wanted,
+            request.tokens,
+            held=request.held,
+            keys=request.keys,
+            library=self._filler.library,
+        )
+        if not isinstance(plan, str):
+            aligned = align_plan(plan, self._page_size)
+            is_cut = aligned is not plan and request.wanted.measure
+            plan = "not_measurable" if is_cut else aligned
+        request.reason = plan if isinstance(plan, str) else None
+        return plan
+
+    def admit(self, req: Any, plan: PromptPlan) -> bool:
+        """Return True if a prompt may be filled before the next forward pass."""
+        if self._step != self._filler.num_passes:
+            self._step = self._filler.num_passes
+            self._budget.next_step()
+        return self._budget.admit(req.rid, plan.num_to_compute(self._filler.model.num_layers))
+
+    def filled(self, request: ReusingRequest, plan: PromptPlan, result: FilledPrompt) -> None:
+        """Note that a prompt was filled."""
+        request.filled = result
+        if plan.approximate is not None:
+            request.exact_stop = plan.approximate // self._page_size * self._page_size
+        # What was stored is not taken out again: it would be approximate.
+        found = [number for number, kv in enumerate(plan.stored) if kv is not None]
+        request.uncaptured.difference_update(found)
+
+    def failed(self, request: ReusingRequest) -> None:
+        """Compute a request exactly from now on."""
+        request.wanted = replace(request.wanted, reason="failed")
+        request.reason = "failed"
+
+    def forget_fill(self, request: ReusingRequest) -> None:
+        """Note that a request has lost its KV."""
+        request.exact_stop = request.filled = None
+        request.hit_for = None
+
+    def forget_chunks(self) -> None:
+        """Compute all unfinished requests exactly, and take no chunks out of them."""
+        for request in self._requests.values():
+            request.keys, request.hit_for = {}, None
+            request.uncaptured.clear()
+
+    def captures(self, request: ReusingRequest, num_computed: int) -> list[ChunkToCapture]:
+        """Return the chunks to take out of the pool, once.
+
+        Args:
+            request: the request.
+            num_computed: leading tokens whose KV is in the pool.
+        """
+        if num_computed < len(request.tokens):
+            return []
+        found = []
+        for number in sorted(request.uncaptured):
+            (start, stop), key = request.wanted.chunks[number], request.keys[number]
+            is_first = number == 0
+            if is_first or key not in self._filler.library:
+                is_exact = request.exact_stop is None or stop <= request.exact_stop
+                found.append(ChunkToCapture(key, start, stop, is_exact, is_first))
+        request.uncaptured.clear()
+        self._captured += bool(found)
+        return found
+
+    def finish(self, req: Any) -> tuple[Any, dict[str, Any]] | None:
+        """Stop tracking a request; return where its report is sent to, and the report."""
+        request = self._requests.pop(req, None)
+        if request is None:
+            return None
+        length = len(request.tokens)
+        held = min(request.held, length)  # after a retraction it may cover generated tokens
+        told: dict[str, Any] = {
+            "exact": held,
+            "reused": 0,
+            "recomputed": 0,
+            "computed": length - held,
+        }
+        if (filled := request.filled) is not None:
+            told = {
+                "exact": filled.num_exact,
+                "reused": filled.num_reused,
+                "recomputed": filled.num_recomputed,
+                "computed": filled.num_computed,
+            }
+        elif request.reason is not None:
+            told["reason"] = request.reason
+            self.reasons[request.reason] += 1
+        return request.reply_to, told
+
+    def _read(self, req: Any, told: Any) -> ReusingRequest:
+        if isinstance(told, str):
+            try:
+                told = json.loads(told)
+            except ValueError:
+                told = None
+        tokens = list(req.origin_input_ids)
+        wanted = read_request(
+            {PARAMS_KEY: told or ()}, num_tokens=len(tokens), defaults=self._defaults
+        )
+        assert wanted is not None, "the entry is there"
+        refused = request_refusal(req)
+        if refused is not None:
+            wanted = replace(wanted, reason=refused, chunks=())
+        if req.extra_key or req.cache_salt:  # SGLang's own namespaces
+            names = json.dumps([wanted.tenant, req.extra_key, req.cache_salt]).encode()
+            wanted = replace(wanted, tenant=hashlib.sha256(names).hexdigest())
+        keys = find_chunks(wanted, tokens, self._filler.library)
+        if wanted.reason is None:
+            self._filler.library.store.prefetch(list(keys.values()))
+        return ReusingRequest(
+            wanted,
+            tokens,
+            keys,
+            told.get("reply_to") if isinstance(told, dict) else None,
+            wanted.reason,
+            uncaptured=set(keys),
+        )

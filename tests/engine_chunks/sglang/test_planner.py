@@ -1,0 +1,248 @@
+"""Requests of SGLang are planned, captured and reported once."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.pace import AT_ONCE
+from ragboost.engine_chunks.fill import FilledPrompt, fill_prompt
+from ragboost.engine_chunks.prompt_plan import PromptPlan
+from ragboost.engine_chunks.settings import EngineChunkSettings
+from ragboost.engine_chunks.sglang.planner import ReusePlanner, ReusingRequest
+from tests.chunk_cache.families import build_adapter, make_prompt
+from tests.engine_chunks.prompts import learn, make_library, make_request
+
+PAGE = 4
+
+
+class Req:
+    """The fields of SGLang's request that chunk reuse reads."""
+
+    def __init__(self, tokens: list[int], told: Any, **fields: Any) -> None:
+        params = {} if told is None else {"ragboost": told}
+        self.sampling_params = SimpleNamespace(custom_params=params)
+        self.origin_input_ids = tokens
+        self.rid = "a"
+        self.extra_key = self.cache_salt = self.session = self.input_embeds = None
+        self.multimodal_inputs = self.positional_embed_overrides = None
+        self.return_logprob, self.logprob_start_len = False, -1
+        self.__dict__.update(fields)
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    return build_adapter("qwen3-qk-norm")
+
+
+class Bench:
+    """A planner, and the request of a prompt whose chunks are stored."""
+
+    def __init__(self, adapter: ModelAdapter, *, step_tokens: int = 1000) -> None:
+        self.adapter = adapter
+        library = make_library(adapter)
+        self.system, self.chunks, self.question = make_prompt()
+        self.filler: Any = SimpleNamespace(library=library, model=adapter, num_passes=0)
+        self.planner = ReusePlanner(
+            self.filler,
+            settings=EngineChunkSettings(),
+            page_size=PAGE,
+            step_tokens=step_tokens,
+        )
+
+    def learn(self) -> None:
+        learn(self.filler.library, self.adapter, self.system, self.chunks)
+
+    def req(self, **fields: Any) -> Req:
+        request, tokens = make_request(self.system, self.chunks, self.question)
+        told = {"version": 1, "chunks": request.chunks, "ratio": 0.0, "reply_to": ["inbox", 7]}
+        return Req(tokens, json.dumps(told), **fields)
+
+    def find(self, req: Req) -> ReusingRequest:
+        found = self.planner.find(req)
+        assert found is not None
+        return found
+
+    def hit(self, req: Req, held: int = 0) -> int:
+        return self.planner.hit(self.find(req), held=held, limit=len(req.origin_input_ids) - 1)
+
+    def fill(self, req: Req) -> FilledPrompt:
+        request = self.find(req)
+        plan = self.planner.plan(request)
+        assert isinstance(plan, PromptPlan)
+        filled = fill_prompt(self.adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+        self.planner.filled(request, plan, filled)
+        return filled
+
+
+@pytest.fixture
+def bench(adapter: ModelAdapter) -> Bench:
+    return Bench(adapter)
+
+
+def test_stored_chunks_are_a_hit_that_ends_with_a_page(bench: Bench) -> None:
+    bench.learn()
+    req = bench.req()
+
+    hit = bench.hit(req)
+
+    assert hit % PAGE == 0
+    assert 0 < hit < len(req.origin_input_ids)
+
+
+def test_a_waiting_request_sees_chunks_that_another_one_brings(bench: Bench) -> None:
+    waiting, first = bench.req(), bench.req()
+    assert bench.hit(waiting) == 0
+
+    captured = bench.planner.captures(bench.find(first), len(first.origin_input_ids))
+    bench.learn()
+
+    assert [chunk.is_exact for chunk in captured] == [True] * len(bench.chunks)
+    assert bench.hit(waiting) > 0
+
+
+def test_chunks_are_taken_out_once_the_whole_prompt_is_computed(bench: Bench) -> None:
+    request = bench.find(req := bench.req())
+
+    assert bench.planner.captures(request, len(req.origin_input_ids) - 1) == []
+    assert len(bench.planner.captures(request, len(req.origin_input_ids))) == len(bench.chunks)
+    assert bench.planner.captures(request, len(req.origin_input_ids) + 1) == []
+
+
+def test_the_tree_gets_nothing_from_the_first_approximate_page_on(bench: Bench) -> None:
+    bench.learn()
+    req = bench.req()
+    bench.hit(req)
+    bench.fill(req)
+
+    request = bench.find(req)
+    # The first chunk stands where it was computed, so that the second is approximate.
+    assert request.exact_stop is not None
+    assert request.exact_stop % PAGE == 0
+    assert request.exact_stop <= request.wanted.chunks[1][0]
+    assert bench.planner.captures(request, len(req.origin_input_ids)) == []
+
+
+def test_a_report_adds_up_and_is_given_once(bench: Bench) -> None:
+    bench.learn()
+    req = bench.req()
+    bench.hit(req)
+    bench.fill(req)
+
+    report = bench.planner.finish(req)
+
+    assert report is not None
+    reply_to, told = report
+    assert reply_to == ["inbox", 7]
+    assert sum(told.values()) == len(req.origin_input_ids)
+    assert told["reused"] > 0
+    assert bench.planner.finish(req) is None
+
+
+def test_an_exact_request_reports_why(bench: Bench) -> None:
+    req = bench.req()
+    assert bench.hit(req, held=4) == 0
+
+    report = bench.planner.finish(req)
+
+    assert report is not None
+    assert report[1]["reason"] == "nothing_stored"
+    assert report[1]["exact"] == 4
+    assert bench.planner.reasons == {"nothing_stored": 1}
+
+
+def test_a_request_whose_filling_failed_is_computed(bench: Bench) -> None:
+    bench.learn()
+    req = bench.req()
+    bench.planner.failed(bench.find(req))
+
+    assert bench.hit(req) == 0
+    report = bench.planner.finish(req)
+    assert report is not None
+    assert report[1]["reason"] == "failed"
+
+
+@pytest.mark.parametrize("fields", [{"extra_key": "team"}, {"cache_salt": "salt"}])
+def test_namespaces_of_sglang_have_stored_chunks_of_their_own(
+    bench: Bench, fields: dict[str, Any]
+) -> None:
+    bench.learn()
+
+    assert bench.hit(bench.req()) > 0
+    assert bench.hit(bench.req(**fields)) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"multimodal_inputs": object()}, "multimodal"),
+        ({"session": object()}, "session"),
+        ({"input_embeds": [[0.0]]}, "prompt_embeddings"),
+        ({"return_logprob": True, "logprob_start_len": 0}, "prompt_logprobs"),
+    ],
+)
+def test_what_is_not_supported_is_computed_with_the_reason(
+    bench: Bench, fields: dict[str, Any], reason: str
+) -> None:
+    bench.learn()
+    req = bench.req(**fields)
+
+    assert bench.hit(req) == 0
+    report = bench.planner.finish(req)
+    assert report is not None
+    assert report[1]["reason"] == reason
+
+
+@pytest.mark.parametrize("told", ["no JSON", "3", "[]", '{"version": 2}', {"chunks": [[5, 1]]}])
+def test_malformed_plans_are_computed(bench: Bench, told: Any) -> None:
+    req = Req(list(range(50)), told)
+
+    assert bench.hit(req) == 0
+    report = bench.planner.finish(req)
+    assert report is not None
+    assert "reason" in report[1]
+
+
+def test_other_requests_are_not_tracked(bench: Bench) -> None:
+    assert bench.planner.find(Req([1, 2], None)) is None
+    assert len(bench.planner) == 0
+
+
+def test_nothing_is_left_of_a_request_that_never_ran(bench: Bench) -> None:
+    req = bench.req()
+    bench.hit(req)
+    assert len(bench.planner) == 1
+
+    del req
+
+    assert len(bench.planner) == 0
+
+
+def test_new_weights_leave_no_chunk_of_a_waiting_request(bench: Bench) -> None:
+    bench.learn()
+    req = bench.req()
+    assert bench.hit(req) > 0
+
+    bench.planner.forget_chunks()
+
+    assert bench.hit(req) == 0
+    assert bench.planner.captures(bench.find(req), len(req.origin_input_ids)) == []
+
+
+def test_prompts_beyond_the_budget_of_a_step_wait_for_the_next(adapter: ModelAdapter) -> None:
+    bench = Bench(adapter, step_tokens=1)
+    bench.learn()
+    first, second = bench.req(), bench.req(rid="b")
+    plans = []
+    for req in (first, second):
+        bench.hit(req)
+        plans.append(bench.planner.plan(bench.find(req)))
+    assert isinstance(plans[0], PromptPlan)
+    assert isinstance(plans[1], PromptPlan)
+
+    assert bench.planner.admit(first, plans[0])
+    assert not bench.planner.admit(second, plans[1])
+    bench.filler.num_passes += 1
+    assert bench.planner.admit(second, plans[1])

@@ -1,0 +1,59 @@
+"""A plan for an engine with pages stops at the end of one."""
+
+import pytest
+import torch
+
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.pace import AT_ONCE
+from ragboost.engine_chunks.fill import fill_prompt
+from ragboost.engine_chunks.prompt_plan import PromptPlan, align_plan, find_chunks, plan_prompt
+from tests.chunk_cache.families import build_adapter, make_prompt
+from tests.engine_chunks.prompts import learn, make_library, make_request
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    return build_adapter("qwen3-qk-norm")
+
+
+def make_plan(adapter: ModelAdapter, **options: object) -> PromptPlan:
+    system, chunks, question = make_prompt()
+    library = make_library(adapter)
+    learn(library, adapter, system, chunks)
+    request, tokens = make_request(system, chunks, question, **options)
+    keys = find_chunks(request, tokens, library)
+    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    assert isinstance(plan, PromptPlan)
+    return plan
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 7, 16])
+@pytest.mark.parametrize("policy", ["epic", "a3", "gradual"])
+def test_an_aligned_plan_stops_at_a_page_and_its_tokens_add_up(
+    adapter: ModelAdapter, page_size: int, policy: str
+) -> None:
+    plan = align_plan(make_plan(adapter, policy=policy, ratio=0.25), page_size)
+
+    assert isinstance(plan, PromptPlan)
+    assert plan.stop % page_size == 0
+    filled = fill_prompt(adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+    counts = (filled.num_exact, filled.num_reused, filled.num_recomputed, filled.num_computed)
+    assert sum(counts) == len(plan.tokens)
+    assert all(position < plan.stop for position in filled.selected)
+
+
+def test_kv_of_an_aligned_plan_is_the_beginning_of_the_stored_kv(adapter: ModelAdapter) -> None:
+    whole = make_plan(adapter)
+    plan = align_plan(whole, 16)
+
+    assert isinstance(plan, PromptPlan)
+    (start, stop), kv = plan.request.chunks[-1], plan.stored[-1]
+    assert kv is not None
+    assert kv.tokens == tuple(plan.tokens[start:stop])
+    last = whole.stored[-1]
+    assert last is not None
+    assert torch.equal(kv.layers[0][0], last.layers[0][0][:, :, : stop - start])
+
+
+def test_a_plan_of_less_than_a_page_is_none(adapter: ModelAdapter) -> None:
+    assert align_plan(make_plan(adapter), 4096) == "below_one_page"

@@ -1,0 +1,83 @@
+"""Chunk reuse inside a real, unmodified SGLang."""
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from benchmarks.engine_servers import environment, python
+from tests.engines.conftest import require
+
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
+ROUNDING = 1e-3
+
+
+@pytest.fixture(scope="module")
+def told() -> Any:
+    require("sglang")
+    done = subprocess.run(
+        [*python("sglang"), "-W", "ignore", "-m", "tests.engines.chunks_sglang"],
+        env=environment("sglang"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_chunks_of_finished_requests_are_reused_at_other_positions(told: Any) -> None:
+    reuse = told["check_reuse"]
+    assert told["first"]["reason"] == "nothing_stored"
+    # Two pages of the system prompt's 40 tokens are an exact hit; its other 8 are computed.
+    assert reuse["stale"] == {"exact": 32, "reused": 600, "recomputed": 0, "computed": 31}
+    assert reuse["part"] == {"exact": 32, "reused": 510, "recomputed": 90, "computed": 31}
+    assert reuse["adds_up"]
+
+
+def test_recomputing_everything_equals_an_ordinary_prefill(told: Any) -> None:
+    assert told["check_reuse"]["full_error"] < ROUNDING
+
+
+def test_an_equal_request_is_filled_again(told: Any) -> None:
+    assert told["check_reuse"]["is_again_equal"]
+
+
+def test_exact_requests_never_meet_approximate_kv(told: Any) -> None:
+    assert told["check_reuse"]["poison"] < ROUNDING
+    assert told["check_reuse"]["poison_after_output"] < ROUNDING
+
+
+def test_requests_of_one_step_do_not_mix(told: Any) -> None:
+    assert told["check_batch"] == {"is_batch_right": True}
+
+
+def test_input_that_makes_no_sense_is_computed_exactly_with_a_reason(told: Any) -> None:
+    assert told["check_bad_input"] == {
+        "overlapping": ["bad_chunks", True],
+        "outside": ["bad_chunks", True],
+        "unknown policy": ["bad_options", True],
+        "shifted": ["nothing_stored", True],
+        "off": ["reuse_off", True],
+        "another tenant": ["nothing_stored", True],
+        "no JSON": 2,
+    }
+
+
+def test_a_prompt_may_end_in_a_chunk(told: Any) -> None:
+    assert told["check_ends"]["ending_error"] < ROUNDING
+
+
+def test_log_probabilities_of_the_prompt_are_computed(told: Any) -> None:
+    assert told["check_ends"]["num_prompt_logprobs"] == 400
+    assert told["check_ends"]["num_cached"] == 0
+
+
+def test_requests_that_wait_for_room_get_the_same_text_and_poison_nothing(told: Any) -> None:
+    assert told["check_pressure"]["is_text_right"]
+    assert told["check_pressure"]["poison"] < ROUNDING
+
+
+def test_a_request_that_leaves_gives_its_slots_back(told: Any) -> None:
+    assert told["check_abort"]["error"] < ROUNDING
