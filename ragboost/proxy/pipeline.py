@@ -324,14 +324,17 @@ class BoostPipeline:
         return self._rewriter.rewrite(request, booster, conversation, planned=assignment.planned)
 
     def _share_passages(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        messages = fields.get("messages")
-        if not self._settings.dedup.passages or not isinstance(messages, list):
+        name = "messages" if isinstance(fields.get("messages"), list) else "input"
+        messages = fields.get(name)
+        # With a conversation stored at the backend, results are numbered from an unknown number on.
+        is_stored = fields.get("previous_response_id") or fields.get("conversation")
+        if not self._settings.dedup.passages or not isinstance(messages, list) or is_stored:
             return fields
         shared = share_tool_results(messages, settings=self._settings.dedup)
         if not shared.saved_bytes:
             return fields
         self._metrics.count_passages(shared.saved_bytes)
-        return {**fields, "messages": shared.messages}
+        return {**fields, name: shared.messages}
 
     def _complete(
         self,

@@ -1,16 +1,29 @@
 """Send a tool result once: replace what later results of a chat repeat by references.
 
 The result for a message depends on it and on the messages before it alone, so that a resent history
-always yields the same bytes. Knows texts of tool messages only.
+always yields the same bytes. A reference names one passage only: number of the result, first and
+last words and length together occur once in that result as it is sent. Knows the tool results of
+chat completions (`tool` messages), Anthropic messages (`tool_result` blocks) and Responses
+(`function_call_output` items).
 """
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw
 
 from ragboost.config import DedupSettings
 from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passages
+from ragboost.formats.slots import Path, put
 
 _QUOTE_CHARS = 60
+_TOOL_ROLES = ("tool", "function")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_TEXT_TYPES = (None, "text", "input_text", "output_text")
+_SEARCHED = 32  # characters read per character of the texts to see that references are unambiguous
 
 
 class SharedResults(NamedTuple):
@@ -26,11 +39,18 @@ class SharedResults(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A text, with the indices of its message and content part and the number of its result."""
+    """A text of a tool result.
 
-    message: int
-    part: int | None
+    Attributes:
+        path: index of the message, and the keys from there to the text.
+        result: number of the result in the payload.
+        is_whole: the result holds nothing else.
+        text: the text.
+    """
+
+    path: Path
     result: int
+    is_whole: bool
     text: str
 
 
@@ -38,80 +58,142 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
     """Replace passages that repeat earlier tool results by references.
 
     Args:
-        messages: decoded; those that are not objects, such as encoded ones, are left alone.
+        messages: decoded `messages`, or items of `input`; those that are encoded are counted and
+            otherwise left alone.
         settings: lengths of passages.
     """
-    texts = _find_texts(messages)
+    texts = list(_find_texts(messages))
     new = list(messages)
     if len(texts) < 2:
         return SharedResults(new, 0)
     sizes = PassageSizes(
         settings.passage_min_bytes, settings.passage_avg_bytes, settings.passage_max_bytes
     )
-    saved = 0
+    saved, body = 0, {"messages": new}
+    rendering = _Rendering(texts)
     for text, pieces in zip(
         texts, share_passages([text.text for text in texts], sizes=sizes), strict=True
     ):
-        if pieces == (text.text,):
-            continue
-        shared = _render(pieces, texts)
+        shared = rendering.add(text, pieces)
         if shared == text.text:
             continue
-        saved += len(text.text.encode("utf-8", "surrogatepass"))
-        saved -= len(shared.encode("utf-8", "surrogatepass"))
-        new[text.message] = _with_text(new[text.message], text.part, shared)
-    return SharedResults(new, saved)
+        saved += _num_bytes(text.text) - _num_bytes(shared)
+        body = put(body, ("messages", *text.path), shared)
+    return SharedResults(body["messages"], saved)
 
 
-def _find_texts(messages: Sequence[Any]) -> list[_Text]:
-    texts: list[_Text] = []
+def _find_texts(messages: Sequence[Any]) -> Iterator[_Text]:
     result = 0
     for at, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") != "tool":
-            continue
-        result += 1
-        content = message.get("content")
-        if isinstance(content, str):
-            texts.append(_Text(at, None, result, content))
-        elif isinstance(content, list):
-            texts.extend(
-                _Text(at, i, result, part["text"])
-                for i, part in enumerate(content)
-                if isinstance(part, dict) and isinstance(part.get("text"), str)
-            )
-    return texts
+        for path, content in _results(message):
+            result += 1
+            if isinstance(message, Raw):
+                continue
+            if isinstance(content, str):
+                yield _Text((at, *path), result, True, content)
+            elif isinstance(content, list):
+                for i, part in enumerate(content):
+                    if _is_text(part):
+                        is_whole = len(content) == 1
+                        yield _Text((at, *path, i, "text"), result, is_whole, part["text"])
 
 
-def _with_text(message: dict[str, Any], part: int | None, text: str) -> dict[str, Any]:
-    if part is None:
-        return {**message, "content": text}
-    parts = list(message["content"])
-    parts[part] = {**parts[part], "text": text}
-    return {**message, "content": parts}
+def _results(message: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and the content of each tool result of a message."""
+    if isinstance(message, Raw):  # rewritten before, and never changed again
+        message = _decode(message)
+    if not isinstance(message, dict):
+        return
+    if message.get("role") in _TOOL_ROLES:
+        yield ("content",), message.get("content")
+    elif message.get("type") in _OUTPUTS:
+        yield ("output",), message.get("output")
+    elif isinstance(message.get("content"), list):
+        for i, part in enumerate(message["content"]):
+            if isinstance(part, dict) and part.get("type") == "tool_result":
+                yield ("content", i, "content"), part.get("content")
 
 
-def _render(pieces: Pieces, texts: Sequence[_Text]) -> str:
-    return "".join(
-        piece if isinstance(piece, str) else _refer(piece, texts[piece.source]) for piece in pieces
-    )
-
-
-def _refer(reference: Reference, source: _Text) -> str:
-    passage = source.text[reference.start : reference.end]
-    name = _name(reference, source)
-    return name if len(name) < len(passage) else passage
-
-
-def _name(reference: Reference, source: _Text) -> str:
-    """Name the source by its number: chat templates do not show the ids of results."""
-    if reference.start == 0 and reference.end == len(source.text):
-        return f"[Same as tool result {source.result} above.]"
-    passage = source.text[reference.start : reference.end].strip()
-    first, last = _quote(passage[:_QUOTE_CHARS]), _quote(passage[-_QUOTE_CHARS:])
+def _is_text(part: Any) -> bool:
     return (
-        f'\n[Same text as in tool result {source.result} above, from "{first}" to "{last}", '
-        f"{reference.end - reference.start} characters.]\n"
+        isinstance(part, dict)
+        and part.get("type") in _TEXT_TYPES
+        and isinstance(part.get("text"), str)
     )
+
+
+def _decode(message: Raw) -> Any:
+    try:
+        return msgspec.json.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # such as lone surrogates
+        return json.loads(bytes(message))
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+class _Rendering:
+    """The texts as they are sent, one after another.
+
+    Searching them for what a reference may name is bounded by the length of the texts so far, so
+    that it is linear in all, and the same whenever a history is resent.
+    """
+
+    def __init__(self, texts: Sequence[_Text]) -> None:
+        self._texts = texts
+        self._sent: list[str] = []
+        self._by_result: dict[int, list[int]] = {}
+        for at, text in enumerate(texts):
+            self._by_result.setdefault(text.result, []).append(at)
+        self._budget = 0
+
+    def add(self, text: _Text, pieces: Pieces) -> str:
+        """Return the next text with references in place of repetitions."""
+        self._budget += _SEARCHED * len(text.text)
+        shared = "".join(
+            piece if isinstance(piece, str) else self._refer(piece, text) for piece in pieces
+        )
+        self._sent.append(shared)
+        return shared
+
+    def _refer(self, reference: Reference, text: _Text) -> str:
+        """Name the source by its number: chat templates do not show the ids of results."""
+        source = self._texts[reference.source]
+        passage = source.text[reference.start : reference.end]
+        if source.is_whole and len(passage) == len(source.text) == len(text.text):
+            name = f"[Same as tool result {source.result} above.]"
+            return name if len(name) < len(passage) else passage
+        shown = passage.strip()
+        before, _, after = passage.partition(shown) if shown else (passage, "", "")
+        first, last = _quote(shown[:_QUOTE_CHARS]), _quote(shown[-_QUOTE_CHARS:])
+        name = (
+            f'\n[Same text as in tool result {source.result} above, from "{first}" to "{last}", '
+            f"{len(shown)} characters.]\n"
+        )
+        if len(name) >= len(shown) or not self._is_unique(shown, source.result):
+            return passage
+        return f"{before}{name}{after}"
+
+    def _is_unique(self, shown: str, result: int) -> bool:
+        """Return True if a reference to this passage of a result can name no other one."""
+        words = (re.escape(word) for word in shown[:_QUOTE_CHARS].split())
+        begin = re.compile(r"\s+".join(words))
+        last, num_found = _quote(shown[-_QUOTE_CHARS:]), 0
+        for at in self._by_result[result]:
+            if at >= len(self._sent):
+                break  # a later part of the same result
+            sent = self._sent[at]
+            self._budget -= len(sent)
+            if self._budget < 0:
+                return False
+            place = begin.search(sent)
+            while place is not None and num_found < 2:
+                end = place.start() + len(shown)
+                is_inside = end <= len(sent)
+                num_found += is_inside and _quote(sent[end - _QUOTE_CHARS : end]) == last
+                place = begin.search(sent, place.start() + 1) if is_inside else None
+        return num_found == 1
 
 
 def _quote(text: str) -> str:
