@@ -8,9 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import Raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.agent_reads import WIRES, restore
+from benchmarks.coding_traces import Step
 from ragboost.config import DedupSettings
 from ragboost.rewriting.tool_results import share_tool_results
 from tests.fakes import FakeEngine
@@ -83,6 +86,77 @@ def _squeeze(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
+def test_every_wire_format_sends_a_result_once(
+    client: httpx.Client, engine: FakeEngine, wire: Any
+) -> None:
+    file = source_file(3)
+    results = [file, file.replace("def f40()", "def edited()"), file]
+    body: list[dict[str, Any]] = [{"role": "user", "content": "do it"}]
+    sent: list[Any] = []
+    with client:
+        for number, text in enumerate(results):
+            body += wire.messages(number, Step("read", {"path": "a.py"}, text))
+            client.post(wire.path, json={"model": "m", wire.name: body, "max_tokens": 4})
+            last, sent = sent, engine.requests[-1].json[wire.name]
+            assert sent[: len(last)] == last
+    shown = [wire.result(message) for message in sent[2::2]]
+    assert shown[0] == file
+    assert len(shown[1]) < len(file) / 2
+    assert shown[2] == "[Same as tool result 1 above.]"
+    assert restore(shown) == results
+
+
+def test_results_behind_a_stored_conversation_are_sent_in_full(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    items: list[Any] = []
+    for number in range(2):
+        items += WIRES["responses"].messages(number, Step("read", {}, source_file(4)))
+    with client:
+        for stored in ({"previous_response_id": "resp_1"}, {"conversation": "conv_1"}):
+            client.post("/v1/responses", json={"model": "m", "input": items, **stored})
+            assert engine.requests[-1].json["input"] == items
+
+
+def test_a_result_in_parts_is_not_named_as_a_whole() -> None:
+    first, second = source_file(5), source_file(6)
+    parts = [{"type": "text", "text": first}, {"type": "text", "text": second}]
+    messages = [*tool(1, parts), *tool(2, first)]
+    shared = share_tool_results(messages, settings=SETTINGS)
+    assert PART.findall(shared.messages[-1]["content"])
+    assert not WHOLE.findall(shared.messages[-1]["content"])
+
+
+def test_a_passage_that_occurs_twice_is_kept() -> None:
+    header = "".join(f"# licence line {i} of the header\n" for i in range(30))
+    twice = header + source_file(7) + header
+    messages = [*tool(1, twice), *tool(2, header + source_file(8))]
+    shared = share_tool_results(messages, settings=SETTINGS)
+    assert restore([m["content"] for m in shared.messages if m["role"] == "tool"]) == [
+        twice,
+        header + source_file(8),
+    ]
+
+
+def test_results_that_are_encoded_already_are_counted() -> None:
+    encoded = Raw(b'{"role": "tool", "content": "rewritten before"}')
+    messages = [encoded, *tool(2, source_file(9)), *tool(3, source_file(9))]
+    shared = share_tool_results(messages, settings=SETTINGS)
+    assert shared.messages[-1]["content"] == "[Same as tool result 2 above.]"
+    assert shared.messages[0] is encoded
+
+
+def test_odd_results_pass() -> None:
+    messages: list[Any] = [
+        {"role": "tool"},
+        {"role": "user", "content": [{"type": "tool_result"}, 7, {"type": "tool_result", "x": 1}]},
+        {"type": "function_call_output", "output": None},
+        *tool(5, [{"type": "image_url"}, {"type": "text"}]),
+    ]
+    assert share_tool_results(messages, settings=SETTINGS) == (messages, 0)
+
+
 def test_it_is_off_by_default(proxy: ProxyServer, engine: FakeEngine) -> None:
     file = source_file(1)
     body = {"messages": [{"role": "user", "content": "x"}, *tool(1, file), *tool(2, file)]}
@@ -120,6 +194,8 @@ def test_every_reference_names_a_result_that_is_kept(seeds: list[tuple[int, int]
             kept = _squeeze(results[int(number) - 1])
             assert first in kept
             assert last in kept
+    given = [m["content"] for m in messages if m["role"] == "tool"]
+    assert restore(results) == given
     for end in range(len(messages)):
         again = share_tool_results(messages[:end], settings=SETTINGS)
         assert again.messages == shared.messages[:end]

@@ -1,0 +1,68 @@
+"""The benchmarks of agents: who reads what, a small run on real engines, and generated sessions."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.agent_reads import measure as measure_reads
+from benchmarks.agent_reads import parse as parse_reads
+from benchmarks.agent_teams import ARMS, Readers
+from benchmarks.agents import load, measure, parse, start_engines
+from benchmarks.coding_traces import STYLES, generate_session, read_files
+from ragboost.types import Document
+from tests.benchmarks.test_end_to_end import write
+
+SOURCES = Path(__file__).parents[2] / "ragboost" / "rewriting"
+
+
+def documents(names: str) -> list[Document]:
+    return [Document(f"text {name}", id=name) for name in names]
+
+
+def test_a_document_returns_to_the_agent_that_has_read_it() -> None:
+    readers = Readers(3)
+    first = dict(zip("abc", readers.assign(documents("abc")), strict=True))
+    second = dict(zip("cda", readers.assign(documents("cda")), strict=True))
+    assert sorted(first.values()) == [0, 1, 2]
+    assert (second["c"], second["a"]) == (first["c"], first["a"])
+    assert second["d"] == first["b"]
+
+
+def test_agents_share_the_prefixes_of_documents_read_before(tmp_path: Path) -> None:
+    texts = ({"id": f"d{i}", "text": f"Document {i} tells of {i}. " * 20} for i in range(4))
+    write(tmp_path / "corpus.jsonl", texts)
+    orders = ("012", "120", "201")
+    rows = [{"id": order, "doc_ids": [f"d{digit}" for digit in order]} for order in orders]
+    write(tmp_path / "retrieved_dense.jsonl", rows)
+    write(tmp_path / "queries.jsonl", ({"id": o, "question": f"What of {o}?"} for o in orders))
+    flags = ["--engine", "embedded", "--data", str(tmp_path), "--agents", "3", "--engines", "1"]
+    options = parse([*flags, "--at-once", "1", "--note-tokens", "1", "--cache-tokens", "8000"])
+    with start_engines(options) as engines:
+        result = measure(engines, load(options), options)
+    for topology in ("chain", "tree"):
+        figures: dict[str, Any] = result[topology]
+        assert set(ARMS) <= figures.keys()
+        for arm in ("agent_routing", "ragboost"):
+            assert figures[arm]["prefill_tokens"] < figures["plain"]["prefill_tokens"]
+            assert figures[arm]["hit_rate"] > figures["plain"]["hit_rate"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_session_is_the_same_for_a_seed(style: str) -> None:
+    files = read_files(SOURCES)
+    one, same, other = (
+        generate_session(files, style=style, seed=seed, num_steps=12) for seed in (1, 1, 2)
+    )
+    assert len(one) == 12
+    assert one == same != other
+    assert len({step.arguments["path"] for step in one if step.tool == "read"}) <= 4
+
+
+def test_repeated_reads_are_saved_and_restored() -> None:
+    options = parse_reads(["--files", str(SOURCES), "--sessions", "1", "--steps", "8"])
+    rows = measure_reads(read_files(SOURCES), options)
+    assert all(row["is_extending"] and row["is_restored"] for row in rows)
+    plain = [row for row in rows if row["style"] == "plain" and row["arm"] == "passages"]
+    assert len(plain) == 3
+    assert all(row["references"] and row["prompt_tokens_saved"] > 0 for row in plain)
