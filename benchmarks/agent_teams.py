@@ -153,7 +153,7 @@ def chain(team: Team, request: Request) -> str:
 
 
 def tree(team: Team, request: Request) -> str:
-    """Read all documents at once, then join notes in groups of four, and these; return the answer."""
+    """Read all documents at once, join the notes by fours, and these; return the answer."""
     agents = team.assign(request.documents)
     with ThreadPoolExecutor(max(len(agents), 1)) as pool:
         notes = list(

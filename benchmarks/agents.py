@@ -1,4 +1,4 @@
-"""Measure a chain and a tree of agents over shared documents on a real engine (RAGBoost section 7.1).
+"""Measure a chain and a tree of agents over shared documents on a real engine (section 7.1).
 
     python -m benchmarks.agents --engine vllm --data PATH --json
     python -m benchmarks.agents --engine embedded --data PATH --questions 10 --engines 1

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from msgspec import Raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from benchmarks.agent_reads import WIRES, restore
 from benchmarks.coding_traces import Step
