@@ -2,18 +2,21 @@
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+from scripts.cluster import BALANCERS
 from tests.fakes import FakeEngine
-from tests.fakes.balancer import DEPLOY, PROGRAMS, Balancer
+from tests.fakes.balancer import Balancer
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.fakes.redis import PROGRAM, RedisServer
 from tests.metrics import read_metric
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs redis-server or valkey-server")
+DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCUMENTS = [f"Document {i}. " + f"about{i} " * 40 for i in range(4)]
 
 
@@ -39,7 +42,7 @@ class Replicas(NamedTuple):
         return {at for at, num in enumerate(self.requests()) if num > before[at]}
 
 
-@pytest.fixture(params=PROGRAMS)
+@pytest.fixture(params=BALANCERS)
 def replicas(request: pytest.FixtureRequest, engine: FakeEngine) -> Iterator[Replicas]:
     if shutil.which(request.param) is None:
         pytest.skip(f"needs {request.param}")

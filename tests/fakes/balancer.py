@@ -1,6 +1,5 @@
 """The load balancers of `deploy/` as real processes, in front of servers of a test."""
 
-import re
 import shutil
 import socket
 import subprocess
@@ -9,18 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from scripts.cluster import BALANCERS, balancer_config
 from tests.eventually import DEADLINE_S, eventually
 from tests.sockets import find_unused_port
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
-PROGRAMS = {"nginx": ("nginx.conf", "-c"), "haproxy": ("haproxy.cfg", "-f")}
 
 
 class Balancer:
     """A balancer with its file of `deploy/`, in which only addresses and folders are replaced.
 
     Args:
-        program: one of `PROGRAMS`.
+        program: one of `BALANCERS`.
         ports: of the replicas on loopback.
 
     Attributes:
@@ -32,17 +29,9 @@ class Balancer:
         self._port = find_unused_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._folder = Path(tempfile.mkdtemp(prefix=f"{program}-"))
-        name, self._flag = PROGRAMS[program]
-        text = (DEPLOY / name).read_text("utf-8")
-        text = text.replace("/tmp/", f"{self._folder}/").replace(
-            "worker_processes", "daemon off;\nmaster_process off;\nworker_processes"
-        )
-        for number, port in enumerate(ports):
-            text = text.replace(f" ragboost-{number}:8080", f" 127.0.0.1:{port}")
-        text = re.sub(
-            r"^( *(?:listen|bind)) \S*?8080", rf"\1 127.0.0.1:{self._port}", text, flags=re.M
-        )
+        name, self._flag = BALANCERS[program]
         self._path = self._folder / name
+        text = balancer_config(program, ports, self._port, self._folder)
         self._path.write_text(text, "utf-8")
 
     def __enter__(self) -> Self:
