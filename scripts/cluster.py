@@ -7,6 +7,7 @@ Every part is a process on loopback that can be killed and started again. Knows 
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -193,6 +194,7 @@ class Cluster:
         return parts if self.balancer is None else [*parts, self.balancer]
 
     def __enter__(self) -> Self:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so stop all parts
         try:
             for group in ([*self.engines, self.redis], self.replicas, self.processes[5:]):
                 for each in group:
