@@ -160,9 +160,9 @@ def test_a_stream_is_not_held_back(replicas: Replicas) -> None:
 
 
 def test_a_large_body_passes(replicas: Replicas) -> None:
-    ask(replicas.client, [{"role": "user", "content": "long " * 1_000_000}])
+    ask(replicas.client, [{"role": "user", "content": "x" * 3_000_000}])
 
-    assert len(replicas.engine.completions[-1].body) > 5_000_000
+    assert len(replicas.engine.completions[-1].body) > 3_000_000
 
 
 def test_the_files_name_the_same_headers_in_the_same_order() -> None:
