@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -213,7 +214,10 @@ def test_the_redis_of_the_chart_asks_for_its_password(tmp_path: Path) -> None:
     path = tmp_path / "s"
     command[-1] += f" --port 0 --unixsocket {path}"
     server = subprocess.Popen(
-        command, env={**os.environ, "REDIS_PASSWORD": "secret"}, stdout=subprocess.DEVNULL
+        command,
+        env={**os.environ, "REDIS_PASSWORD": "secret"},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         eventually(path.exists)
@@ -224,7 +228,7 @@ def test_the_redis_of_the_chart_asks_for_its_password(tmp_path: Path) -> None:
                 client.sendall(request + b"QUIT\r\n")
                 answers.append(client.makefile("rb").read())
     finally:
-        server.kill()
+        os.killpg(server.pid, signal.SIGKILL)  # the shell and what it has started
         server.wait()
     assert answers[0].startswith(b"-NOAUTH")
     assert answers[1].startswith(b"+OK\r\n+PONG")
