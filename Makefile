@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 export PIP_RETRIES ?= 5
 export PIP_DEFAULT_TIMEOUT ?= 60
 
-.PHONY: help install demo test lint format typecheck docs reference packages pytest audit clean engines test-engines test-integrations
+.PHONY: help install demo demo-cluster test lint format typecheck docs reference packages pytest audit clean engines test-engines test-integrations
 
 help:                ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -26,6 +26,9 @@ $(STAMP): pyproject.toml requirements-dev.txt
 
 demo: install        ## replay a RAG workload through the embedded engine, plain and boosted, and show what was saved
 	@$(BIN)/ragboost demo $(ARGS)
+
+demo-cluster: install   ## two engines, two replicas behind nginx or HAProxy, Redis; one replica is killed on the way
+	@$(BIN)/python -m scripts.demo_cluster $(ARGS)
 
 test: lint typecheck docs packages test-integrations pytest   ## all of it: lint, types, documentation, packages, integrations, tests
 

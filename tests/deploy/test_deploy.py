@@ -6,6 +6,9 @@ No cluster and no container runtime: the images themselves are not built here.
 import json
 import os
 import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +20,7 @@ import yaml
 from ragboost import __version__
 from ragboost.config import load_settings
 from ragboost.proxy.observability.metrics import Metrics
+from tests.eventually import eventually
 from tests.fakes.proxy import ProxyServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -35,12 +39,31 @@ def run(*command: str | Path) -> None:
 
 
 def rendered(values: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Objects of the chart by kind."""
+    """Objects of the chart by kind; those of its Redis by `redis` and kind."""
     chart = helm.Chart.load(CHART)
     chart.validate_schema(values)
     texts = chart.render(values, name="test").values()
     objects = [item for text in texts for item in yaml.safe_load_all(text) if item]
-    return {item["kind"]: item for item in objects}
+    return {
+        "redis " * item["metadata"]["name"].endswith("-redis") + item["kind"]: item
+        for item in objects
+    }
+
+
+def container_of(deployment: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = deployment["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+def secrets_of(container: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """References to secrets in the environment."""
+    variables = container.get("env", [])
+    return {v["name"]: v["valueFrom"]["secretKeyRef"] for v in variables if "valueFrom" in v}
+
+
+def plain_of(container: dict[str, Any]) -> dict[str, str]:
+    """Plain values in the environment."""
+    return {v["name"]: v["value"] for v in container.get("env", []) if "value" in v}
 
 
 def test_the_dockerfile_passes_the_linter() -> None:
@@ -74,8 +97,29 @@ def test_images_have_exact_tags_which_a_digest_can_replace() -> None:
     assert built == f"${{PYTHON_IMAGE:-{default[1]}}}"
 
 
-def test_the_compose_file_fits_its_schema() -> None:
-    run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.cluster.yaml"])
+def test_a_compose_file_fits_its_schema(name: str) -> None:
+    run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / name)
+
+
+def test_the_compose_file_of_a_cluster_runs_what_the_balancer_expects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    services = yaml.safe_load((DEPLOY / "compose.cluster.yaml").read_text("utf-8"))["services"]
+    haproxy = (DEPLOY / "haproxy.cfg").read_text("utf-8")
+    replicas = re.findall(r"^ +server (\S+) \1:8080$", haproxy, flags=re.MULTILINE)
+    assert {*replicas, "haproxy", "redis"} == set(services)
+    assert services["haproxy"]["volumes"][0].startswith("./haproxy.cfg:")
+    for name, value in services[replicas[0]]["environment"].items():
+        backends = '[{"url": "http://gpu-1:8000"}]' if name == "RAGBOOST_BACKENDS" else "secret"
+        monkeypatch.setenv(name, re.sub(r"\$\{.*?\}", backends, value))
+
+    settings = load_settings()
+
+    assert settings.session.store == "redis"
+    assert settings.session.url is not None
+    assert settings.session.url.get_secret_value() == "redis://:secret@redis:6379"
+    assert settings.backends[0].url == "http://gpu-1:8000"
 
 
 def test_the_environment_of_the_containers_is_known_settings(
@@ -125,9 +169,9 @@ def test_the_chart_renders_valid_objects(values: dict[str, Any]) -> None:
     assert ("ConfigMap" in objects) == ("config" in values)
     for item in objects.values():
         kubernetes.validate(item, kubernetes.latest_version(), strict=True)
-    container = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    container = container_of(objects["Deployment"])
     assert ("--insecure" in container["args"]) == ("insecure" in values)
-    secrets = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container.get("env", [])}
+    secrets = secrets_of(container)
     expected = {
         "RAGBOOST_PROXY__API_KEYS": values.get("apiKeysSecret"),
         "RAGBOOST_BACKEND__API_KEY": values.get("backendKeySecret"),
@@ -136,6 +180,76 @@ def test_the_chart_renders_valid_objects(values: dict[str, Any]) -> None:
     }
     assert secrets == {key: {"name": name, "key": key} for key, name in expected.items() if name}
     assert container["image"] == f"ragboost:{__version__}"
+
+
+def test_the_chart_runs_replicas_with_a_redis_whose_password_is_a_secret() -> None:
+    redis = {"enabled": True, "passwordSecret": "redis-password"}
+    service = {"type": "ClusterIP", "port": 8080, "sessionAffinity": "ClientIP"}
+    values = {"apiKeysSecret": "keys", "replicas": 3, "redis": redis, "service": service}
+    objects = rendered(values)
+
+    for item in objects.values():
+        kubernetes.validate(item, kubernetes.latest_version(), strict=True)
+    assert objects["Deployment"]["spec"]["replicas"] == 3
+    assert objects["Service"]["spec"]["sessionAffinity"] == "ClientIP"
+    password = {"name": "redis-password", "key": "REDIS_PASSWORD"}
+    for name in ("Deployment", "redis Deployment"):
+        assert secrets_of(container_of(objects[name]))["REDIS_PASSWORD"] == password
+    assert plain_of(container_of(objects["Deployment"])) == {
+        "RAGBOOST_SESSION__STORE": "redis",
+        "RAGBOOST_SESSION__URL": "redis://:$(REDIS_PASSWORD)@test-ragboost-redis:6379",
+    }
+    assert objects["redis Service"]["metadata"]["name"] == "test-ragboost-redis"
+    own, other = (objects[name]["spec"]["selector"] for name in ("Service", "redis Service"))
+    assert own != other
+
+
+def test_the_redis_of_the_chart_asks_for_its_password(tmp_path: Path) -> None:
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("needs redis-server")
+    redis = {"enabled": True, "passwordSecret": "redis-password"}
+    objects = rendered({"apiKeysSecret": "keys", "redis": redis})
+    command = container_of(objects["redis Deployment"])["command"]
+    path = tmp_path / "s"
+    command[-1] += f" --port 0 --unixsocket {path}"
+    server = subprocess.Popen(
+        command,
+        env={**os.environ, "REDIS_PASSWORD": "secret"},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        eventually(path.exists)
+        answers = []
+        for request in (b"PING\r\n", b"AUTH secret\r\nPING\r\n"):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+                client.sendall(request + b"QUIT\r\n")
+                answers.append(client.makefile("rb").read())
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)  # the shell and what it has started
+        server.wait()
+    assert answers[0].startswith(b"-NOAUTH")
+    assert answers[1].startswith(b"+OK\r\n+PONG")
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"replicas": 2}, "replicas > 1 need Redis"),
+        ({"redis": {"enabled": True}}, "needs redis.passwordSecret"),
+        (
+            {"redis": {"enabled": True, "passwordSecret": "p"}, "sessionUrlSecret": "u"},
+            "not both",
+        ),
+    ],
+)
+def test_the_chart_refuses_replicas_and_redis_that_would_not_work(
+    values: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(helm.HelmError, match=reason):
+        rendered({"apiKeysSecret": "keys", **values})
 
 
 def test_the_chart_accepts_any_client_only_if_told_to() -> None:

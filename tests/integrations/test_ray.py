@@ -27,8 +27,10 @@ with warnings.catch_warnings():  # ray's own
     from ray import serve
 
 from ragboost.config import Settings
+from ragboost.errors import ConfigError
 from ragboost.integrations.ray import boosted, deploy
 from tests.fakes import FakeEngine
+from tests.fakes.redis import PROGRAM, RedisServer
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, words
 from tests.sockets import find_unused_port
 from tests.test_examples import run_example, running
@@ -59,6 +61,14 @@ def cluster() -> Iterator[str]:
     yield ray.get_runtime_context().gcs_address
     serve.shutdown()
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def serve_port(cluster: str) -> int:
+    """The port of Ray Serve, which all its applications share."""
+    port = find_unused_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    return port
 
 
 def row(question: str, names: tuple[str, ...], **more: Any) -> dict[str, Any]:
@@ -109,13 +119,10 @@ def test_texts_are_documents_and_blocks_keep_neighbours() -> None:
     assert all(len(each["messages"]) == 1 for each in dataset.take_all())
 
 
-@pytest.mark.usefixtures("cluster")
-def test_the_proxy_serves_and_streams_in_ray_serve(engine: FakeEngine) -> None:
+def test_the_proxy_serves_and_streams_in_ray_serve(engine: FakeEngine, serve_port: int) -> None:
     settings = Settings(backend={"url": engine.url})  # type: ignore[arg-type]
-    port = find_unused_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(deploy(settings), name="ragboost", route_prefix="/")
-    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    serve.run(deploy(settings), name="one", route_prefix="/one")
+    url = f"http://127.0.0.1:{serve_port}/one/v1/chat/completions"
     body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
 
     for names in (FIRST, SECOND):
@@ -129,3 +136,44 @@ def test_the_proxy_serves_and_streams_in_ray_serve(engine: FakeEngine) -> None:
     assert words(boosted_request.prompt) == ["lease", "pets", "parking"]
     assert boosted_request.cached_tokens > 100
     assert events[-1] == "data: [DONE]"
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="needs redis-server or valkey-server")
+def test_a_conversation_stays_with_one_of_two_replicas_and_chat_sessions_are_shared(
+    engine: FakeEngine, serve_port: int
+) -> None:
+    documents = row("", FIRST)["documents"]
+    with RedisServer() as redis, httpx.Client() as client:
+        settings = Settings.model_validate(
+            {"backend": {"url": engine.url}, "session": {"store": "redis", "url": redis.url}}
+        )
+        serve.run(deploy(settings, num_replicas=2), name="two", route_prefix="/two")
+        url = f"http://127.0.0.1:{serve_port}/two/v1"
+
+        for number in range(5):
+            messages: list[dict[str, str]] = []
+            for turn in range(3):
+                messages.append({"role": "user", "content": f"question {turn}"})
+                answer = client.post(
+                    f"{url}/chat/completions",
+                    json={"model": "m", "messages": messages, "ragboost": {"documents": documents}},
+                    headers={"x-session-id": f"conversation {number}"},
+                )
+                dropped = answer.headers.get("x-ragboost-documents-dropped", "0")
+                assert dropped == (str(len(FIRST)) if turn else "0"), answer.text
+                messages.append(answer.json()["choices"][0]["message"])
+
+        session = client.post(f"{url}/sessions", json={"model": "m"}).json()["id"]
+        for turn in range(6):  # to any replica
+            body = {"query": f"turn {turn}", "documents": documents}
+            answer = client.post(f"{url}/sessions/{session}/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+        assert client.get(f"{url}/sessions/{session}").json()["num_turns"] == 6
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "reason"), [(0, "at least 1"), (2, r"needs session\.store")]
+)
+def test_replicas_that_could_not_work_together_are_refused(num_replicas: int, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        deploy(num_replicas=num_replicas)

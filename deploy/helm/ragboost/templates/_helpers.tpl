@@ -29,4 +29,26 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
       key: {{ $name }}
 {{- end }}
 {{- end }}
+{{- if .Values.redis.enabled }}
+- name: REDIS_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.redis.passwordSecret }}
+      key: REDIS_PASSWORD
+- name: RAGBOOST_SESSION__URL
+  value: redis://:$(REDIS_PASSWORD)@{{ include "ragboost.redis" . }}:6379
+{{- end }}
+{{- if or .Values.redis.enabled .Values.sessionUrlSecret }}
+- name: RAGBOOST_SESSION__STORE
+  value: redis
+{{- end }}
+{{- end -}}
+
+{{- define "ragboost.redis" -}}
+{{- printf "%s-redis" (include "ragboost.name" . | trunc 57 | trimSuffix "-") -}}
+{{- end -}}
+
+{{- define "ragboost.redisSelector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}-redis
+app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
