@@ -1,9 +1,9 @@
 """Measure `ragboost batch` on large files: time, peak memory, and the loss of planning in windows.
 
-    python -m benchmarks.batch_scale --lines 1000000 --windows 10000 100000 0 --folder FOLDER --json
+    python -m benchmarks.batch_scale --lines 1000000 --windows 10000 100000 0 --folder FOLDER
 
-Writes a file of generated requests (`workloads`), then runs the command on it, once per window size;
-0 is the whole file. Lines have ids of a corpus, or with `--words` the texts themselves. The hit
+Writes a file of generated requests (`workloads`), then runs the command on it, once per window
+size; 0 is the whole file. Lines have ids of a corpus, or with `--words` the texts themselves. The hit
 rates of the outputs are simulated here for the whole file, across the borders of the windows.
 Counts are exact; times and memory are of the command's process.
 """
@@ -26,7 +26,7 @@ from benchmarks.workloads import Workload, generate
 from ragboost.simulate import HitRate, SimulatedCache
 
 _FILE = "requests-{lines}-{workload}-{words}.jsonl"
-_WORDS = "the lease was signed in spring and names both parties with their addresses".split()
+_WORDS = ("the", "lease", "was", "signed", "in", "spring", "and", "names", "both", "parties")
 
 
 def main() -> None:
@@ -83,7 +83,7 @@ def measure(
 
 
 def write_corpus(workload: Workload, path: Path) -> None:
-    """Write the documents, each as short as an id; the replay knows their lengths."""
+    """Write the documents, with about as many tokens as the workload says."""
     with path.open("w") as file:
         for name, tokens in sorted(workload.tokens.items(), key=lambda item: str(item[0])):
             file.write(json.dumps({"id": name, "text": _text(name, 4 * tokens // 5)}) + "\n")
