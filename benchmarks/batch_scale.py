@@ -3,9 +3,9 @@
     python -m benchmarks.batch_scale --lines 1000000 --windows 10000 100000 0 --folder FOLDER
 
 Writes a file of generated requests (`workloads`), then runs the command on it, once per window
-size; 0 is the whole file. Lines have ids of a corpus, or with `--words` the texts themselves. The hit
-rates of the outputs are simulated here for the whole file, across the borders of the windows.
-Counts are exact; times and memory are of the command's process.
+size; 0 is the whole file. Lines have ids of a corpus, or with `--words` the texts themselves. Hit
+rates are simulated here for the whole output, across the borders of the windows. Counts are exact;
+times and memory are of the command's process.
 """
 
 import argparse
