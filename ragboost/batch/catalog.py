@@ -24,7 +24,7 @@ Rejected = Callable[[int, bytes, RagBoostError], object]
 _EVERY = 64  # lines between two reports of progress
 
 # Bytes that a job holds at its peak, planning and prediction included, beside the working arrays of
-# the clustering (about 8 MB); a test checks the sum.
+# the clustering (about 8 MB). An estimate from above; see docs/lab/batch-scale.md.
 _REQUEST_BYTES = 1_500
 _PLACE_BYTES = 420  # one document of one request
 _DOCUMENT_BYTES = 420  # one different document
