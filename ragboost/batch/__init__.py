@@ -3,6 +3,7 @@
 JSONL in, JSONL out, same line format, new line order. Never runs a model.
 """
 
-from ragboost.batch.job import BatchSummary, RejectedLinesError, run_batch
+from ragboost.batch.job import RejectedLinesError, run_batch
+from ragboost.batch.summary import BatchSummary
 
 __all__ = ["BatchSummary", "RejectedLinesError", "run_batch"]

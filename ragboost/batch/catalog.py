@@ -1,6 +1,6 @@
-"""The index of a batch file: the offset of each request, and a number for each document.
+"""The index of a window of a batch file: the offset of each request, a number for each document.
 
-Holds no texts, so that memory grows by a few hundred bytes a request, not with the file.
+Holds no texts, so that memory grows by a few hundred bytes a request, not with their texts.
 """
 
 from array import array
@@ -15,10 +15,48 @@ from ragboost.types import Document
 Progress = Callable[[str, int, int], None]
 """Called with the name of the stage, the amount done and the total."""
 
+IsFull = Callable[["DocumentCatalog"], bool]
+"""Decides after each line whether a window ends."""
+
 Rejected = Callable[[int, bytes, RagBoostError], object]
 """Called with the number of a malformed line, the line and the error."""
 
 _EVERY = 64  # lines between two reports of progress
+
+# Bytes that a job holds at its peak, planning and prediction included, beside the working arrays of
+# the clustering (about 8 MB). An estimate from above; see docs/lab/batch-scale.md.
+_REQUEST_BYTES = 1_500
+_PLACE_BYTES = 420  # one document of one request
+_DOCUMENT_BYTES = 420  # one different document
+
+
+class Place(NamedTuple):
+    """A position in a batch file.
+
+    Attributes:
+        line: number of lines before it.
+        offset: number of bytes before it.
+    """
+
+    line: int = 0
+    offset: int = 0
+
+
+FILE_START = Place()
+
+
+class WindowRead(NamedTuple):
+    """The result of reading one window.
+
+    Attributes:
+        rejected: malformed lines.
+        end: where the next window begins.
+        is_last: the file ends there.
+    """
+
+    rejected: int
+    end: Place
+    is_last: bool
 
 
 class CatalogEntry(NamedTuple):
@@ -38,7 +76,7 @@ class CatalogEntry(NamedTuple):
 
 
 class DocumentCatalog:
-    """The requests of a file, in its order.
+    """The requests of a window, in the order of the file.
 
     Args:
         tokens: counts each document once.
@@ -52,6 +90,16 @@ class DocumentCatalog:
         self._dedup = dedup
         self._documents: dict[bytes, int] = {}
         self._heads: dict[str, int] = {}
+        self._num_places = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that a job over these requests needs at its peak, estimated from above."""
+        return (
+            _REQUEST_BYTES * len(self.entries)
+            + _PLACE_BYTES * self._num_places
+            + _DOCUMENT_BYTES * len(self._documents)
+        )
 
     def add(self, line: BatchLine, *, number: int, offset: int) -> None:
         """Add the request of line `number`."""
@@ -60,6 +108,7 @@ class DocumentCatalog:
             head = self._heads.setdefault(line.head, len(self._heads))
         documents = array("q", [self._number(document) for document in line.documents])
         self.entries.append(CatalogEntry(number, offset, head, documents))
+        self._num_places += len(documents)
 
     def sent(self, entry: CatalogEntry) -> Sequence[int]:
         """Return the documents to send, in relevance order; each once if the job de-duplicates."""
@@ -89,19 +138,34 @@ def read_requests(
     parser: LineParser,
     on_rejected: Rejected,
     on_progress: Progress,
-) -> int:
-    """Fill a catalog from a file and return the number of malformed lines; skip blank lines."""
+    start: Place = FILE_START,
+    is_full: IsFull | None = None,
+) -> WindowRead:
+    """Fill a catalog from a file; skip blank lines.
+
+    Args:
+        source: the file.
+        catalog: receives the requests.
+        parser: parses the lines.
+        on_rejected: called for each malformed line.
+        on_progress: called periodically.
+        start: where the window begins.
+        is_full: ends the window after a line; None: read to the end of the file.
+    """
     total = source.seek(0, 2)
-    source.seek(0)
-    rejected = offset = 0
-    for number, raw in enumerate(source, 1):
+    source.seek(start.offset)
+    rejected, (line, offset) = 0, start
+    for raw in source:
+        line += 1
         try:
             if raw.strip():
-                catalog.add(parser.parse(raw), number=number, offset=offset)
+                catalog.add(parser.parse(raw), number=line, offset=offset)
         except RagBoostError as error:
             rejected += 1
-            on_rejected(number, raw, error)
+            on_rejected(line, raw, error)
         offset += len(raw)
-        if number % _EVERY == 0 or offset == total:
+        if line % _EVERY == 0 or offset == total:
             on_progress("reading", offset, total)
-    return rejected
+        if is_full is not None and offset < total and is_full(catalog):
+            break
+    return WindowRead(rejected, Place(line, offset), is_last=offset >= total)

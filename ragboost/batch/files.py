@@ -1,6 +1,5 @@
-"""The files of a batch job: checked before the job, complete or absent after it."""
+"""The files of a batch job, checked before it."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,21 +49,3 @@ def check_output(path: Path, *, inputs: list[Path]) -> None:
         raise RequestError(f"cannot write {path}: not a regular file")
     if not path.parent.is_dir():
         raise RequestError(f"cannot write {path}: {path.parent} is not a directory")
-
-
-@contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a temporary file and rename it to `path` when complete; delete it after an error.
-
-    Raises:
-        RequestError: the file cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-        temporary.replace(path)
-    except OSError as error:
-        raise RequestError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -89,7 +89,7 @@ def forecast(
     settings, move = settings or Settings(), on_progress or (lambda *_: None)
     catalog = DocumentCatalog(make_offline_counter(settings.tokens), dedup=settings.dedup.enabled)
     with open_input(source) as file:
-        rejected = read_requests(
+        read = read_requests(
             file,
             catalog,
             parser=LineParser(settings, corpus=corpus),
@@ -98,7 +98,7 @@ def forecast(
         )
     counts = [sum(catalog.tokens[i] for i in entry.documents) for entry in catalog.entries]
     if not any(counts):
-        raise RequestError(f"{source}: no request with documents ({rejected} malformed lines)")
+        raise RequestError(f"{source}: no request with documents ({read.rejected} malformed lines)")
     sizes: list[int | None] = [*cache_tokens]
     sizes = sizes or [*_sizes(max(counts), sum(catalog.tokens)), None]
     plan = plan_file(catalog, settings.ordering)
@@ -113,7 +113,7 @@ def forecast(
     documents = sum(len(entry.documents) for entry in catalog.entries)
     return Forecast(
         requests=len(catalog.entries),
-        rejected=rejected,
+        rejected=read.rejected,
         documents=documents,
         document_tokens=sum(counts),
         is_counted=settings.tokens.tokenizer is not None,

@@ -12,7 +12,7 @@ from rich.table import Table
 from ragboost.batch.catalog import Progress as ProgressFunction
 from ragboost.batch.files import side_path
 from ragboost.batch.forecast import Forecast, ForecastPoint
-from ragboost.batch.job import BatchSummary
+from ragboost.batch.summary import BatchSummary
 from ragboost.plots import line_plot
 
 _BAR = 24
@@ -50,10 +50,11 @@ def summary_table(summary: BatchSummary) -> Table:
 
 def summary_sentence(summary: BatchSummary) -> str:
     """Return the summary of a job as one sentence."""
+    windows = f"; planned in {summary.windows:,} windows" if summary.windows > 1 else ""
     return (
         f"{summary.requests:,} requests written, {summary.requests_reordered:,} with another "
         f"document order, {summary.duplicates_removed:,} of {summary.documents:,} documents "
-        "removed as duplicates"
+        f"removed as duplicates{windows}"
     )
 
 

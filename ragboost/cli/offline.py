@@ -27,6 +27,15 @@ def batch(
     improve: float = typer.Option(
         0.0, min=0.0, metavar="SECONDS", help="Search so long for a better plan."
     ),
+    window: int | None = typer.Option(
+        None, min=1, metavar="LINES", help="Plan so many requests together; by default all."
+    ),
+    memory: int = typer.Option(
+        4000, min=1, metavar="MB", help="Memory for the plan; a larger file has several windows."
+    ),
+    resume: bool = typer.Option(
+        False, "--resume", help="Go on after the last complete window of an interrupted job."
+    ),
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
     progress: bool | None = typer.Option(
@@ -56,6 +65,9 @@ def batch(
             cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
             block_size=block_size,
             improve_s=improve,
+            window=window,
+            memory_mb=memory,
+            resume=resume,
             strict=strict,
             keep=[corpus] if corpus else [],
             on_progress=p,

@@ -82,3 +82,15 @@ def test_bad_flags_files_and_strict_rejects_are_exit_code_2(
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_is_planned_in_windows_on_request(source: Path) -> None:
+    folder = source.parent
+    done = ragboost(
+        source,
+        *("-o", str(folder / "out.jsonl"), "--corpus", str(folder / "corpus.jsonl")),
+        *("--window", "2", "--memory", "100", "--resume"),
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "planned in 2 windows" in done.stdout

@@ -384,11 +384,7 @@ def test_failed_job_leaves_the_old_output_and_no_other_file(
         run_batch(source, tmp_path / "out.jsonl", on_progress=stop)
 
     assert (tmp_path / "out.jsonl").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "in.jsonl",
-        "out.jsonl",
-        "out.rejects.jsonl",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
 def test_file_that_changes_while_the_job_runs_is_an_error(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ with warnings.catch_warnings():  # ray's own
     from ray import serve
 
 from ragboost.config import Settings
-from ragboost.errors import ConfigError
+from ragboost.errors import ConfigError, RequestError
 from ragboost.integrations.ray import boosted, deploy
 from tests.fakes import FakeEngine
 from tests.fakes.redis import PROGRAM, RedisServer
@@ -117,6 +117,27 @@ def test_texts_are_documents_and_blocks_keep_neighbours() -> None:
 
     assert dataset.materialize().num_blocks() == 2
     assert all(len(each["messages"]) == 1 for each in dataset.take_all())
+
+
+@pytest.mark.usefixtures("cluster")
+def test_windows_are_planned_in_tasks_and_keep_every_row() -> None:
+    names = [FIRST, ("garden", "parking"), SECOND, ("parking", "garden")]
+    rows = [row(str(i), names[i % 4], tag=i) for i in range(12)]
+    dataset = ray.data.from_items(rows, override_num_blocks=1)
+
+    planned = boosted(dataset, window=4).take_all()
+
+    assert sorted(each["tag"] for each in planned) == [*range(12)]
+    for at in range(0, 12, 4):
+        window = planned[at : at + 4]
+        assert len({each["tag"] // 4 for each in window}) == 1
+        assert all(each["request_index"] == each["tag"] % 4 for each in window)
+        order = [words(each["messages"][0]["content"]) for each in window]
+        assert sum(a[0] == b[0] for a, b in pairwise(order)) == 2
+    for each in planned:
+        assert each["messages"][0]["content"].endswith(each["question"])
+    with pytest.raises(RequestError, match="window must be at least 1, got 0"):
+        boosted(dataset, window=0)
 
 
 def test_the_proxy_serves_and_streams_in_ray_serve(engine: FakeEngine, serve_port: int) -> None:

@@ -3,12 +3,12 @@
 Knows datasets of questions with documents. Runs no model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
-from ragboost.errors import import_extra
+from ragboost.errors import RequestError, import_extra
 from ragboost.types import Request
 
 if TYPE_CHECKING:
@@ -23,12 +23,14 @@ def boosted(
     system: str | None = None,
     settings: Settings | None = None,
     num_blocks: int = 1,
+    window: int | None = None,
 ) -> "Dataset":
-    """Plan all rows together and return them in release order, with the messages to send.
+    """Plan rows together and return them in release order, with the messages to send.
 
-    The driver holds all rows in memory to find the documents that they share. Rows keep their
-    columns and get `messages`, for `ray.data.llm.build_processor`, and `request_index`, their
-    position in `dataset`.
+    Without `window`, all rows are planned in the driver's memory. With it, so many rows at a time
+    are planned in Ray's tasks while the data set streams through; it may be larger than any memory.
+    Rows keep their columns and get `messages`, for `ray.data.llm.build_processor`, and
+    `request_index`, their position in `dataset` or in their window.
 
     Args:
         dataset: one question per row with its documents, most relevant first: texts, or objects
@@ -37,21 +39,34 @@ def boosted(
         documents: column of the documents.
         system: the system prompt; None for no system message.
         settings: None for the defaults.
-        num_blocks: blocks of consecutive rows; the number of engine replicas.
+        num_blocks: blocks of consecutive rows; the number of engine replicas. Not with `window`.
+        window: rows planned together; None: all.
 
     Raises:
         MissingExtraError: ray is not installed.
-        InvalidDocumentError, RequestError: a row is invalid.
+        InvalidDocumentError, RequestError: a row is invalid, or `window` is below 1. With `window`,
+            Ray raises its own error around that of a row, when the row is computed.
     """
     ray_data: Any = import_extra("ray.data", extra="ray")
-    rows = dataset.take_all()
-    requests = [Request(row[question], tuple(map(_plain, row[documents]))) for row in rows]
-    plan = Booster(settings).boost_batch(requests)
-    planned = [
-        {**rows[at], "messages": context.messages(system=system), "request_index": at}
-        for at, context in zip(plan.order, plan.contexts, strict=True)
-    ]
-    return ray_data.from_items(planned, override_num_blocks=min(num_blocks, max(len(planned), 1)))
+
+    def plan(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        requests = [Request(row[question], tuple(map(_plain, row[documents]))) for row in rows]
+        planned = Booster(settings).boost_batch(requests)
+        return [
+            {**rows[at], "messages": context.messages(system=system), "request_index": at}
+            for at, context in zip(planned.order, planned.contexts, strict=True)
+        ]
+
+    if window is None:
+        rows = plan(dataset.take_all())
+        return ray_data.from_items(rows, override_num_blocks=min(num_blocks, max(len(rows), 1)))
+    if window < 1:
+        raise RequestError(f"window must be at least 1, got {window}", param="window")
+
+    def plan_table(table: Any) -> Any:
+        return type(table).from_pylist(plan(table.to_pylist()))
+
+    return dataset.map_batches(plan_table, batch_size=window, batch_format="pyarrow")
 
 
 def _plain(document: Any) -> Any:

@@ -1,0 +1,146 @@
+"""Keep the finished windows of a batch job, so that an interrupted job can go on.
+
+Three files grow beside the output under temporary names. After each window a fourth says how long
+they are and where the next window begins; what they have beyond that is cut off by a job that
+resumes. Does not know what the windows hold.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple, Self
+
+from ragboost.batch.catalog import FILE_START, Place
+from ragboost.batch.summary import BatchSummary
+from ragboost.errors import RequestError
+
+
+class Checkpoint(NamedTuple):
+    """A place between two windows.
+
+    Attributes:
+        place: where the next window begins in the input.
+        summary: of the windows before.
+    """
+
+    place: Place
+    summary: BatchSummary
+
+
+class GrowingFiles:
+    """The files of a job while it writes them: complete or absent after it.
+
+    After an error they are deleted, unless there is a checkpoint to go on from.
+
+    Args:
+        paths: the files; the checkpoint is named after the first.
+        fingerprint: of everything that the files depend on.
+        resume: go on from the checkpoint, if there is one.
+        start: summary of a job that begins.
+
+    Attributes:
+        files: open files, in the order of `paths`.
+        checkpoint: where the job begins.
+
+    Raises:
+        RequestError: a file cannot be written, or the checkpoint is that of another job.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], *, fingerprint: str, resume: bool, start: BatchSummary
+    ) -> None:
+        self._paths = paths
+        self._parts = [path.with_name(f".{path.name}.part") for path in paths]
+        self._state = paths[0].with_name(f".{paths[0].name}.checkpoint")
+        self._fingerprint = fingerprint
+        self.files: list[BinaryIO] = []
+        self.checkpoint = Checkpoint(FILE_START, start)
+        sizes = self._read_state() if resume else None
+        if sizes is None:
+            self._state.unlink(missing_ok=True)
+        try:
+            for path, size in zip(self._parts, sizes or [0] * len(paths), strict=True):
+                self.files.append(_open_at(path, size))
+        except OSError as error:
+            self._close()
+            raise RequestError(f"cannot write {error.filename}: {error.strerror}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        is_kept = error is not None and self._state.exists()
+        self._close()
+        if not is_kept:
+            for path in (*self._parts, self._state):
+                path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            name = error.filename or self._paths[0]
+            raise RequestError(f"cannot write {name}: {error.strerror}") from None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Keep what has been written so far, for a job that resumes."""
+        for file in self.files:
+            file.flush()
+            os.fsync(file.fileno())
+        state = {
+            "fingerprint": self._fingerprint,
+            "place": checkpoint.place,
+            "sizes": [file.tell() for file in self.files],
+            "summary": checkpoint.summary.as_json(),
+        }
+        temporary = self._state.with_name(f"{self._state.name}.tmp")
+        temporary.write_text(json.dumps(state))
+        temporary.replace(self._state)
+
+    def finish(self, number: int) -> None:
+        """Give the file of this number its name; it is complete."""
+        self.files[number].close()
+        self._parts[number].replace(self._paths[number])
+
+    def forget(self) -> None:
+        """Delete the checkpoint: there is nothing to go on from."""
+        self._state.unlink(missing_ok=True)
+
+    def _read_state(self) -> list[int] | None:
+        """Return the sizes of the files at the checkpoint, and set it; None if there is none."""
+        try:
+            state: dict[str, Any] = json.loads(self._state.read_text())
+            sizes: list[int] = list(map(int, state["sizes"]))
+            checkpoint = Checkpoint(
+                Place(*state["place"]), BatchSummary.from_json(state["summary"])
+            )
+            is_ours = state["fingerprint"] == self._fingerprint
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RequestError(f"cannot read {self._state}: {error!r}; delete it") from None
+        if not is_ours:
+            raise RequestError(
+                f"{self._state} is of a job with another input, other settings or other options: "
+                "repeat these, or start without --resume"
+            )
+        for path, size in zip(self._parts, sizes, strict=True):
+            if not path.exists() or path.stat().st_size < size:
+                raise RequestError(f"{path} is incomplete: start without --resume")
+        self.checkpoint = checkpoint
+        return sizes
+
+    def _close(self) -> None:
+        for file in self.files:
+            file.close()
+
+
+def _open_at(path: Path, size: int) -> BinaryIO:
+    """Open a file for writing behind its first `size` bytes."""
+    file = path.open("r+b" if size else "wb")
+    file.truncate(size)
+    file.seek(size)
+    return file

@@ -1,0 +1,89 @@
+"""The counts and predictions of a batch job, added up over its windows."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ragboost.batch.catalog import DocumentCatalog
+from ragboost.batch.plan import FilePlan, predict
+from ragboost.simulate import HitRate
+
+_NOTHING = HitRate(0, 0)
+
+
+@dataclass(frozen=True)
+class BatchSummary:
+    """The result of a job.
+
+    Attributes:
+        requests: lines written.
+        rejected: malformed lines.
+        documents: documents in the requests, as given.
+        duplicates_removed: documents removed because their request repeats them.
+        requests_reordered: requests whose documents are in another order.
+        windows: parts of the file that were planned by themselves.
+        cache_tokens: capacity of the simulated prefix cache; None if unbounded.
+        block_size: its block size in tokens; None for whole documents.
+        before: predicted hit rate of the input. Each window begins with an empty cache.
+        after: predicted hit rate of the output, as well.
+    """
+
+    requests: int = 0
+    rejected: int = 0
+    documents: int = 0
+    duplicates_removed: int = 0
+    requests_reordered: int = 0
+    windows: int = 0
+    cache_tokens: int | None = None
+    block_size: int | None = None
+    before: HitRate = _NOTHING
+    after: HitRate = _NOTHING
+
+    def with_window(
+        self, catalog: DocumentCatalog, planned: FilePlan, *, rejected: int
+    ) -> "BatchSummary":
+        """Return the summary with another window."""
+        entries, cache, block = catalog.entries, self.cache_tokens, self.block_size
+        before = predict(catalog, None, cache_tokens=cache, block_size=block)
+        after = predict(catalog, planned, cache_tokens=cache, block_size=block)
+        permutations = planned.permutations
+        num_documents = sum(len(entry.documents) for entry in entries)
+        num_sent = sum(map(len, permutations))
+        return BatchSummary(
+            requests=self.requests + len(entries),
+            rejected=self.rejected + rejected,
+            documents=self.documents + num_documents,
+            duplicates_removed=self.duplicates_removed + num_documents - num_sent,
+            requests_reordered=self.requests_reordered
+            + sum(list(order) != sorted(order) for order in permutations),
+            windows=self.windows + 1,
+            cache_tokens=cache,
+            block_size=block,
+            before=_sum(self.before, before),
+            after=_sum(self.after, after),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object with hit rates beside their token counts."""
+        fields = asdict(self)
+        for name in ("before", "after"):
+            rate: HitRate = getattr(self, name)
+            fields[name] = {
+                "hit_rate": round(rate.hit_rate, 4),
+                "cached_tokens": rate.cached_tokens,
+                "prompt_tokens": rate.prompt_tokens,
+            }
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "BatchSummary":
+        """Return the summary that `as_json` wrote."""
+        rates = {
+            name: HitRate(fields[name]["cached_tokens"], fields[name]["prompt_tokens"])
+            for name in ("before", "after")
+        }
+        return cls(**{**fields, **rates})
+
+
+def _sum(one: HitRate, other: HitRate) -> HitRate:
+    return HitRate(one.cached_tokens + other.cached_tokens, one.prompt_tokens + other.prompt_tokens)

@@ -1,0 +1,165 @@
+"""Order one window of a batch file: read it, plan it, write it in release order.
+
+Makes two passes over the window. The first keeps numbers only (see `catalog`), the second reads
+each line again at its offset. Does not know wire shapes (see `lines`), nor other windows.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import BinaryIO
+
+from ragboost.batch.catalog import (
+    FILE_START,
+    DocumentCatalog,
+    IsFull,
+    Place,
+    Progress,
+    WindowRead,
+    read_requests,
+)
+from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
+from ragboost.batch.plan import FilePlan, plan_file
+from ragboost.booster.compose import Retrieved, compose
+from ragboost.booster.session_state import CarriedDocuments
+from ragboost.config import Settings
+from ragboost.context import Context
+from ragboost.dedup import unique_documents
+from ragboost.errors import RagBoostError, RequestError
+from ragboost.retrieval.corpus import Corpus
+from ragboost.tokens import make_offline_counter
+
+_NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True)
+_EVERY = 64  # lines between two reports of progress
+
+
+class WindowJob:
+    """The two passes over one window, with their shared state.
+
+    Args:
+        settings: settings of ordering, de-duplication, hints and tokens.
+        corpus: for lines with `doc_ids`.
+        on_progress: called periodically.
+
+    Attributes:
+        catalog: the requests of the window.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        corpus: Corpus | None = None,
+        on_progress: Progress = lambda *_: None,
+    ) -> None:
+        self._settings = settings
+        self._counter = make_offline_counter(settings.tokens)
+        self._parser = LineParser(settings, corpus=corpus)
+        self._on_progress = on_progress
+        self.catalog = self._empty()
+
+    def read(
+        self,
+        source: BinaryIO,
+        rejects: BinaryIO,
+        *,
+        start: Place = FILE_START,
+        is_full: IsFull | None = None,
+    ) -> WindowRead:
+        """Fill the catalog (first pass), instead of the last window's, and write the rejects."""
+        self.catalog = self._empty()
+        return read_requests(
+            source,
+            self.catalog,
+            parser=self._parser,
+            on_rejected=lambda *rejected: rejects.write(_rejected(*rejected)),
+            on_progress=self._on_progress,
+            start=start,
+            is_full=is_full,
+        )
+
+    def plan(self, improve_s: float = 0.0) -> FilePlan:
+        """Order documents and requests."""
+        self._on_progress("planning", 0, 1)
+        plan = plan_file(
+            self.catalog,
+            self._settings.ordering,
+            improve_s=improve_s,
+            on_progress=self._on_progress,
+        )
+        self._on_progress("planning", 1, 1)
+        return plan
+
+    def write(
+        self,
+        source: BinaryIO,
+        output: BinaryIO,
+        positions: BinaryIO,
+        *,
+        planned: FilePlan,
+        lines_before: int = 0,
+    ) -> None:
+        """Write the requests and their positions (second pass), behind so many output lines."""
+        total = len(planned.release)
+        for at, position in enumerate(planned.release, 1):
+            entry = self.catalog.entries[position]
+            source.seek(entry.offset)
+            raw = source.readline()
+            line = self._parser.parse(raw)
+            if len(line.documents) != len(entry.documents):
+                raise RequestError(f"line {entry.line} changed while the job ran: start it again")
+            context = self._context(line, planned.permutations[position])
+            value = line.write(context)
+            output.write(_verbatim(raw) if value == line.value else encode_json(value))
+            output.write(b"\n")
+            where = {
+                "input_line": entry.line,
+                "output_line": lines_before + at,
+                "id": line.id,
+                "documents": kept(context) if context else [],
+            }
+            positions.write(encode_json(where) + b"\n")
+            if at % _EVERY == 0 or at == total:
+                self._on_progress("writing", at, total)
+
+    def _empty(self) -> DocumentCatalog:
+        return DocumentCatalog(self._counter, dedup=self._settings.dedup.enabled)
+
+    def _context(self, line: BatchLine, permutation: Sequence[int]) -> Context | None:
+        if not line.documents:
+            return None
+        settings = self._settings if line.is_boost_wanted else _as_they_are(self._settings)
+        if settings.dedup.enabled:
+            unique, slots = unique_documents(line.documents)
+        else:
+            unique, slots = line.documents, tuple(range(len(line.documents)))
+        retrieved = Retrieved(line.query, line.documents, unique, slots, (), ())
+        composed = compose(retrieved, permutation, history=_NO_HISTORY, settings=settings)
+        return Context(
+            query=line.query,
+            documents=composed.documents,
+            retrieved=line.documents,
+            positions=composed.positions,
+            labels=composed.labels,
+            hints=composed.hints,
+            hint_position=settings.hints.position,
+        )
+
+
+def _as_they_are(settings: Settings) -> Settings:
+    """Return the settings for a request whose caller wants its documents unchanged."""
+    return settings.model_copy(
+        update={
+            "dedup": settings.dedup.model_copy(update={"enabled": False}),
+            "hints": settings.hints.model_copy(update={"order": False}),
+        }
+    )
+
+
+def _verbatim(raw: bytes) -> bytes:
+    """Return a line's bytes without its line end and byte order mark."""
+    return raw.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8)
+
+
+def _rejected(number: int, raw: bytes, error: RagBoostError) -> bytes:
+    text = raw.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+    return encode_json({"line": number, "error": str(error), "text": text}) + b"\n"
