@@ -5,7 +5,7 @@ Causality is by absolute position, so a segment may hold any ascending positions
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ragboost.chunk_cache.model.attention.base import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import masked_attention
 from ragboost.chunk_cache.model.attention.tiled import TiledAttention
+from ragboost.chunk_cache.model.plan import Observer
 from ragboost.engine.runtime.kv import RequestKV
 
 IMPLEMENTATION = "ragboost_ragged"
@@ -34,6 +35,7 @@ class Segment:
         kv: the request's KV; the rows' keys and values are written to it.
         wants_logits: whether the last row's logits are needed.
         windows: sliding windows that the layers have asked for.
+        observe: called with the number and the inputs of each layer's attention; None: nothing is.
         memo: masks that the layers share.
     """
 
@@ -42,6 +44,7 @@ class Segment:
     num_keys: int
     kv: RequestKV
     wants_logits: bool = True
+    observe: Observer | None = None
     windows: set[int | None] = field(default_factory=set)
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -127,17 +130,20 @@ def ragged_attention(
         last = first + len(segment.token_ids)
         segment.windows.add(sliding_window)
         keys, values = segment.kv.layers[module.layer_idx]
-        is_cut = sliding_window is not None and sliding_window < segment.num_keys
+        evicted = segment.kv.evicted[module.layer_idx]
+        num_keys = segment.num_keys - evicted
         inputs = AttentionInputs(
             query[:, :, first:last],
-            keys[None, :, : segment.num_keys],
-            values[None, :, : segment.num_keys],
-            segment.positions,
+            keys[None, :, :num_keys],
+            values[None, :, :num_keys],
+            segment.positions - evicted,
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            window=sliding_window if is_cut else None,
+            window=sliding_window,
             softcap=softcap,
-            memo=segment.memo,
+            memo={} if evicted else segment.memo,  # masks of other layers have other keys
         )
+        if segment.observe is not None:
+            segment.observe(module.layer_idx, inputs)
         outputs.append(attend(inputs))
         first = last
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
@@ -148,6 +154,8 @@ def attend(inputs: AttentionInputs) -> Tensor:
     """Return the attention of the rows of one segment, without a mask where none is needed: for a
     single row, and for a whole prompt."""
     query, key, value = inputs.query, inputs.key, inputs.value
+    if inputs.window is not None and inputs.window >= inputs.num_keys:
+        inputs = replace(inputs, window=None)
     if inputs.window is None and inputs.softcap is None:
         if query.shape[2] == 1:
             return masked_attention(inputs, query, key, value, None)
