@@ -84,6 +84,18 @@ class EngineSettings(Section):
         description="Share of reused tokens to recompute, unless a request gives one; 1 is a full "
         "prefill. Raise it for accuracy, lower it for speed.",
     )
+    reuse_keep_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Prompt tokens per layer and head that remain for decoding in requests with "
+        "chunk reuse, unless a request says; the others are evicted by the question's attention "
+        "(SnapKV). None: all.",
+    )
+    reuse_attention: Literal["auto", "dense", "tiled", "flex", "varlen"] = Field(
+        "auto",
+        description="Attention of the passes that select tokens and compute chunks. auto: tiled; "
+        "flex and varlen are for GPUs.",
+    )
     reuse_capacity_bytes: int = Field(
         1 << 30, ge=1, description="Memory on the model's device for the KV of stored chunks."
     )

@@ -35,13 +35,14 @@ class Request:
         reuse: ReuseOptions | None = None,
         max_tokens: int = 4,
         salt: str | None = None,
+        keep_tokens: int | None = None,
     ) -> None:
         self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         tokens = (
             PromptTokens(prompt) if isinstance(prompt, list) else PromptTokens(prompt.token_ids)
         )
         if reuse is not None and isinstance(prompt, CutPrompt):
-            tokens = PromptTokens(tokens.token_ids, prompt, reuse)
+            tokens = PromptTokens(tokens.token_ids, prompt, reuse, keep_tokens=keep_tokens)
         self.submitted = EngineRequest(
             tokens,
             SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True),

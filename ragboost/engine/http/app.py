@@ -79,6 +79,7 @@ def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
             refusal=loaded.reuse_refusal,
             policies=engine.chunk_scheduler.reuse.policies if engine.chunk_scheduler else (),
         ),
+        keep_tokens=settings.reuse_keep_tokens,
         default_max_tokens=settings.default_max_tokens,
         max_body_bytes=settings.max_body_bytes,
     )

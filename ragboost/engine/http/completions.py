@@ -36,7 +36,7 @@ class CompletionService:
 
     Args:
         engine, loaded: the engine and its model.
-        reuse: defaults of chunk reuse.
+        reuse, keep_tokens: defaults of chunk reuse, see `Prompts`.
         default_max_tokens: for chat requests without `max_tokens`.
         max_body_bytes: larger bodies are rejected.
 
@@ -51,13 +51,14 @@ class CompletionService:
         loaded: LoadedModel,
         *,
         reuse: ReuseDefaults,
+        keep_tokens: int | None = None,
         default_max_tokens: int,
         max_body_bytes: int,
     ) -> None:
         self.engine = engine
         self.loaded = loaded
         self.reuse = reuse
-        self.prompts = Prompts(loaded, reuse=reuse)
+        self.prompts = Prompts(loaded, reuse=reuse, keep_tokens=keep_tokens)
         self.metrics = EngineMetrics(engine)
         self._default_max_tokens = default_max_tokens
         self._max_body_bytes = max_body_bytes

@@ -30,6 +30,7 @@ from ragboost.graph.retrieve import paths_of
 from ragboost.graph.triplets import RelationPath, as_triplet
 
 FIELD = "ragboost"
+KEEP = f"{FIELD}.reuse.keep_tokens"
 MAX_PATHS = 20_000
 
 
@@ -62,7 +63,9 @@ class RagboostFields(Fields):
     """Fields of the engine beyond OpenAI's."""
 
     reuse: Any = Field(
-        None, description='Chunk reuse: "exact", "approx", or an object with `policy` and `ratio`.'
+        None,
+        description='Chunk reuse: "exact", "approx", or an object with `policy`, `ratio` and '
+        "`keep_tokens`, the prompt tokens per layer and head that remain for decoding.",
     )
     chunks: list[list[Annotated[int, Field(ge=0)]]] = Field(
         [],
@@ -83,11 +86,13 @@ class Extension:
         reuse: None: the request is computed exactly.
         spans: of chunks by message number; those of a text completion have number 0.
         graph: None: there is none.
+        keep_tokens: prompt tokens per layer and head that remain for decoding; None: not given.
     """
 
     reuse: ReuseOptions | None
     spans: Mapping[int, Sequence[TextSpan]] = field(default_factory=dict)
     graph: GraphRequest | None = None
+    keep_tokens: int | None = None
 
 
 def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extension:
@@ -103,11 +108,12 @@ def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extensi
                 f"{FIELD}.graph and {FIELD}.chunks exclude each other", param=f"{FIELD}.chunks"
             )
         return Extension(None, graph=_graph_request(fields.graph))
-    asked = {"reuse": fields.reuse, "chunks": fields.chunks, "tenant": fields.tenant}
+    reuse, keep_tokens = _without_keep(fields.reuse)
+    asked = {"reuse": reuse, "chunks": fields.chunks, "tenant": fields.tenant}
     spans: defaultdict[int, list[TextSpan]] = defaultdict(list)
     for number, start, stop in read_positions(asked, is_chat=is_chat):
         spans[number].append(TextSpan(start, stop))
-    return Extension(read_options(asked, defaults), spans)
+    return Extension(read_options(asked, defaults), spans, keep_tokens=keep_tokens)
 
 
 def parse_graph(given: Any) -> GraphRequest:
@@ -122,6 +128,18 @@ def check_inside(spans: Sequence[TextSpan], length: int) -> None:
             f"{FIELD}.chunks ends at {spans[-1].stop}, after the end of its text at {length}",
             param=f"{FIELD}.chunks",
         )
+
+
+def _without_keep(reuse: Any) -> tuple[Any, int | None]:
+    """Split off `keep_tokens`, which only this engine has."""
+    if not isinstance(reuse, dict) or reuse.get("keep_tokens") is None:
+        return reuse, None
+    keep = reuse["keep_tokens"]
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise RequestError(
+            f"{KEEP} must be a number of tokens, at least 1, got {keep!r}", param=KEEP
+        )
+    return {name: value for name, value in reuse.items() if name != "keep_tokens"}, keep
 
 
 def _graph_request(fields: GraphFields) -> GraphRequest:

@@ -41,7 +41,12 @@ class _EngineCounters(Collector):
             for source in ("exact", "approximate", "recomputed", "computed"):
                 tokens.add_metric([source], getattr(totals, source))
             stored = _counter("chunks_stored", "Chunks stored.", totals.chunks_stored)
-            families += [tokens, stored]
+            evicted = _counter(
+                "evicted_prompt_tokens",
+                "Prompt tokens evicted before decoding (keep_tokens).",
+                totals.evicted,
+            )
+            families += [tokens, stored, evicted]
         return families
 
 

@@ -7,7 +7,7 @@ tokenizer's thread. An invalid field raises `RequestError`, which names it.
 from typing import Any
 
 from ragboost.engine.http import protocol
-from ragboost.engine.http.extension import Extension, check_inside, parse_extension
+from ragboost.engine.http.extension import KEEP, Extension, check_inside, parse_extension
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
 from ragboost.engine.text.cutting import cut_text, cut_tokens, find_documents, find_in_messages
@@ -22,13 +22,18 @@ class Prompts:
     Args:
         loaded: the model.
         reuse: defaults of chunk reuse.
+        keep_tokens: tokens that remain of a prompt with chunk reuse, unless a request says; None:
+            all.
     """
 
-    def __init__(self, loaded: LoadedModel, *, reuse: ReuseDefaults) -> None:
+    def __init__(
+        self, loaded: LoadedModel, *, reuse: ReuseDefaults, keep_tokens: int | None = None
+    ) -> None:
         self._tokenizer = loaded.tokenizer
         self._graphs = loaded.graphs
         self._vocab_size = loaded.runner.vocab_size
         self._reuse = reuse
+        self._keep_tokens = keep_tokens
 
     def chat_ids(self, body: protocol.Body) -> list[int]:
         """Return the ids of a chat request, without chunk reuse."""
@@ -58,7 +63,7 @@ class Prompts:
         is_later = bool(by_message) and min(by_message) > question
         end = text.find(messages[question]["content"]) if is_later else -1
         cut = cut_text(text, found, self._encode, system_end=end if end >= 0 else None)
-        return _reusing(cut, extension)
+        return self._reusing(cut, extension)
 
     def text(self, body: protocol.Body) -> PromptTokens:
         """Return the prompt of a text completion."""
@@ -70,9 +75,21 @@ class Prompts:
         if extension.reuse is None:
             return PromptTokens(whole(given) if isinstance(given, str) else given)
         if isinstance(given, list):
-            return _reusing(cut_tokens(given, spans), extension)
+            return self._reusing(cut_tokens(given, spans), extension)
         cut = cut_text(given, spans, self._encode, encode_first=whole)
-        return _reusing(cut, extension)
+        return self._reusing(cut, extension)
+
+    def _reusing(self, cut: CutPrompt, extension: Extension) -> PromptTokens:
+        least, keep = len(cut.system) + len(cut.question), extension.keep_tokens
+        if keep is not None and keep < least:
+            raise RequestError(
+                f"{KEEP} must be at least {least}, the tokens of system prompt and question, "
+                f"got {keep}",
+                param=KEEP,
+            )
+        if keep is None and self._keep_tokens is not None:
+            keep = max(self._keep_tokens, least)
+        return PromptTokens(cut.token_ids, cut, extension.reuse, keep_tokens=keep)
 
     def _graph(self, graph: GraphRequest, body: protocol.Body) -> PromptTokens:
         if protocol.parse_documents(body):
@@ -94,7 +111,3 @@ class Prompts:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
-
-
-def _reusing(cut: CutPrompt, extension: Extension) -> PromptTokens:
-    return PromptTokens(cut.token_ids, cut, extension.reuse)

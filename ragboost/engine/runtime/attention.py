@@ -4,9 +4,9 @@ Registered with transformers as `ragboost_ragged`. Knows positions and tensors, 
 Causality is by absolute position, so a segment may hold any ascending positions of its request.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
@@ -14,27 +14,13 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.dense import masked_attention
+from ragboost.chunk_cache.model.attention.tiled import TiledAttention
+from ragboost.chunk_cache.model.plan import Observer
 from ragboost.engine.runtime.kv import RequestKV
 
 IMPLEMENTATION = "ragboost_ragged"
-
-TILE = 32
-"""Rows of a tile on a CPU: as many as SDPA processes at a time. Elsewhere there is one tile."""
-
-
-class AttentionTile(NamedTuple):
-    """Some rows of a segment and the keys they attend to.
-
-    Attributes:
-        rows, keys: ranges within the segment and its KV.
-        mask: (rows, keys) bool; None: no mask is needed.
-        is_causal: rows and keys are both all positions from 0 on, masked causally.
-    """
-
-    rows: slice
-    keys: slice
-    mask: Tensor | None
-    is_causal: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +35,8 @@ class Segment:
         kv: the request's KV; the rows' keys and values are written to it.
         wants_logits: whether the last row's logits are needed.
         windows: sliding windows that the layers have asked for.
+        observe: called with the number and the inputs of each layer's attention; None: nothing is.
+        memo: masks that the layers share.
     """
 
     token_ids: Sequence[int]
@@ -56,47 +44,9 @@ class Segment:
     num_keys: int
     kv: RequestKV
     wants_logits: bool = True
+    observe: Observer | None = None
     windows: set[int | None] = field(default_factory=set)
-    _tiles: "dict[tuple[int | None, bool], list[AttentionTile]]" = field(
-        default_factory=dict, init=False, repr=False
-    )
-
-    def tiles(self, window: int | None, *, is_masked: bool = True) -> "list[AttentionTile]":
-        """Return tiles that cover the rows, made once per window.
-
-        Args:
-            window: keys that a row sees, itself included; None: all keys before it.
-            is_masked: whether masks must be explicit; else a causal square, which costs half, may
-                stand for a whole prompt.
-        """
-        if (window, is_masked) not in self._tiles:
-            is_cut = window is not None and window < self.num_keys
-            is_square = len(self.token_ids) == self.num_keys and not is_cut
-            whole = slice(0, self.num_keys)
-            if is_square and not is_masked:
-                tiles = [AttentionTile(whole, whole, None, is_causal=True)]
-            elif len(self.token_ids) == 1 and not is_cut:
-                tiles = [AttentionTile(slice(0, 1), whole, None)]
-            else:
-                tiles = self._make_tiles(window if is_cut else None)
-            self._tiles[window, is_masked] = tiles
-        return self._tiles[window, is_masked]
-
-    def _make_tiles(self, window: int | None) -> "list[AttentionTile]":
-        count = len(self.token_ids)
-        size = TILE if self.positions.device.type == "cpu" else count
-        bounds, tiles = self.positions.tolist(), []
-        for first in range(0, count, size):
-            rows = slice(first, min(first + size, count))
-            low = 0 if window is None else max(0, bounds[first] - window + 1)
-            keys = slice(low, bounds[rows.stop - 1] + 1)
-            slots = torch.arange(keys.start, keys.stop, device=self.positions.device)
-            own = self.positions[rows, None]
-            mask = slots <= own
-            if window is not None:
-                mask &= slots > own - window
-            tiles.append(AttentionTile(rows, keys, mask))
-        return tiles
+    memo: dict[Hashable, Any] = field(default_factory=dict)
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
@@ -177,50 +127,46 @@ def ragged_attention(
     """
     outputs, first = [], 0
     for segment in ragged.segments:
+        last = first + len(segment.token_ids)
         segment.windows.add(sliding_window)
         keys, values = segment.kv.layers[module.layer_idx]
-        outputs += [
-            _attend(
-                query[:, :, first + tile.rows.start : first + tile.rows.stop],
-                keys[None, :, tile.keys],
-                values[None, :, tile.keys],
-                tile,
-                scaling=scaling,
-                softcap=softcap,
-            )
-            for tile in segment.tiles(sliding_window, is_masked=softcap is not None)
-        ]
-        first += len(segment.token_ids)
+        evicted = segment.kv.evicted[module.layer_idx]
+        num_keys = segment.num_keys - evicted
+        inputs = AttentionInputs(
+            query[:, :, first:last],
+            keys[None, :, :num_keys],
+            values[None, :, :num_keys],
+            segment.positions - evicted,
+            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            window=sliding_window,
+            softcap=softcap,
+            memo={} if evicted else segment.memo,  # masks of other layers have other keys
+        )
+        if segment.observe is not None:
+            segment.observe(module.layer_idx, inputs)
+        outputs.append(attend(inputs))
+        first = last
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return output.transpose(1, 2), None
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    tile: AttentionTile,
-    *,
-    scaling: float | None,
-    softcap: float | None,
-) -> Tensor:
-    groups = query.shape[1] // key.shape[1]
-    if softcap is None:
-        return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=tile.mask,
-            is_causal=tile.is_causal,
-            scale=scaling,
-            enable_gqa=groups != 1,
-        )
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
-    scores = softcap * torch.tanh(scores / softcap)
-    if tile.mask is not None:
-        scores = scores.masked_fill(~tile.mask, float("-inf"))
-    return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
+def attend(inputs: AttentionInputs) -> Tensor:
+    """Return the attention of the rows of one segment, without a mask where none is needed: for a
+    single row, and for a whole prompt."""
+    query, key, value = inputs.query, inputs.key, inputs.value
+    if inputs.window is not None and inputs.window >= inputs.num_keys:
+        inputs = replace(inputs, window=None)
+    if inputs.window is None and inputs.softcap is None:
+        if query.shape[2] == 1:
+            return masked_attention(inputs, query, key, value, None)
+        # NOTE: on a GPU only the flash kernel shares keys between heads, in half precision.
+        has_kernel = query.device.type == "cpu" or query.dtype.itemsize == 2
+        is_shared = query.shape[1] != key.shape[1]
+        if query.shape[2] == inputs.num_keys and (has_kernel or not is_shared):
+            return F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=inputs.scaling, enable_gqa=is_shared
+            )
+    return TiledAttention().attend(inputs)
 
 
 def register() -> None:

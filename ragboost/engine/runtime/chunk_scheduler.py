@@ -17,6 +17,7 @@ from ragboost.chunk_cache.prefill import Counts
 from ragboost.chunk_cache.recompute import rows_to_compute
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.snapkv import evict
 from ragboost.engine.runtime.chunk_task import COMPUTE_ERRORS, RowSelector
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.errors import RagBoostError
@@ -45,13 +46,15 @@ class SelectedRows:
 
 @dataclass(slots=True)
 class ReuseTotals:
-    """Prompt tokens of requests with chunk reuse, and chunks stored, since the start."""
+    """Prompt tokens of requests with chunk reuse, chunks stored, and prompt tokens evicted before
+    decoding, since the start."""
 
     exact: int = 0
     approximate: int = 0
     recomputed: int = 0
     computed: int = 0
     chunks_stored: int = 0
+    evicted: int = 0
 
 
 class ChunkScheduler(RowSelector[SelectedRows]):
@@ -96,6 +99,31 @@ class ChunkScheduler(RowSelector[SelectedRows]):
             )
         except COMPUTE_ERRORS as error:  # such as no memory for the copies
             logger.warning("the chunks of a prompt were not stored: %s", error)
+
+    def shorten(self, request: EngineRequest) -> None:
+        """Evict the prompt tokens that the question pays little attention to (SnapKV), once the
+        prompt is computed, saved and taken. Does nothing if the request keeps all tokens."""
+        window, request.window = request.window, None
+        prompt, kv = request.prompt, request.kv
+        if window is None or request.finish_reason is not None:
+            return
+        assert prompt.cut is not None, "a prompt that is not cut at its chunks"
+        assert prompt.keep_tokens is not None, "a prompt that keeps all tokens"
+        assert kv is not None, "a request without KV"
+        length = request.num_prompt_tokens
+        documents = (len(prompt.cut.system), length - len(prompt.cut.question))
+        try:
+            short = evict(
+                _prompt_cache(request), window, documents=documents, capacity=prompt.keep_tokens
+            )
+            kv.shorten([(one.keys[0], one.values[0]) for one in short.layers], num_tokens=length)
+        except COMPUTE_ERRORS as error:  # such as no memory for the copies
+            logger.warning("a prompt was not shortened: %s", error)
+            return
+        if any(kv.evicted):
+            # Slots have moved, and what is generated sees a part of the prompt only.
+            request.exact_until = 0
+            self.totals.evicted += max(kv.evicted)
 
     def _reuse_of(self, request: EngineRequest) -> ChunkReuse:
         options = request.prompt.reuse

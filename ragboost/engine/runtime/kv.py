@@ -50,17 +50,20 @@ class KVLayout(NamedTuple):
 
 
 class RequestKV:
-    """Private KV of one running request; slot i holds position i.
+    """Private KV of one running request; slot i of a layer holds position i + evicted[layer] behind
+    the prompt, and i in it unless some of the prompt was evicted.
 
     Attributes:
-        layers: per layer (keys, values), each (heads, capacity, dim); keys are post-RoPE.
+        layers: per layer (keys, values), each (heads, slots, dim); keys are post-RoPE.
         capacity: positions that fit; `reserve` grows it.
+        evicted: prompt tokens of each layer that were evicted, see `shorten`.
     """
 
     def __init__(self, layout: KVLayout, capacity: int) -> None:
         self._layout = layout
         self.capacity = capacity
         self.layers = layout.allocate(capacity)
+        self.evicted = [0] * len(self.layers)
 
     def reserve(self, num_tokens: int) -> None:
         """Make room for `num_tokens` positions, keeping what was written."""
@@ -70,13 +73,33 @@ class RequestKV:
         grown = self._layout.allocate(capacity)
         for old, new in zip(self.layers, grown, strict=True):
             for source, target in zip(old, new, strict=True):
-                target[:, : self.capacity] = source
+                target[:, : source.shape[1]] = source
         self.layers, self.capacity = grown, capacity
 
     def write(self, layer: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values, (heads, len(positions), dim), at `positions`."""
-        self.layers[layer][0].index_copy_(1, positions, keys)
-        self.layers[layer][1].index_copy_(1, positions, values)
+        slots = positions - self.evicted[layer]
+        self.layers[layer][0].index_copy_(1, slots, keys)
+        self.layers[layer][1].index_copy_(1, slots, values)
+
+    def shorten(self, kept: Sequence[tuple[Tensor, Tensor]], *, num_tokens: int) -> None:
+        """Replace the KV of a prompt of `num_tokens` tokens by fewer, in the same room for more.
+
+        Args:
+            kept: keys and values per layer, each (heads, tokens, dim).
+            num_tokens: length of the prompt.
+        """
+        room, layers = self.capacity - num_tokens, []
+        for pair in kept:
+            own = [
+                tensor.new_empty(tensor.shape[0], tensor.shape[1] + room, tensor.shape[2])
+                for tensor in pair
+            ]
+            for target, source in zip(own, pair, strict=True):
+                target[:, : source.shape[1]] = source
+            layers.append((own[0], own[1]))
+        self.layers = layers
+        self.evicted = [num_tokens - keys.shape[1] for keys, _ in kept]
 
 
 class KVPool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from ragboost.chunk_cache.model.plan import Observer
 from ragboost.engine.runtime import attention
 from ragboost.engine.runtime.attention import PackedCache, Segment
 from ragboost.engine.runtime.kv import KVLayout, LayerShape, RequestKV
@@ -70,6 +71,7 @@ class ModelRunner:
         start: int = 0,
         positions: Tensor | None = None,
         wants_logits: bool = True,
+        observe: Observer | None = None,
     ) -> Segment:
         """Return rows of a request whose other positions, up to the last row, are in `kv`.
 
@@ -79,12 +81,13 @@ class ModelRunner:
             start: position of the first row, if they are consecutive.
             positions: of the rows, (rows,), ascending; None: consecutive from `start` on.
             wants_logits: whether the last row's logits are needed.
+            observe: see `Segment`.
         """
         if positions is None:
             positions = torch.arange(start, start + len(token_ids), device=self.device)
         end = int(positions[-1]) + 1
         kv.reserve(end)
-        return Segment(token_ids, positions, end, kv, wants_logits)
+        return Segment(token_ids, positions, end, kv, wants_logits, observe)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         """Compute all rows and write their KV.

@@ -96,16 +96,10 @@ class Cleared:
 Event = Stored | Removed | Cleared
 
 
-_Leaf = tuple[float, int, CacheBlock, int]
-"""Heap entry of an evictable block: priority, tie-breaker, block, its `last_used` at that time. It
-is stale once the block is used, extended or dropped."""
-
-
 class BlockCache:
     """A forest of blocks of `block_size` tokens in `num_blocks` slots.
 
-    Every operation costs O(blocks touched), eviction O(log num_blocks) per block; the first
-    eviction after `look_ahead` costs O(num_blocks).
+    Every operation costs O(blocks touched), and O(num_blocks) more if it has to evict.
 
     Args:
         num_blocks: capacity.
@@ -122,9 +116,6 @@ class BlockCache:
         self._blocks: dict[bytes, CacheBlock] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
         self._clock = 0
-        self._leaves: list[_Leaf] = []
-        self._num_pushes = 0
-        self._is_reordered = False
         self._events: list[Event] = []
 
     def __len__(self) -> int:
@@ -159,7 +150,6 @@ class BlockCache:
             assert block.num_users > 0, f"block {block.key.hex()[:8]} released too often"
             block.num_users -= 1
             block.last_used = self._clock
-            self._offer(block)
 
     def insert(
         self,
@@ -190,20 +180,18 @@ class BlockCache:
         if parent is not None and not self.holds(parent):
             return Inserted(blocks, 0)
         self._clock += 1
-        num_found, event_parent = 0, parent
-        for key in keys:
-            block = self._blocks.get(key)
-            is_hit = block is not None
-            if block is None:
-                block = self._add(key, parent)
-                if block is None:
-                    break
-            else:
-                assert num_found == len(blocks), "a cached block below a new one"
-                num_found, event_parent = num_found + 1, block
-            self._use(block, is_hit=is_hit)
+        for block in self.match(keys):
+            self._use(block, is_hit=True)
             blocks.append(block)
-            parent = block
+        num_found = len(blocks)
+        event_parent = parent = blocks[-1] if blocks else parent
+        missing = keys[num_found:]
+        assert not any(key in self._blocks for key in missing), "a cached block below a new one"
+        self.evict(len(missing) - len(self._free))
+        for key in missing[: len(self._free)]:
+            parent = self._add(key, parent)
+            self._use(parent, is_hit=False)
+            blocks.append(parent)
         if new := blocks[num_found:]:
             self._events.append(
                 Stored(
@@ -219,19 +207,19 @@ class BlockCache:
     def evict(self, num_blocks: int) -> int:
         """Evict up to `num_blocks` free leaves in the policy's order; return the number evicted.
 
-        Evicting 0 does nothing.
+        Evicting 0 or less does nothing.
         """
-        if self._is_reordered:
-            self._is_reordered = False
-            self._leaves = []
-            for block in self._blocks.values():
-                self._offer(block)
+        if num_blocks <= 0:
+            return 0
+        leaves = [self._rank(block) for block in self._blocks.values() if _is_free_leaf(block)]
+        heapq.heapify(leaves)
         evicted = 0
-        while evicted < num_blocks and self._leaves:
-            leaf = heapq.heappop(self._leaves)
-            if _is_current(leaf) and self.holds(leaf[2]):
-                self._drop(leaf[2])
-                evicted += 1
+        while evicted < num_blocks and leaves:
+            block = heapq.heappop(leaves)[-1]
+            self._drop(block)
+            evicted += 1
+            if block.parent is not None and _is_free_leaf(block.parent):
+                heapq.heappush(leaves, self._rank(block.parent))
         return evicted
 
     def look_ahead(self, waiting: Iterable[Sequence[bytes]]) -> None:
@@ -250,7 +238,6 @@ class BlockCache:
             if num_keys >= self.num_blocks:
                 break
         self._policy.look_ahead(window)
-        self._is_reordered = True
 
     def clear(self) -> None:
         """Drop all blocks, held ones too: their holders have private copies of the KV."""
@@ -258,7 +245,6 @@ class BlockCache:
             for key in self._blocks:
                 self._policy.evicted(key)
         self._blocks.clear()
-        self._leaves.clear()
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._events.append(Cleared())
 
@@ -282,7 +268,6 @@ class BlockCache:
         slots = sorted([*self._free, *(block.slot for block in blocks)])
         assert slots == list(range(self.num_blocks)), f"slots lost or doubled: {slots}"
         children = Counter(block.parent.key for block in blocks if block.parent is not None)
-        offered = {(last_used, leaf.slot) for _, _, leaf, last_used in self._leaves}
         for block in blocks:
             if block.parent is not None:
                 assert self.holds(block.parent), f"slot {block.slot} outlived its parent"
@@ -292,8 +277,6 @@ class BlockCache:
             counted = children[block.key]
             assert block.num_children == counted, (block.slot, block.num_children, counted)
             assert block.num_users >= 0, (block.slot, block.num_users)
-            if _is_free_leaf(block) and not self._is_reordered:
-                assert (block.last_used, block.slot) in offered, f"slot {block.slot} not offered"
 
     def _use(self, block: CacheBlock, *, is_hit: bool) -> None:
         block.num_users += 1
@@ -302,20 +285,13 @@ class BlockCache:
             size = float(self.block_size)
             self._policy.used(block.key, Use(self._clock, size, size, is_hit))
 
-    def _offer(self, block: CacheBlock) -> None:
-        if not _is_free_leaf(block):
-            return
-        if len(self._leaves) > 4 * self.num_blocks + 64:  # mostly stale entries
-            self._leaves = [e for e in self._leaves if _is_current(e) and self.holds(e[2])]
-            heapq.heapify(self._leaves)
-        self._num_pushes += 1
+    def _rank(self, block: CacheBlock) -> tuple[float, int, int, CacheBlock]:
+        """Return the key by which free leaves are evicted, the smallest first."""
         used = block.last_used
         priority = used if self._policy is None else self._policy.priority(block.key)
-        heapq.heappush(self._leaves, (priority, self._num_pushes, block, used))
+        return priority, used, block.slot, block
 
-    def _add(self, key: bytes, parent: CacheBlock | None) -> CacheBlock | None:
-        if not self._free and not self.evict(1):
-            return None
+    def _add(self, key: bytes, parent: CacheBlock | None) -> CacheBlock:
         block = CacheBlock(key, self._free.pop(), parent)
         if parent is not None:
             parent.num_children += 1
@@ -330,12 +306,7 @@ class BlockCache:
             self._policy.evicted(block.key)
         if block.parent is not None:
             block.parent.num_children -= 1
-            self._offer(block.parent)
 
 
 def _is_free_leaf(block: CacheBlock) -> bool:
     return block.num_users == 0 and block.num_children == 0
-
-
-def _is_current(leaf: _Leaf) -> bool:
-    return leaf[3] == leaf[2].last_used and _is_free_leaf(leaf[2])

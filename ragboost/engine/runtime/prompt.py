@@ -68,9 +68,12 @@ class PromptTokens(NamedTuple):
         cut: the same prompt cut at its chunks; set where `reuse` is.
         reuse: how stored chunks are reused; None: the prompt is computed exactly.
         graph: the same prompt as a tree; None: ordinary causal attention.
+        keep_tokens: prompt tokens per layer and head that remain for decoding, with `cut` only, see
+            `snapkv.evict`; None: all.
     """
 
     token_ids: list[int]
     cut: CutPrompt | None = None
     reuse: ReuseOptions | None = None
     graph: GraphPrompt | None = None
+    keep_tokens: int | None = None

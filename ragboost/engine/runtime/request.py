@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ragboost.chunk_cache.prefill import Counts
+from ragboost.chunk_cache.snapkv import QuestionWindow
 from ragboost.engine.runtime.kv import RequestKV
 from ragboost.engine.runtime.prefix_cache import CacheBlock, block_key
 from ragboost.engine.runtime.prompt import PromptTokens
@@ -67,6 +68,8 @@ class EngineRequest:
         rows: scattered prompt positions still to compute, (rows,), ascending; None: all positions
             from `num_computed` on.
         new_chunks: positions (start, stop) of chunks to store once the prompt is computed.
+        window: records what the question attends to, until the prompt is shortened by that; None:
+            it is not.
         exact_until: first position whose KV differs from that of a plain prefill. KV from here on
             never enters the prefix cache. None: all KV is exact.
         finish_reason: set when the request has ended.
@@ -96,6 +99,9 @@ class EngineRequest:
         self.is_selecting = prompt.reuse is not None or prompt.graph is not None
         self.rows: Tensor | None = None
         self.new_chunks: list[tuple[int, int]] = []
+        self.window: QuestionWindow | None = None
+        if prompt.cut is not None and prompt.keep_tokens is not None:
+            self.window = QuestionWindow(len(prompt.cut.question))
         self.exact_until: int | None = None
         self.finish_reason: str | None = None
         self._emit = emit

@@ -151,6 +151,7 @@ class Scheduler:
                         request.append(logits)
                         if self._chunks is not None:
                             self._chunks.take(request)
+                            self._chunks.shorten(request)
             self._select(plan)
         ended = [request for request in self.running if request.finish_reason is not None]
         for request in ended:
@@ -195,11 +196,13 @@ class Scheduler:
     def _segment(self, request: EngineRequest, positions: Tensor) -> Segment:
         assert request.kv is not None, "scheduled without KV"
         places = positions.tolist()
+        is_last = places[-1] == len(request.token_ids) - 1
         return self._runner.segment(
             [request.token_ids[position] for position in places],
             request.kv,
             positions=positions,
-            wants_logits=places[-1] == len(request.token_ids) - 1,
+            wants_logits=is_last,
+            observe=request.window if is_last else None,
         )
 
     def _plan(self) -> StepPlan:

@@ -13,6 +13,7 @@ from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.config import EngineSettings
+from ragboost.engine.builtin import build_model
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.prompt import CutPrompt, PromptPart, PromptTokens
@@ -141,6 +142,48 @@ def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> No
         got = Request(engine, parts, reuse=approx(policy, 0.3)).tokens()[0]
         alone = reuse.prefill(parts.system, parts.chunks, parts.question, policy=policy, ratio=0.3)
         assert got == int(alone.logits.argmax()), policy
+
+
+def test_decoding_over_a_shortened_prompt_gives_what_the_library_gives(engine: Engine) -> None:
+    assert engine.chunk_scheduler is not None
+    parts, keep = parts_of([2, 3, 1]), 60
+    reuse = engine.chunk_scheduler.reuse
+    alone = reuse.prefill(parts.system, parts.chunks, parts.question, ratio=1.0, keep_tokens=keep)
+    want = [int(alone.logits.argmax())]
+    plain = build_model("tiny", seed=0)  # the same weights, with transformers' own attention
+    for at in range(len(parts.token_ids), len(parts.token_ids) + 5):
+        with torch.inference_mode():
+            out = plain(
+                torch.tensor([want[-1:]]),
+                position_ids=torch.tensor([[at]]),
+                past_key_values=alone.cache,
+                use_cache=True,
+            )
+        want.append(int(out.logits[0, -1].argmax()))
+
+    request = Request(engine, parts, reuse=approx(ratio=1.0), max_tokens=6, keep_tokens=keep)
+
+    assert request.tokens() == want
+    assert engine.chunk_scheduler.totals.evicted == len(parts.token_ids) - keep
+    assert request.submitted.exact_until == 0, "what is generated now is not exact"
+    whole = Request(engine, parts, reuse=None, max_tokens=6)
+    assert whole.finish()[-1].cached_tokens == 144, "the prompt was saved before it was shortened"
+
+
+@pytest.mark.parametrize("num_tokens", [20, 400])
+def test_a_shortened_request_decodes_beyond_its_room_beside_others(
+    engine: Engine, num_tokens: int
+) -> None:
+    shortened = Request(
+        engine, parts_of([1, 2]), reuse=approx(), max_tokens=num_tokens, keep_tokens=40
+    )
+    beside = Request(engine, parts_of([3, 4]), reuse=None, max_tokens=num_tokens)
+    tokens, others = shortened.tokens(), beside.tokens()
+    again = Request(
+        engine, parts_of([1, 2]), reuse=approx(), max_tokens=num_tokens, keep_tokens=40, salt="b"
+    )
+    assert again.tokens() == tokens
+    assert Request(engine, parts_of([3, 4]), max_tokens=num_tokens, salt="c").tokens() == others
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -25,15 +25,40 @@ def masked_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the attention of some rows over some keys under a (rows, keys) mask, with scaling,
-    softcap and sinks of `inputs`."""
-    if inputs.softcap is None and inputs.sinks is None:
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, scale=inputs.scaling, enable_gqa=query.shape[1] != key.shape[1]
-        )
-    return weighted_values(attention_weights(inputs, query, key, mask), value)
+    softcap and sinks of `inputs`. Without a mask, every row sees all keys."""
+    if inputs.softcap is not None or inputs.sinks is not None:
+        if mask is None:
+            mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+        return weighted_values(attention_weights(inputs, query, key, mask), value)
+    is_shared = query.shape[1] != key.shape[1]
+    if is_shared and query.device.type != "cpu":
+        return folded_attention(query, key, value, mask, scale=inputs.scaling)
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, scale=inputs.scaling, enable_gqa=is_shared
+    )
+
+
+def folded_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    scale: float,
+) -> torch.Tensor:
+    """Return SDPA in which the heads that share a KV head become rows of it.
+
+    On CUDA, flash attention takes no mask and the memory-efficient kernel no shared heads, so that
+    both together would run in the math kernel, which writes out all scores.
+    """
+    groups = query.shape[1] // key.shape[1]
+    rows = query.reshape(1, key.shape[1], -1, query.shape[-1])
+    folded = None if mask is None else mask.repeat(groups, 1)
+    out = F.scaled_dot_product_attention(rows, key, value, folded, scale=scale)
+    return out.view(*query.shape[:3], value.shape[-1])
 
 
 def attention_weights(

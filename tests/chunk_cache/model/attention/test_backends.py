@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ragboost.chunk_cache.model.attention import BACKENDS, make_backend
 from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.dense import DenseAttention, folded_attention
 from ragboost.chunk_cache.model.attention.flex import block_mask
 from ragboost.chunk_cache.model.attention.varlen import find_runs
 from ragboost.errors import ChunkCacheError
@@ -159,3 +160,14 @@ def test_a_back_end_on_an_accelerator_equals_the_dense_one(name: str) -> None:
     want = make_backend("dense").attend(inputs)
 
     torch.testing.assert_close(make_backend(name).attend(inputs), want, atol=0.02, rtol=0.02)
+
+
+@given(rows=scattered_rows(), window=st.none() | st.integers(1, 12))
+@settings(max_examples=20, deadline=None)
+def test_heads_folded_into_rows_attend_as_shared_heads_do(
+    rows: tuple[list[int], int], window: int | None
+) -> None:
+    inputs = make_inputs(*rows, window=window)
+    mask = exact_mask(inputs.positions, inputs.num_keys, window=window)
+    got = folded_attention(inputs.query, inputs.key, inputs.value, mask, scale=inputs.scaling)
+    torch.testing.assert_close(got, DenseAttention().attend(inputs), atol=1e-5, rtol=1e-5)
