@@ -242,12 +242,15 @@ def test_a_model_without_reuse_serves_and_says_why(
 def test_a_failed_self_test_turns_reuse_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from ragboost.chunk_cache.model.attention.tiled import TiledAttention
+    from ragboost.chunk_cache.model.adapter import ModelAdapter
 
-    exact = TiledAttention.attend
-    monkeypatch.setattr(
-        TiledAttention, "attend", lambda self, inputs: exact(self, inputs) + torch.ones(1)
-    )
+    exact = ModelAdapter.forward
+
+    def wrong(self: ModelAdapter, *args: Any, **named: Any) -> torch.Tensor:
+        logits = exact(self, *args, **named)
+        return logits + torch.arange(logits.shape[-1])
+
+    monkeypatch.setattr(ModelAdapter, "forward", wrong)
     loaded = load_model(SETTINGS)
     assert loaded.adapter is None
     assert "chunk reuse stays off for this model" in (loaded.reuse_refusal or "")
