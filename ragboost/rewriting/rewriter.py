@@ -170,13 +170,17 @@ class _Rewriting:
             # A retry, or the next step of an agent that gives the turn's documents each time.
             assert found.message is not None, "a repeated message has an index"
             fields = with_messages(without_object(fields), {found.message: repeated})
+            delta = _NOTHING
+            if conversation is not None and conversation.key:  # now it is the newest form again
+                link, parent = history.links[found.message], history.digest(found.message)
+                delta = HistoryDelta(((link, repeated),), None, parent)
             if bypass is not None or history.sent:
                 num = len(repeated.documents)
                 num_dropped = len(repeated.retrieved) - num
-                return BoostResult(fields, None, num, num_dropped, bypass)
+                return BoostResult(fields, None, num, num_dropped, bypass, delta)
             context = self._keep_order(repeated.documents, text_before)
             before = history.num_bytes(self._body, found.message)
-            return self._boosted(fields, context, _NOTHING, text_before, before=before)
+            return self._boosted(fields, context, delta, text_before, before=before)
         outcome = bypass or self._boost(conversation, history.carried, text_before)
         if isinstance(outcome, Bypass):
             return self._unboosted(fields, history, bypass=outcome)
@@ -381,7 +385,7 @@ def _resend(
     """Resend the rewritten messages of a request, and leave the rest alone."""
     history = ResentMessages.find(request.body, conversation)
     fields = with_messages(without_object(request.body.fields), history.sent)
-    return BoostResult(fields, bypass=bypass)
+    return BoostResult(fields, bypass=bypass, delta=history.note_bare(request.body))
 
 
 def _seed(found: Found) -> bytes:

@@ -207,6 +207,7 @@ class ResentMessages(NamedTuple):
         repeated: what the question's message was rewritten to in an earlier request with the same
             documents, or None.
         digests: of the histories up to and including each of `sent`.
+        bare: index of the question, if it had documents in an earlier request but has none now.
     """
 
     sent: Mapping[int, SentMessage] = {}
@@ -214,6 +215,7 @@ class ResentMessages(NamedTuple):
     links: Sequence[Link] = ()
     repeated: SentMessage | None = None
     digests: Mapping[int, Digest] = {}
+    bare: int | None = None
 
     @classmethod
     def find(
@@ -248,9 +250,11 @@ class ResentMessages(NamedTuple):
         sent: dict[int, SentMessage] = {}
         carried: dict[str, str] = {}
         digests: dict[int, Digest] = {}
+        bare = None
         for at, form in _branch(conversation, links[:question], last=again):
             old = form.sent
             if at == unanswered and old.adds_documents:
+                bare = at
                 continue
             # Drop a message whose referents were evicted: its turn starts over, too.
             if old.referred <= carried.keys():
@@ -259,12 +263,19 @@ class ResentMessages(NamedTuple):
         repeated = None
         if again is not None and given is not None and given.fits(again.sent):
             repeated = again.sent if again.sent.referred <= carried.keys() else None
-        return cls(sent, carried, links, repeated, digests)
+        return cls(sent, carried, links, repeated, digests, bare)
 
     def digest(self, end: int) -> Digest:
         """Identify the history before a message as it is sent."""
         last = max([at for at in self.digests if at < end], default=None)
         return UNCHANGED if last is None else self.digests[last]
+
+    def note_bare(self, body: JsonBody) -> HistoryDelta:
+        """Return the bare question as a form of its own, so that later requests resend that one."""
+        if self.bare is None:
+            return HistoryDelta()
+        message = SentMessage(bytes(body.messages[self.bare]), (), (), is_boosted=False)
+        return HistoryDelta(((self.links[self.bare], message),), None, self.digest(self.bare))
 
     def num_bytes(self, body: JsonBody, end: int | None = None) -> int:
         """Return the bytes of the messages before `end` as they are sent; None: of all."""

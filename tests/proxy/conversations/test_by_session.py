@@ -150,13 +150,22 @@ def test_a_question_asked_again_without_documents_gets_none(
     chat = Chat(client, engine, f"no documents {documents}")
     first = chat.ask("one?", [document(1)])
     chat.ask("two?", [document(2)])
-    history = chat.messages
-    chat.messages = history[:2]
+    chat.messages = chat.messages[:2]
     again = chat.ask("two?", documents)
     check_extends(again, first)
     assert contents(again)[-1] == "two?"
-    chat.messages = history
-    assert text_of(2) in contents(chat.ask("three?"))[2]
+    check_extends(chat.ask("three?"), again)
+
+
+def test_a_history_continues_with_the_form_of_its_question_that_was_sent_last(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    chat = Chat(client, engine, "with, without, with")
+    for documents in ([document(1)], [], [document(1)]):
+        chat.messages = []
+        sent = chat.ask("one?", documents)
+    check_extends(chat.ask("two?"), sent)
+    assert text_of(1) in contents(sent)[0]
 
 
 def test_an_agents_next_step_keeps_the_turns_message(
