@@ -30,7 +30,7 @@ _PLACE_BYTES = 420  # one document of one request
 _DOCUMENT_BYTES = 420  # one different document
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """A position in a batch file.
 
     Attributes:
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     offset: int = 0
 
 
-FILE_START = Place()
+FILE_START = FilePlace()
 
 
 class WindowRead(NamedTuple):
@@ -55,7 +55,7 @@ class WindowRead(NamedTuple):
     """
 
     rejected: int
-    end: Place
+    end: FilePlace
     is_last: bool
 
 
@@ -138,7 +138,7 @@ def read_requests(
     parser: LineParser,
     on_rejected: Rejected,
     on_progress: Progress,
-    start: Place = FILE_START,
+    start: FilePlace = FILE_START,
     is_full: IsFull | None = None,
 ) -> WindowRead:
     """Fill a catalog from a file; skip blank lines.
@@ -168,4 +168,4 @@ def read_requests(
             on_progress("reading", offset, total)
         if is_full is not None and offset < total and is_full(catalog):
             break
-    return WindowRead(rejected, Place(line, offset), is_last=offset >= total)
+    return WindowRead(rejected, FilePlace(line, offset), is_last=offset >= total)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
-from ragboost.batch.catalog import FILE_START, Place
+from ragboost.batch.catalog import FILE_START, FilePlace
 from ragboost.batch.summary import BatchSummary
 from ragboost.errors import RequestError
 
@@ -25,7 +25,7 @@ class Checkpoint(NamedTuple):
         summary: of the windows before.
     """
 
-    place: Place
+    place: FilePlace
     summary: BatchSummary
 
 
@@ -115,7 +115,7 @@ class GrowingFiles:
             state: dict[str, Any] = json.loads(self._state.read_text())
             sizes: list[int] = list(map(int, state["sizes"]))
             checkpoint = Checkpoint(
-                Place(*state["place"]), BatchSummary.from_json(state["summary"])
+                FilePlace(*state["place"]), BatchSummary.from_json(state["summary"])
             )
             is_ours = state["fingerprint"] == self._fingerprint
         except FileNotFoundError:

@@ -11,8 +11,8 @@ from typing import BinaryIO
 from ragboost.batch.catalog import (
     FILE_START,
     DocumentCatalog,
+    FilePlace,
     IsFull,
-    Place,
     Progress,
     WindowRead,
     read_requests,
@@ -62,7 +62,7 @@ class WindowJob:
         source: BinaryIO,
         rejects: BinaryIO,
         *,
-        start: Place = FILE_START,
+        start: FilePlace = FILE_START,
         is_full: IsFull | None = None,
     ) -> WindowRead:
         """Fill the catalog (first pass), instead of the last window's, and write the rejects."""

@@ -84,11 +84,6 @@ class CacheFollower:
         self._is_applying = False
 
     @property
-    def num_layouts(self) -> int:
-        """Number of prompts that are followed: sent lately, or at least partly cached."""
-        return len(self._layouts)
-
-    @property
     def state(self) -> StreamState | None:
         """The worst state of the streams; None without streams."""
         return min((each.state for each in self.streams.values()), key=_STATES.index, default=None)
@@ -299,10 +294,6 @@ class CacheFollower:
                 tenant.booster(self.name).residency.clear()
         # Caches of other ranks, and blocks stored again in the meantime.
         resident = {name: self._resident_tokens(name) for name in list(self._layouts)}
-        if self.state is StreamState.EXACT:  # else a replay may bring them back
-            for name, tokens in resident.items():
-                if not tokens and name not in self._in_flight:
-                    self._layouts.pop(name)
         await self._apply({name: tokens for name, tokens in resident.items() if tokens})
 
     async def _apply(self, resident_tokens: Mapping[str, int]) -> None:

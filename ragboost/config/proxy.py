@@ -125,7 +125,7 @@ class WaitingRoomSettings(Section):
     """The waiting room: requests that wait for a backend, and are planned together meanwhile."""
 
     mode: Literal["adaptive", "window", "off"] = Field(
-        "adaptive",
+        "off",
         description="adaptive: hold requests only while their backend is busy computing prompts, "
         "as long as they would queue there, and send first what shares a cached prefix; window: "
         "hold requests for window_ms while all backends are busy; off: send at once.",

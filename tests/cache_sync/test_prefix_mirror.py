@@ -285,4 +285,4 @@ def test_blocks_are_freed_without_the_garbage_collector() -> None:
 
 
 def num_blocks() -> int:
-    return sum(isinstance(each, MirrorBlock) for each in gc.get_objects())
+    return sum(type(each) is MirrorBlock for each in gc.get_objects())

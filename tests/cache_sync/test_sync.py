@@ -211,7 +211,6 @@ def test_a_cleared_cache_is_forgotten() -> None:
         settle(proxy, engine)
 
         assert misfits(proxy, engine.completions, engine) == []
-        assert follower_of(proxy).num_layouts == 0
         assert ask(proxy, [0, 1]).headers["x-ragboost-cached-tokens-predicted"] == "0"
 
 
@@ -250,7 +249,6 @@ def test_a_killed_and_restarted_engine_is_followed() -> None:
                 eventually(lambda: follower_of(proxy).is_exact)
                 settle(proxy, again)
                 assert misfits(proxy, engine.completions, again) == []
-                assert follower_of(proxy).num_layouts == 0
                 ask_many(proxy, again, num=10, seed=4)
                 assert misfits(proxy, again.completions, again) == []
 

@@ -36,7 +36,7 @@ class Room:
         urls = [{"url": f"http://e{i}", "max_concurrency": limit} for i in range(replicas)]
         settings = Settings(
             backends=urls,  # type: ignore[arg-type]
-            waiting_room={"max_wait_ms": MAX_WAIT_S * 1000, **room},  # type: ignore[arg-type]
+            waiting_room={"mode": "adaptive", "max_wait_ms": MAX_WAIT_S * 1000, **room},  # type: ignore[arg-type]
         )
         tenants = Tenants(settings)
         self.tenant = tenants.get(TenantKey("m", ""))
@@ -339,8 +339,9 @@ def test_an_idle_backend_gets_every_request_at_once(contexts: list[tuple[int, ..
     assert client.sent == list(range(len(contexts)))
 
 
-def test_the_proxy_is_adaptive_by_default_and_says_what_it_does(engine: FakeEngine) -> None:
-    with ProxyServer(proxy_settings(engine.url)) as proxy:
+def test_an_adaptive_proxy_says_what_it_does(engine: FakeEngine) -> None:
+    settings = proxy_settings(engine.url, waiting_room={"mode": "adaptive"})
+    with ProxyServer(settings) as proxy:
         ask(proxy.url, 1, 2, 3)
         assert read_metric(proxy.url, "ragboost_releases_total", how="at_once") == 1
         name = engine.url.partition("://")[2]
