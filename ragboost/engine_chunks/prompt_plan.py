@@ -49,7 +49,7 @@ class PromptPlan:
     def num_missing(self) -> int:
         """Tokens of [held, stop) without stored KV."""
         found = sum(
-            stop - max(start, self.held)
+            max(0, min(stop, self.stop) - max(start, self.held))
             for (start, stop), kv in zip(self.request.chunks, self.stored, strict=True)
             if kv is not None
         )
@@ -135,6 +135,8 @@ def plan_prompt(
 def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
     """Return a plan that stops at the end of a page; the engine computes the tokens after it.
 
+    A chunk that is measured stays whole: only its KV up to that page is for the engine.
+
     Args:
         plan: the plan, which begins at the end of a page.
         page_size: tokens per page.
@@ -144,6 +146,11 @@ def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
         return plan
     if stop <= plan.held:
         return "below_one_page"
+    approximate = plan.approximate
+    if approximate is not None and approximate >= stop:
+        approximate = None
+    if plan.request.measure:
+        return replace(plan, stop=stop, approximate=approximate)
     chunks, stored = [], []
     for (start, end), kv in zip(plan.request.chunks, plan.stored, strict=True):
         is_cut = kv is not None and end > stop
@@ -151,13 +158,12 @@ def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
         if is_cut and kv is not None:
             kv = kv.only_first(stop - start) if start < stop else None
         stored.append(kv)
-    approximate = plan.approximate
     return replace(
         plan,
         request=replace(plan.request, chunks=tuple(chunks)),
         stop=stop,
         stored=tuple(stored),
-        approximate=None if approximate is None or approximate >= stop else approximate,
+        approximate=approximate,
     )
 
 

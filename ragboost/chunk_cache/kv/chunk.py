@@ -74,6 +74,7 @@ class ChunkKV:
                 (keys[:, :, :count], values[:, :, :count]) for keys, values in self.layers
             ),
             sensitivity=None if self.sensitivity is None else self.sensitivity[:count],
+            influence=None if self.influence is None else self.influence.only_first(count),
         )
 
 

@@ -7,7 +7,7 @@ Knows numbers and names of chunks. Does not know KV or models, or how attention 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ragboost.errors import ChunkCacheError
@@ -124,6 +124,14 @@ class Influence:
     b: float
     order: tuple[int, ...]
     peak_order: tuple[int, ...] = ()
+
+    def only_first(self, count: int) -> "Influence":
+        """Return the influence on the first `count` tokens; a and b stay, being averages."""
+        return replace(
+            self,
+            order=tuple(token for token in self.order if token < count),
+            peak_order=tuple(token for token in self.peak_order if token < count),
+        )
 
     def tokens(self, order: Order) -> tuple[int, ...]:
         """Return the tokens, the most dependent on their context first."""

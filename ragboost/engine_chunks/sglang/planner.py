@@ -142,9 +142,7 @@ class ReusePlanner:
             library=self._filler.library,
         )
         if not isinstance(plan, str):
-            aligned = align_plan(plan, self._page_size)
-            is_cut = aligned is not plan and request.wanted.measure
-            plan = "not_measurable" if is_cut else aligned
+            plan = align_plan(plan, self._page_size)
         request.reason = plan if isinstance(plan, str) else None
         return plan
 
