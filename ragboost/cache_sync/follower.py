@@ -304,8 +304,11 @@ class CacheFollower:
             layout = self._layouts.peek(request_id)
             if layout is not None:
                 await self._set_resident(layout, tokens)
+                preamble = layout.tenant, layout.preamble
                 if tokens:
-                    self._by_preamble.put((layout.tenant, layout.preamble), request_id)
+                    self._by_preamble.put(preamble, request_id)
+                elif self._by_preamble.peek(preamble) == request_id:
+                    self._by_preamble.pop(preamble)
             self._in_flight.confirm(request_id, tokens)
             if not tokens:
                 self._layouts.pop(request_id)

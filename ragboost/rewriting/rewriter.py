@@ -216,18 +216,19 @@ class _Rewriting:
         if is_other or len(history.sent) > (own is not None):
             # Earlier turns carry documents in another shape: resend them, leave the rest alone.
             fields = with_messages(fields, history.sent)
-            return BoostResult(fields, bypass=Bypass("mixed_shapes"))
+            return BoostResult(fields, bypass=Bypass("mixed_shapes"), delta=history.with_last())
         if not is_boost_wanted(ragboost_fields(body.fields)):
-            return BoostResult(fields, bypass=Bypass("option"))
+            return BoostResult(fields, bypass=Bypass("option"), delta=history.with_last())
         if not found.documents:
             fields = self._shape.replace(fields, found, self._as_given())
-            num = found.num_later - found.num_repeated
-            return BoostResult(fields, None, num, found.num_repeated)
+            num, delta = found.num_later - found.num_repeated, history.with_last()
+            return BoostResult(fields, None, num, found.num_repeated, delta=delta)
         text_before = preamble(body, self._shape, found)
         outcome = self._keep_or_boost(own.documents if own else None, text_before)
         if isinstance(outcome, Bypass):
-            return BoostResult(fields, bypass=outcome)
+            return BoostResult(fields, bypass=outcome, delta=history.with_last())
         fields, delta = self._write(fields, history, outcome)
+        delta = history.with_last(delta)
         before, after = _bytes_around(body, found)
         return self._boosted(fields, outcome, delta, text_before, before=before, after=after)
 
@@ -237,7 +238,7 @@ class _Rewriting:
         inside = _history(body, found, conversation)  # earlier turns with documents in messages
         if not is_boost_wanted(ragboost_fields(body.fields)):
             fields = with_messages(without_object(body.fields), inside.sent)
-            return BoostResult(fields, bypass=Bypass("option"))
+            return BoostResult(fields, bypass=Bypass("option"), delta=inside.with_last())
         history = _history(body, found, conversation, seed=_seed(found))
         fields = with_messages(without_object(body.fields), {**inside.sent, **history.sent})
         earlier = list(history.sent.values())
@@ -246,7 +247,7 @@ class _Rewriting:
         text_before = preamble(body, self._shape, found)
         outcome = self._keep_or_boost(earlier[-1].documents if earlier else None, text_before)
         if isinstance(outcome, Bypass):
-            return BoostResult(fields, bypass=outcome)
+            return BoostResult(fields, bypass=outcome, delta=inside.with_last())
         fields, delta = self._write(fields, history, outcome)
         after = history.num_bytes(body)
         return self._boosted(fields, outcome, delta, text_before, after=after)
@@ -385,7 +386,7 @@ def _resend(
     """Resend the rewritten messages of a request, and leave the rest alone."""
     history = ResentMessages.find(request.body, conversation)
     fields = with_messages(without_object(request.body.fields), history.sent)
-    return BoostResult(fields, bypass=bypass, delta=history.note_bare(request.body))
+    return BoostResult(fields, bypass=bypass, delta=history.with_last())
 
 
 def _seed(found: Found) -> bytes:

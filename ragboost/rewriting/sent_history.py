@@ -1,4 +1,4 @@
-"""The rewritten messages of conversations, kept to be sent again byte for byte.
+"""The messages of conversations as they were sent, kept to be sent again byte for byte.
 
 A chat client resends its history in its original form. Each message that was rewritten is found by
 the link of the original history up to and including it: an edited, truncated or foreign history
@@ -28,13 +28,15 @@ Digest = bytes
 
 UNCHANGED: Digest = b""
 _MAX_FORMS = 8  # of one message: branches of a conversation
+FORM_BYTES = 400
+"""Memory of a form beside its message."""
 
 
 class SentMessage(NamedTuple):
-    """A rewritten message.
+    """A message as it was sent.
 
     Attributes:
-        message: its bytes as the engine received them.
+        message: its bytes as the engine received them; empty if they are the client's own.
         retrieved: keys of the documents that the client gave with it, in relevance order.
         documents: keys of the documents that it carries in full, in prompt order.
         is_boosted: they were boosted; else they are in the order given, without hints.
@@ -58,9 +60,13 @@ class SentMessage(NamedTuple):
         return bool(self.labels or self.referred)
 
 
+AS_IT_CAME = SentMessage(b"", (), (), is_boosted=False)
+"""A message that was not rewritten."""
+
+
 @dataclass(frozen=True)
 class MessageForm:
-    """One rewriting of a message.
+    """One way in which a message was sent.
 
     Attributes:
         link: of the original history up to it.
@@ -71,6 +77,11 @@ class MessageForm:
     link: Link
     sent: SentMessage
     parent: Digest | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the form takes."""
+        return FORM_BYTES + len(self.sent.message)
 
     @cached_property
     def digest(self) -> Digest:
@@ -101,14 +112,17 @@ class HistoryDelta(NamedTuple):
     """The addition of one request to a conversation, if any.
 
     Attributes:
-        sent: its rewritten message, by link.
+        sent: its messages as they were sent, by link, each behind the one before it.
         turn: the Booster's record of it.
-        parent: the history that the message was sent behind; None if that is not known.
+        parent: the history that the first was sent behind; None if that is not known.
     """
 
     sent: tuple[tuple[Link, SentMessage], ...] = ()
     turn: Turn | None = None
     parent: Digest | None = None
+
+
+_NOTHING = HistoryDelta()
 
 
 class Conversation:
@@ -120,7 +134,7 @@ class Conversation:
 
     Attributes:
         key: the name.
-        forms: of each rewritten message by link, newest last.
+        forms: of each message by link, newest last.
         num_bytes: size of all forms.
         state: the Booster's record of its turns.
     """
@@ -137,12 +151,14 @@ class Conversation:
                 self.state.next_turn = delta.turn.number + 1
 
     def remember(self, delta: HistoryDelta) -> None:
-        """Keep rewritten messages. `Booster.boost` adds the turn to `state` itself."""
+        """Keep messages as they were sent. `Booster.boost` adds the turn to `state` itself."""
+        parent = delta.parent
         for link, message in delta.sent:
-            new = MessageForm(link, message, delta.parent)
+            new = MessageForm(link, message, parent)
             old = self.forms.pop(link, [])
             forms = self.forms[link] = [*(form for form in old if form != new), new]
-            self.num_bytes += len(message.message) if len(forms) > len(old) else 0
+            self.num_bytes += new.num_bytes if len(forms) > len(old) else 0
+            parent = new.digest
             if len(forms) > _MAX_FORMS:
                 self._drop_oldest(link)
 
@@ -153,7 +169,7 @@ class Conversation:
 
     def _drop_oldest(self, link: Link) -> None:
         forms = self.forms[link]
-        self.num_bytes -= len(forms.pop(0).sent.message)
+        self.num_bytes -= forms.pop(0).num_bytes
         if not forms:
             del self.forms[link]
 
@@ -206,8 +222,9 @@ class ResentMessages(NamedTuple):
         links: of all messages; empty without a conversation.
         repeated: what the question's message was rewritten to in an earlier request with the same
             documents, or None.
-        digests: of the histories up to and including each of `sent`.
+        digests: of the histories up to and including each message of which a form is known.
         bare: index of the question, if it had documents in an earlier request but has none now.
+        is_named: the conversation has a name, so that others may have equal histories in it.
     """
 
     sent: Mapping[int, SentMessage] = {}
@@ -216,6 +233,7 @@ class ResentMessages(NamedTuple):
     repeated: SentMessage | None = None
     digests: Mapping[int, Digest] = {}
     bare: int | None = None
+    is_named: bool = False
 
     @classmethod
     def find(
@@ -258,24 +276,40 @@ class ResentMessages(NamedTuple):
                 continue
             # Drop a message whose referents were evicted: its turn starts over, too.
             if old.referred <= carried.keys():
-                sent[at], digests[at] = old, form.digest
+                digests[at] = form.digest
+                if not old.message:
+                    continue
+                sent[at] = old
                 carried.update(zip_longest(old.documents, old.labels, fillvalue=""))
         repeated = None
-        if again is not None and given is not None and given.fits(again.sent):
+        is_same = again is not None and given is not None and given.fits(again.sent)
+        if again is not None and again.sent.message and is_same:
             repeated = again.sent if again.sent.referred <= carried.keys() else None
-        return cls(sent, carried, links, repeated, digests, bare)
+        is_named = bool(conversation.key)
+        return cls(sent, carried, links, repeated, digests, bare, is_named)
 
     def digest(self, end: int) -> Digest:
         """Identify the history before a message as it is sent."""
         last = max([at for at in self.digests if at < end], default=None)
         return UNCHANGED if last is None else self.digests[last]
 
-    def note_bare(self, body: JsonBody) -> HistoryDelta:
-        """Return the bare question as a form of its own, so that later requests resend that one."""
-        if self.bare is None:
-            return HistoryDelta()
-        message = SentMessage(bytes(body.messages[self.bare]), (), (), is_boosted=False)
-        return HistoryDelta(((self.links[self.bare], message),), None, self.digest(self.bare))
+    def with_last(self, delta: HistoryDelta = _NOTHING) -> HistoryDelta:
+        """Add the last message as it is sent, so that later requests resend it in this form.
+
+        Without it, an equal message to which another request of the conversation gave documents
+        would take its place.
+
+        Args:
+            delta: what the request adds otherwise.
+        """
+        if not self.links or not (self.is_named or self.bare is not None):
+            return delta
+        at = len(self.links) - 1 if self.bare is None else self.bare
+        last = (self.links[at], self.sent.get(at, AS_IT_CAME))
+        if not delta.sent:
+            return delta._replace(sent=(last,), parent=self.digest(at))
+        is_known = delta.sent[-1][0] == last[0]
+        return delta if is_known else delta._replace(sent=(*delta.sent, last))
 
     def num_bytes(self, body: JsonBody, end: int | None = None) -> int:
         """Return the bytes of the messages before `end` as they are sent; None: of all."""

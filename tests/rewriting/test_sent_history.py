@@ -2,7 +2,7 @@
 
 from ragboost.config import SessionSettings
 from ragboost.rewriting.message_chain import chain_links
-from ragboost.rewriting.sent_history import Conversations, HistoryDelta, SentMessage
+from ragboost.rewriting.sent_history import FORM_BYTES, Conversations, HistoryDelta, SentMessage
 
 
 def make(now: list[float] | None = None, **limits: int) -> Conversations:
@@ -20,24 +20,24 @@ def test_the_least_recently_used_conversations_are_evicted_first() -> None:
     for key in ("a", "b", "a", "c"):
         fill(conversations, key, 1)
     assert (len(conversations.get("a").forms), len(conversations.get("b").forms)) == (1, 0)
-    assert (len(conversations), conversations.num_bytes) == (2, 2)
+    assert (len(conversations), conversations.num_bytes) == (2, 2 + 2 * FORM_BYTES)
 
 
 def test_bytes_are_bounded_over_all_conversations_and_within_one() -> None:
-    conversations = make(max_bytes=1024)
+    conversations = make(max_bytes=1000 + FORM_BYTES)
     fill(conversations, "a", 600)
     fill(conversations, "b", 600)
-    assert (len(conversations.get("a").forms), conversations.num_bytes) == (0, 600)
+    assert (len(conversations.get("a").forms), conversations.num_bytes) == (0, 600 + FORM_BYTES)
     fill(conversations, "c", 600, 600)
     assert list(conversations.get("c").forms) == [b"1"]
-    assert conversations.num_bytes == 600
+    assert conversations.num_bytes == 600 + FORM_BYTES
 
 
 def test_every_form_of_a_message_counts_and_the_same_form_once() -> None:
     conversations = make()
     for size in (60, 50, 60):
         fill(conversations, "a", size)
-    assert conversations.num_bytes == 110
+    assert conversations.num_bytes == 110 + 2 * FORM_BYTES
 
 
 def test_the_forms_of_a_message_are_bounded_and_the_newest_are_kept() -> None:
@@ -46,7 +46,7 @@ def test_the_forms_of_a_message_are_bounded_and_the_newest_are_kept() -> None:
         fill(conversations, "a", size)
     (forms,) = conversations.get("a").forms.values()
     assert [len(form.sent.message) for form in forms] == list(range(13, 21))
-    assert conversations.num_bytes == sum(range(13, 21))
+    assert conversations.num_bytes == sum(range(13, 21)) + 8 * FORM_BYTES
 
 
 def test_conversations_expire_after_their_last_use() -> None:

@@ -168,6 +168,20 @@ def test_a_history_continues_with_the_form_of_its_question_that_was_sent_last(
     assert text_of(1) in contents(sent)[0]
 
 
+def test_an_equal_history_of_the_same_name_does_not_change_messages_sent_as_they_came(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    one, two = (Chat(client, engine, "one name for all") for _ in range(2))
+    one.ask("hi")
+    first = one.ask("what else?")
+    two.ask("hi", [document(1), document(2)])
+    second = one.ask("and then?")
+    check_extends(second, first)
+    two.ask("more?", [document(3)])
+    check_extends(one.ask("again?"), second)
+    assert not any(text_of(n) in str(contents(engine.requests[-1])) for n in (1, 2, 3))
+
+
 def test_an_agents_next_step_keeps_the_turns_message(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
