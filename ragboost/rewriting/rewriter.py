@@ -213,7 +213,8 @@ class _Rewriting:
         history = ResentMessages.find(body, self._conversation, is_in_place=True)
         own = history.sent.get(found.message) if found.message is not None else None
         is_other = own is not None and own.retrieved != _keys(found.documents)
-        if is_other or len(history.sent) > (own is not None):
+        others = [sent for at, sent in history.sent.items() if at != found.message]
+        if is_other or any(sent.adds_documents for sent in others):
             # Earlier turns carry documents in another shape: resend them, leave the rest alone.
             fields = with_messages(fields, history.sent)
             return BoostResult(fields, bypass=Bypass("mixed_shapes"), delta=history.with_last())
@@ -221,14 +222,15 @@ class _Rewriting:
             return BoostResult(fields, bypass=Bypass("option"), delta=history.with_last())
         if not found.documents:
             fields = self._shape.replace(fields, found, self._as_given())
-            num, delta = found.num_later - found.num_repeated, history.with_last()
+            num = found.num_later - found.num_repeated
+            fields, delta = self._with_last(fields, history, _NOTHING)
             return BoostResult(fields, None, num, found.num_repeated, delta=delta)
         text_before = preamble(body, self._shape, found)
         outcome = self._keep_or_boost(own.documents if own else None, text_before)
         if isinstance(outcome, Bypass):
             return BoostResult(fields, bypass=outcome, delta=history.with_last())
         fields, delta = self._write(fields, history, outcome)
-        delta = history.with_last(delta)
+        fields, delta = self._with_last(fields, history, delta)
         before, after = _bytes_around(body, found)
         return self._boosted(fields, outcome, delta, text_before, before=before, after=after)
 
@@ -341,6 +343,20 @@ class _Rewriting:
         kept = SentMessage(sent, retrieved, documents, is_boosted, labels)
         parent = history.digest(message)
         return written, HistoryDelta(((history.links[message], kept),), turn, parent)
+
+    def _with_last(
+        self, fields: Mapping[str, Any], history: ResentMessages, delta: HistoryDelta
+    ) -> tuple[dict[str, Any], HistoryDelta]:
+        """Keep the bytes of the last message, for turns that give documents in another shape."""
+        fields = dict(fields)
+        if not (history.is_named and history.links):
+            return fields, history.with_last(delta)
+        *messages, last = fields["messages"]
+        if last is self._body.fields["messages"][-1]:
+            return fields, history.with_last(delta)
+        written = self._body.encode_bytes(last)
+        fields["messages"] = [*messages, Raw(written)]
+        return fields, history.with_last(delta, SentMessage(written, (), ()))
 
     def _boosted(
         self,

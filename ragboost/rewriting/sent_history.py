@@ -293,7 +293,9 @@ class ResentMessages(NamedTuple):
         last = max([at for at in self.digests if at < end], default=None)
         return UNCHANGED if last is None else self.digests[last]
 
-    def with_last(self, delta: HistoryDelta = _NOTHING) -> HistoryDelta:
+    def with_last(
+        self, delta: HistoryDelta = _NOTHING, message: SentMessage | None = None
+    ) -> HistoryDelta:
         """Add the last message as it is sent, so that later requests resend it in this form.
 
         Without it, an equal message to which another request of the conversation gave documents
@@ -301,11 +303,12 @@ class ResentMessages(NamedTuple):
 
         Args:
             delta: what the request adds otherwise.
+            message: the last message; None: as it came, or as an earlier request sent it.
         """
         if not self.links or not (self.is_named or self.bare is not None):
             return delta
         at = len(self.links) - 1 if self.bare is None else self.bare
-        last = (self.links[at], self.sent.get(at, AS_IT_CAME))
+        last = (self.links[at], message or self.sent.get(at, AS_IT_CAME))
         if not delta.sent:
             return delta._replace(sent=(last,), parent=self.digest(at))
         is_known = delta.sent[-1][0] == last[0]
