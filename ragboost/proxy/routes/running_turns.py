@@ -15,10 +15,14 @@ class RunningTurn:
     """A turn that is being answered.
 
     Attributes:
+        owner: of the session.
+        is_deleted: the session was deleted meanwhile.
         commit: the task that stores the turn; None before the backend's response is complete.
     """
 
-    def __init__(self, release: Callable[["RunningTurn"], None]) -> None:
+    def __init__(self, owner: str, release: Callable[["RunningTurn"], None]) -> None:
+        self.owner = owner
+        self.is_deleted = False
         self.commit: asyncio.Task[None] | None = None
         self._release = release
 
@@ -52,8 +56,12 @@ class RunningTurns:
         self._turns: dict[str, RunningTurn] = {}
 
     @asynccontextmanager
-    async def hold(self, session_id: str) -> AsyncIterator[RunningTurn]:
+    async def hold(self, session_id: str, *, owner: str) -> AsyncIterator[RunningTurn]:
         """Reserve a session for a turn until the turn has ended and is stored.
+
+        Args:
+            session_id: the session.
+            owner: its owner.
 
         Raises:
             SessionConflictError: another turn of the session is being answered.
@@ -63,12 +71,23 @@ class RunningTurns:
                 f"session {session_id} is answering another turn; retry when that has ended",
                 param="session_id",
             )
-        turn = self._turns[session_id] = RunningTurn(partial(self._release, session_id))
+        turn = self._turns[session_id] = RunningTurn(owner, partial(self._release, session_id))
         try:
             yield turn
         finally:
             if turn.commit is None:
                 self._release(session_id, turn)
+
+    def delete(self, owner: str, session_id: str) -> bool:
+        """Note that a session was deleted; return False if no turn of it is being answered.
+
+        Its turn would else bring it back, if the store has dropped it for others meanwhile.
+        """
+        turn = self._turns.get(session_id)
+        if turn is None or turn.owner != owner:
+            return False
+        turn.is_deleted = True
+        return True
 
     async def drain(self) -> None:
         """Wait until every completed turn is stored."""

@@ -29,6 +29,7 @@ from ragboost.proxy.asgi.limits import BodyTooLargeError, read_body
 from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.routes.completions import Completions
 from ragboost.proxy.routes.passthrough import Passthrough
+from ragboost.proxy.routes.running_turns import RunningTurn
 from ragboost.proxy.routes.schemas import (
     DeletedSession,
     NewSession,
@@ -59,6 +60,7 @@ class SessionRoutes:
     def __init__(self, state: ProxyState) -> None:
         self._ttl_s = state.settings.session.ttl_s
         self._store = state.store
+        self._turns = state.turns
         self._guard = partial(_Guarded, state=state)
         self._chat = SessionTurns(state)
 
@@ -134,7 +136,9 @@ class SessionRoutes:
 
     async def delete_session(self, request: Request, session_id: str) -> DeletedSession:
         """Delete a session."""
-        if not await self._store.delete(user_of(request.scope["headers"]), session_id):
+        owner = user_of(request.scope["headers"])
+        is_running = self._turns.delete(owner, session_id)
+        if not await self._store.delete(owner, session_id) and not is_running:
             raise _not_found(session_id)
         return DeletedSession(id=session_id)
 
@@ -197,7 +201,7 @@ class SessionTurns(Completions):
             return
         await _get(self._store, owner, session_id)  # nobody learns of others' sessions by a 409
         await self._store.check()
-        async with self._turns.hold(session_id) as running:
+        async with self._turns.hold(session_id, owner=owner) as running:
             session = await _get(self._store, owner, session_id)
             turns = await self._store.turns(session_id)
             if len(turns) != session.num_turns:  # dropped, or continued elsewhere, in between
@@ -216,7 +220,7 @@ class SessionTurns(Completions):
                 delta = upstream.result.delta if upstream.result is not None else None
                 # The first choice continues the session.
                 answered = SessionTurn.of(request.new, answers[0], delta or HistoryDelta())
-                running.end(self._commit(session, turns, answered))
+                running.end(self._commit(running, session, turns, answered))
 
             reader = ResponseReader(
                 strips_usage=upstream.is_usage_added,
@@ -269,12 +273,18 @@ class SessionTurns(Completions):
             raise
 
     async def _commit(
-        self, session: ChatSession, turns: Sequence[bytes], turn: SessionTurn
+        self,
+        running: RunningTurn,
+        session: ChatSession,
+        turns: Sequence[bytes],
+        turn: SessionTurn,
     ) -> None:
-        new = turn.encode()
+        new, is_stored = turn.encode(), False
         try:
-            is_stored = await self._store.append(session, new)
-            if not is_stored:  # it may have been dropped for others while the turn ran
+            if not running.is_deleted:
+                is_stored = await self._store.append(session, new)
+            # It may have been dropped for others while the turn ran.
+            if not is_stored and not running.is_deleted:
                 is_stored = await self._store.restore(session, [*turns, new])
         except SessionStoreError as error:
             raise SessionStoreError(f"this turn is not stored: {error}") from error

@@ -162,6 +162,29 @@ def test_a_session_that_is_evicted_during_its_turn_comes_back(
         assert contents(engine.completions[-1])[::2] == ["one?", "two?", "three?"]
 
 
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_a_session_that_is_evicted_and_deleted_during_its_turn_does_not_come_back(
+    start_proxy: Callable[..., ProxyServer], engine: FakeEngine, path: Path, store: str
+) -> None:
+    bounds = {"store": store, "path": path, "max_sessions": 1}
+    with httpx.Client(base_url=start_proxy(session=bounds).url) as client:
+        session = create(client)
+        engine.misbehave(hold_after_chunks=1)
+        fields = {"query": "one?", "stream": True}
+        url = f"/v1/sessions/{session}/chat/completions"
+        with client.stream("POST", url, json=fields) as answer:
+            chunks = answer.iter_text()
+            first = next(chunks)
+            create(client)
+            other = {"authorization": "Bearer someone-else"}
+            assert client.delete(f"/v1/sessions/{session}", headers=other).status_code == 404
+            assert client.delete(f"/v1/sessions/{session}").status_code == 200
+            engine.release()
+            whole = first + "".join(chunks)
+        assert "not stored" in whole
+        assert client.get(f"/v1/sessions/{session}").status_code == 404
+
+
 def test_a_turn_of_a_session_that_was_deleted_meanwhile_is_no_complete_answer(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
