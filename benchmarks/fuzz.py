@@ -16,6 +16,7 @@ import logging
 import resource
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -52,8 +53,8 @@ def main() -> None:
 
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], Report]:
     report, started = Report(), time.perf_counter()
-    num_episodes = -(-options.requests // options.episode)
-    with _progress() as progress:
+    num_episodes, rss_mb_early = -(-options.requests // options.episode), None
+    with _progress() as progress, suppress(KeyboardInterrupt):  # what was found until then counts
         task = progress.add_task("requests", total=options.requests, faults=0)
         for number in range(num_episodes):
             size = min(options.episode, options.requests - report.requests)
@@ -65,7 +66,7 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], Report]:
     seconds = time.perf_counter() - started
     return {
         "requests": report.requests,
-        "episodes": num_episodes,
+        "episodes": -(-report.requests // options.episode),
         "seed": options.seed,
         "seconds": round(seconds, 1),
         "requests_per_s": round(report.requests / seconds, 1),
