@@ -113,6 +113,7 @@ class EngineServer:
         chunks: settings of chunk reuse in vLLM or SGLang; None: the engine as it is.
         dtype: of vLLM's and SGLang's model.
         model: folder of vLLM's model, instead of `shape`.
+        workers: processes that vLLM's model is split over.
     """
 
     def __init__(
@@ -128,8 +129,9 @@ class EngineServer:
         chunks: Mapping[str, Any] | None = None,
         dtype: str = "bfloat16",
         model: Path | None = None,
+        workers: int = 1,
     ) -> None:
-        self.shape, self.model = shape, model
+        self.shape, self.model, self.workers = shape, model, workers
         self.chunks, self.dtype = chunks, dtype
         self.max_model_len = max_model_len
         self.kind = kind
@@ -282,6 +284,7 @@ class EngineServer:
             "--dtype": self.dtype,
             "--max-model-len": min(self.max_model_len, self.cache_tokens),
             "--max-num-seqs": 8,
+            "--tensor-parallel-size": self.workers,
             "--max-num-batched-tokens": 2048,
             "--block-size": self.block_size,
             # vLLM reserves block 0.

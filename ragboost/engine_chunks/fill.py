@@ -36,9 +36,9 @@ class RowPace(Pace):
         self.rows = rows
         self._most = rows
 
-    def limit(self, rows: int) -> None:
-        """Make the next pieces at most this long, within the limit."""
-        self.rows = min(rows, self._most)
+    def limit(self, rows: int | None) -> None:
+        """Make the next pieces at most this long, within the limit; None: only within the limit."""
+        self.rows = self._most if rows is None else min(rows, self._most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,27 @@ def fill_prompt(
         except StopIteration as done:
             filled: FilledPrompt = done.value
             return filled
+
+
+def advance(steps: FillSteps, pace: RowPace, *, rows: int | None) -> FilledPrompt | None:
+    """Continue a filling for about this many rows; return its result once it has ended.
+
+    Args:
+        steps: the filling.
+        pace: the one that it was begun with.
+        rows: None: to its end.
+    """
+    left = rows
+    least = 0 if rows is None else rows // 4  # no scraps of a few rows
+    try:
+        while left is None or left > least:
+            pace.limit(left)
+            count = next(steps)
+            left = None if left is None else left - count
+    except StopIteration as done:
+        filled: FilledPrompt = done.value
+        return filled
+    return None
 
 
 def fill_steps(

@@ -153,13 +153,71 @@ def check_abort(engine: ReuseSGLang, prompts: Prompts) -> dict[str, Any]:
     return {"error": float((engine.logprobs(tokens) - engine.exact(tokens)).abs().max())}
 
 
-CHECKS = (check_reuse, check_batch, check_bad_input, check_ends, check_pressure, check_abort)
+def check_pacing(engine: ReuseSGLang, prompts: Prompts) -> dict[str, Any]:
+    """A request decodes while another one is filled, and nothing is left of one that leaves
+    meanwhile."""
+    tokens, positions = prompts.prompt([3, 0, 4, 2, 1])
+
+    async def beside(number: str, *, leaves: bool) -> int:
+        """Return the tokens of a running request from the arrival of another one to its end."""
+        sampling = engine.sampling(positions, ratio=0.5, max_tokens=1)
+        running = await engine.engine.async_generate(
+            input_ids=prompts.tokens(20),
+            sampling_params=engine.sampling(max_tokens=100),
+            stream=True,
+        )
+        other, begin, end = None, 0, 0
+
+        async def come() -> None:
+            stream = await engine.engine.async_generate(
+                input_ids=tokens, sampling_params=sampling, rid=number, stream=True
+            )
+            async for _ in stream:
+                pass
+
+        async for output in running:
+            count = output["meta_info"]["completion_tokens"]
+            if other is None and count >= 2:
+                other, begin = asyncio.ensure_future(come()), count
+            elif other is not None and leaves and count >= begin + 3:
+                engine.engine.tokenizer_manager.abort_request(rid=number)
+            if other is not None and other.done() and not end:
+                end = count
+        assert other is not None
+        await asyncio.gather(other, return_exceptions=True)
+        return end - begin
+
+    run = engine.engine.loop.run_until_complete
+    engine.flush()
+    between = run(asyncio.wait_for(beside("long", leaves=False), 300))
+    engine.flush()
+    run(asyncio.wait_for(beside("leaving", leaves=True), 300))
+    engine.flush()  # SGLang ends itself if a slot is missing
+    whole = engine.logprobs(tokens, positions, ratio=1.0)
+    return {
+        "num_tokens_between": between,
+        "full_error": float((whole - engine.exact(tokens)).abs().max()),
+        "poison": float((engine.logprobs(tokens) - engine.exact(tokens)).abs().max()),
+    }
+
+
+CHECKS = (
+    check_reuse,
+    check_batch,
+    check_bad_input,
+    check_ends,
+    check_pressure,
+    check_abort,
+    check_pacing,
+)
 
 
 def main() -> None:
     told: dict[str, Any] = {}
-    # Fewer tokens than four prompts of 663 tokens and their completions of 200 need.
-    with ReuseSGLang(SMALL, page_size=PAGE, tokens=3200) as engine:
+    # Fewer tokens than four prompts of 663 tokens and their completions of 200 need, and steps in
+    # which no prompt is filled at once.
+    settings = {"step_tokens": 64}
+    with ReuseSGLang(SMALL, page_size=PAGE, tokens=3200, settings=settings) as engine:
         prompts = Prompts(system=40, chunks=5, size=120, question=23)
         told["first"] = engine.run(*prompts.prompt([0, 1, 2, 3, 4]))["report"]
         for check in CHECKS:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from benchmarks.engine_servers import EngineServer
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.config import Settings
 from ragboost.engine_chunks.http.chunk_client import ChunkClient
 from ragboost.engine_chunks.http.precompute import prepare
@@ -28,9 +30,14 @@ PASSAGES = [
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def server(request: pytest.FixtureRequest) -> Iterator[EngineServer]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineServer]:
     require(request.param)
-    with EngineServer(request.param, cache_tokens=16_384, chunks={}, dtype="float32") as server:
+    folder = str(tmp_path_factory.mktemp("chunks"))
+    with EngineServer(
+        request.param, cache_tokens=16_384, chunks={"directory": folder}, dtype="float32"
+    ) as server:
         assert server.get("/chunk_reuse")["is_possible"], server.log()[-2000:]
         yield server
 
@@ -202,6 +209,35 @@ def test_positions_off_by_some_characters_do_no_harm(server: EngineServer) -> No
     assert answer == exact
 
 
+@pytest.mark.parametrize("chunks", [[[0, 0, 400], [0, 300, 700]], [[0, 9, 9]], [[0, 40]], "all"])
+def test_positions_that_make_no_sense_are_refused_and_the_engine_goes_on(
+    server: EngineServer, chunks: Any
+) -> None:
+    body = chat([0, 1])
+    body["ragboost"]["chunks"] = chunks
+    with pytest.raises(HTTPError, match="400"):
+        server.post("/v1/chat/completions", body)
+
+    assert ask(server, chat([0, 1]))[0]
+
+
+def test_a_text_that_tokenises_differently_inside_its_message_does_no_harm(
+    server: EngineServer,
+) -> None:
+    server.clear_cache()
+    glued = "".join(PASSAGES[number].replace(" ", "") for number in (3, 4, 5))
+    length = len(glued) // 3
+    body = {**chat([0]), "messages": [{"role": "user", "content": f"x{glued}x"}]}
+    exact, _, _ = ask(server, {**body, "ragboost": {"reuse": "exact"}})
+    server.clear_cache()
+    parts = [[0, 1 + n * length, 1 + (n + 1) * length] for n in range(3)]
+    body["ragboost"] = {"reuse": {"ratio": 1.0}, "chunks": parts}
+
+    for _ in range(2):
+        server.clear_cache()
+        assert ask(server, body)[0] == exact
+
+
 def test_the_proxy_reuses_chunks_and_its_index_follows_exact_blocks_only(
     server: EngineServer,
 ) -> None:
@@ -224,3 +260,34 @@ def test_the_proxy_reuses_chunks_and_its_index_follows_exact_blocks_only(
             eventually(lambda: bool(follower.is_settled))
         assert read_metric(url, "ragboost_reused_prompt_tokens_total") > 1_000
         assert app.state.cache_sync.fidelity.read().precision > 0.9
+
+
+def test_a_killed_engine_leaves_a_store_that_opens(server: EngineServer) -> None:
+    """The last test of this server."""
+    assert server.chunks is not None
+    folder = Path(server.chunks["directory"])
+    eventually(lambda: bool(list(folder.glob("*.safetensors"))))
+    for order in ([0, 1], [2, 3], [4, 5]):  # the store is being written
+        ask(server, chat(order))
+
+    server.stop(at_once=True)
+
+    tier = DiskTier(folder, capacity_bytes=1 << 30)
+    keys = [file.stem for file in folder.glob("*.safetensors")]
+    assert keys
+    for key in keys:
+        assert tier.load(key) is not None
+    assert tier.num_refused == 0
+
+
+def test_several_workers_are_refused_with_the_reason_and_served_exactly() -> None:
+    require("vllm")
+    with EngineServer("vllm", cache_tokens=2048, chunks={}, dtype="float32", workers=2) as server:
+        told = server.get("/chunk_reuse")
+        with pytest.raises(HTTPError, match="400"):
+            ask(server, chat([0]))
+        text, origins, _ = ask(server, chat([0], reuse="exact"))
+
+    assert (told["is_possible"], told["refusal"]) == (False, "tensor_parallel")
+    assert text
+    assert not origins

@@ -81,3 +81,10 @@ def test_requests_that_wait_for_room_get_the_same_text_and_poison_nothing(told: 
 
 def test_a_request_that_leaves_gives_its_slots_back(told: Any) -> None:
     assert told["check_abort"]["error"] < ROUNDING
+
+
+def test_a_long_filling_is_spread_over_steps_in_which_others_decode(told: Any) -> None:
+    pacing = told["check_pacing"]
+    assert pacing["num_tokens_between"] >= 4
+    assert pacing["full_error"] < ROUNDING
+    assert pacing["poison"] < ROUNDING

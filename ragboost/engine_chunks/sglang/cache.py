@@ -20,12 +20,14 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from ragboost.engine_chunks.fill import FilledPrompt
 from ragboost.engine_chunks.http.replies import ReplySender
+from ragboost.engine_chunks.prompt_plan import PromptPlan
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.sglang.compat import refusal
 from ragboost.engine_chunks.sglang.filler import SlotFiller
 from ragboost.engine_chunks.sglang.flags import instance, read_settings
-from ragboost.engine_chunks.sglang.planner import ReusePlanner
+from ragboost.engine_chunks.sglang.planner import ReusePlanner, ReusingRequest
 from ragboost.engine_chunks.sglang.self_test import self_test
 from ragboost.engine_chunks.status import remove_status, write_status
 from ragboost.errors import RagBoostError
@@ -71,6 +73,7 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         super().reset()
         if self.planner is None or self._filler is None:
             return
+        self.planner.stop_filling()
         if not self._filler.check_weights():  # SGLang empties the tree after new weights
             self.planner.forget_chunks()
 
@@ -93,7 +96,8 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         )
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Any] | None:
-        """Fill the KV of an admitted request; None: it waits for the next step."""
+        """Fill the KV of an admitted request; None: it waits for the next step. Before its last
+        step a filling has no slots, so that nothing is left of a request that is aborted."""
         req = params.req
         request = None if self.planner is None else self.planner.find(req)
         if request is None or self.planner is None or self._filler is None:
@@ -102,23 +106,26 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         plan = self.planner.plan(request)
         promised = params.host_hit_length
         if isinstance(plan, str) or plan.stop != req.prefix_len + promised:
-            request.reason = "evicted"
-            return self._decline(req)
-        if not self.planner.admit(req, plan):
+            return self._decline(req, request, "evicted")
+        rows = self.planner.rows(request, plan)
+        if rows == 0:
             return None
-        slots = self._allocate(promised)
-        if slots is None:
-            request.reason = "no_room"
-            return self._decline(req)
+        slots = None
         try:
-            held = self._tree_slots(req)[: plan.held]
-            result = self._filler.fill(plan, held=held, slots=slots)
+            filled = self._advance(req, request, plan, rows)
+            if filled is None:
+                return None
+            slots = self._allocate(promised)
+            if slots is None:
+                return self._decline(req, request, "no_room")
+            self._filler.store(plan, filled, slots=slots)
         except Exception:  # it would end the engine
             logger.exception("the KV of a prompt could not be filled")
-            self.token_to_kv_pool_allocator.free(slots)
+            if slots is not None:
+                self.token_to_kv_pool_allocator.free(slots)
             self.planner.failed(request)
-            return self._decline(req)
-        self.planner.filled(request, plan, result)
+            return self._decline(req, request, "failed")
+        self.planner.filled(request, plan, filled)
         self._private[req.rid] = slots
         return promised, req.last_node
 
@@ -160,8 +167,27 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         super().release_aborted_request(handle)
         if self.planner is not None:
             self._free_private(handle.rid)
+            self.planner.abandon(handle.rid)
 
-    def _decline(self, req: Any) -> tuple[int, Any]:
+    def _advance(
+        self, req: Any, request: ReusingRequest, plan: PromptPlan, rows: int | None
+    ) -> FilledPrompt | None:
+        """Fill a prompt, or continue with it; return None if that takes another step."""
+        assert self.planner is not None, "chunk reuse is off"
+        assert self._filler is not None, "chunk reuse is off"
+        steps = request.steps
+        if steps is None:
+            steps = self._filler.begin(plan, held=self._tree_slots(req)[: plan.held])
+        filled = self._filler.advance(steps, rows=rows)
+        if filled is None:
+            self.planner.pause(request, plan, steps)
+        return filled
+
+    def _decline(self, req: Any, request: ReusingRequest, reason: str) -> tuple[int, Any]:
+        """Let SGLang compute a request."""
+        assert self.planner is not None, "chunk reuse is off"
+        self.planner.stop_filling(request)
+        request.reason = reason
         req.host_hit_length = 0
         return 0, req.last_node
 

@@ -104,7 +104,9 @@ def refusal(context: Any) -> str | None:
     runner, params, args = context.tp_worker.model_runner, context.params, context.server_args
     refused = {
         "untested_version": sglang.__version__ not in TESTED_VERSIONS,
-        "worker_processes": context.tp_size > 1 or params.pp_size > 1 or params.attn_cp_size > 1,
+        "tensor_parallel": context.tp_size > 1,
+        "pipeline_parallel": params.pp_size > 1,
+        "context_parallel": params.attn_cp_size > 1,
         "data_parallel": args.dp_size > 1,
         "lora": runner.lora_manager is not None,
         "speculative_decoding": params.is_eagle or args.speculative_algorithm is not None,

@@ -12,7 +12,7 @@ import torch
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.keys import Identity, tokens_digest
 from ragboost.chunk_cache.model.attention import make_backend
-from ragboost.engine_chunks.fill import FilledPrompt, RowPace, fill_prompt
+from ragboost.engine_chunks.fill import FilledPrompt, FillSteps, RowPace, advance, fill_steps
 from ragboost.engine_chunks.library import ChunkLibrary
 from ragboost.engine_chunks.prompt_plan import PromptPlan
 from ragboost.engine_chunks.settings import EngineChunkSettings
@@ -57,28 +57,37 @@ class SlotFiller:
         return False
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
-    def fill(self, plan: PromptPlan, *, held: torch.Tensor, slots: torch.Tensor) -> FilledPrompt:
-        """Write the KV of the tokens [held, stop) of a prompt into slots.
+    def begin(self, plan: PromptPlan, *, held: torch.Tensor) -> FillSteps:
+        """Return the filling of a prompt. The KV of its prefix is copied at once, the other is
+        written by `store`, so that the filling needs no slots until then.
 
         Args:
             plan: what to reuse.
             held: slots of the first `plan.held` tokens.
-            slots: slots of the tokens to fill.
         """
-        with self._forward_stream():
-            prefix = None
-            if plan.held:
+        prefix = None
+        if plan.held:
+            with self._forward_stream():
                 prefix = self.read(plan.tokens[: plan.held], held, start=0, is_exact=False)
-            filled = fill_prompt(
-                self.model, plan, prefix=prefix, backend=self._backend, pace=self._pace
-            )
-            self.write(filled.cache.layers, slots, start=plan.held)
+        return fill_steps(self.model, plan, prefix=prefix, backend=self._backend, pace=self._pace)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def advance(self, steps: FillSteps, *, rows: int | None) -> FilledPrompt | None:
+        """Continue a filling, see `advance`."""
+        with self._forward_stream():
+            return advance(steps, self._pace, rows=rows)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def store(self, plan: PromptPlan, filled: FilledPrompt, *, slots: torch.Tensor) -> None:
+        """Write the KV of the last tokens before `plan.stop` into slots, as many as there are, and
+        what was measured into the store."""
+        with self._forward_stream():
+            self.write(filled.cache.layers, slots, start=plan.stop - len(slots))
             filled.cache.layers.clear()
             if filled.measure is not None:
                 begin, end = plan.request.chunks[-1]
                 key = self.library.key(plan.tokens[begin:end], tenant=plan.request.tenant)
                 self.library.measure(key, filled.measure)
-            return filled
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def capture(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from ragboost.engine_chunks.fill import FilledPrompt
+from ragboost.engine_chunks.fill import FilledPrompt, FillSteps
 from ragboost.engine_chunks.pacing import StepBudget
 from ragboost.engine_chunks.prompt_plan import PromptPlan, align_plan, find_chunks, plan_prompt
 from ragboost.engine_chunks.request import PARAMS_KEY, EngineChunkRequest, read_request
@@ -45,6 +45,7 @@ class ReusingRequest:
     """One unfinished request that mentions chunks.
 
     Attributes:
+        number: SGLang's id of the request.
         wanted: its chunks and options.
         tokens: token ids of its prompt.
         keys: keys of the chunks worth keeping, by number.
@@ -56,8 +57,11 @@ class ReusingRequest:
         uncaptured: numbers of the chunks that may still be taken out of the pool.
         hit: tokens that reuse fills after the `held` ones.
         hit_for: what `hit` was determined for.
+        begun: the plan of a filling that takes several steps; None if there is none.
+        steps: the rest of that filling.
     """
 
+    number: str
     wanted: EngineChunkRequest
     tokens: list[int]
     keys: dict[int, str]
@@ -69,6 +73,8 @@ class ReusingRequest:
     uncaptured: set[int] = field(default_factory=set)
     hit: int = 0
     hit_for: tuple[int, int] | None = None
+    begun: PromptPlan | None = None
+    steps: FillSteps | None = None
 
 
 class ReusePlanner:
@@ -97,6 +103,8 @@ class ReusePlanner:
         self._defaults = settings.defaults
         self._budget = StepBudget(settings.step_tokens or step_tokens)
         self._step = -1
+        self._paced: ReusingRequest | None = None  # whose filling takes several steps
+        self._has_advanced = False  # in this step
         self._captured = 0
         self._requests: WeakKeyDictionary[Any, ReusingRequest] = WeakKeyDictionary()
 
@@ -123,6 +131,10 @@ class ReusePlanner:
             limit: leading tokens that SGLang does not need to compute.
         """
         request.held = held
+        if request.begun is not None:
+            if held < request.begun.stop <= limit:
+                return request.begun.stop - held
+            self.stop_filling(request)
         if request.wanted.reason is not None:
             return 0
         seen = (held, self._captured)
@@ -134,6 +146,8 @@ class ReusePlanner:
 
     def plan(self, request: ReusingRequest) -> PromptPlan | str:
         """Return the plan of a request, or the reason to compute it exactly."""
+        if request.begun is not None:
+            return request.begun
         plan = plan_prompt(
             request.wanted,
             request.tokens,
@@ -146,34 +160,69 @@ class ReusePlanner:
         request.reason = plan if isinstance(plan, str) else None
         return plan
 
-    def admit(self, req: Any, plan: PromptPlan) -> bool:
-        """Return True if a prompt may be filled before the next forward pass."""
-        if self._step != self._filler.num_passes:
-            self._step = self._filler.num_passes
+    def rows(self, request: ReusingRequest, plan: PromptPlan) -> int | None:
+        """Return how many rows of a prompt may be computed before the next forward pass; None: all.
+
+        One prompt at a time is filled over several steps. SGLang keeps the order of its queue, so
+        that another one which asks meanwhile has overtaken it: it is filled at once.
+        """
+        is_paced = request is self._paced
+        # Asked again, it is in another step, even if SGLang had nothing to compute meanwhile.
+        if self._step != self._filler.num_passes or (is_paced and self._has_advanced):
+            self._step, self._has_advanced = self._filler.num_passes, False
             self._budget.next_step()
-        return self._budget.admit(req.rid, plan.num_to_compute(self._filler.model.num_layers))
+        cost = plan.num_to_compute(self._filler.model.num_layers)
+        if is_paced or (self._paced is None and self._budget.must_pace(cost)):
+            rows = self._budget.rows_left(0)
+            self._budget.admit(request.number, rows)
+            self._has_advanced = True
+            return rows
+        return None if self._budget.admit(request.number, cost) else 0
+
+    def pause(self, request: ReusingRequest, plan: PromptPlan, steps: FillSteps) -> None:
+        """Keep the rest of a filling for the next step."""
+        request.begun, request.steps = plan, steps
+        self._paced = request
+
+    def stop_filling(self, request: ReusingRequest | None = None) -> None:
+        """Forget a filling that takes several steps; None: the one there is."""
+        request = request or self._paced
+        if request is not None:
+            request.begun = request.steps = None
+        if request is self._paced:
+            self._paced = None
+
+    def abandon(self, number: str) -> None:
+        """Forget the filling of a request that was aborted while it waited."""
+        if self._paced is not None and self._paced.number == number:
+            self.stop_filling()
 
     def filled(self, request: ReusingRequest, plan: PromptPlan, result: FilledPrompt) -> None:
         """Note that a prompt was filled."""
+        self.stop_filling(request)
         request.filled = result
         if plan.approximate is not None:
-            request.exact_stop = plan.approximate // self._page_size * self._page_size
+            exact = plan.approximate // self._page_size * self._page_size
+            request.exact_stop = max(exact, request.held)  # the tree may have grown meanwhile
         # What was stored is not taken out again: it would be approximate.
         found = [number for number, kv in enumerate(plan.stored) if kv is not None]
         request.uncaptured.difference_update(found)
 
     def failed(self, request: ReusingRequest) -> None:
         """Compute a request exactly from now on."""
+        self.stop_filling(request)
         request.wanted = replace(request.wanted, reason="failed")
         request.reason = "failed"
 
     def forget_fill(self, request: ReusingRequest) -> None:
         """Note that a request has lost its KV."""
+        self.stop_filling(request)
         request.exact_stop = request.filled = None
         request.hit_for = None
 
     def forget_chunks(self) -> None:
         """Compute all unfinished requests exactly, and take no chunks out of them."""
+        self.stop_filling()
         for request in self._requests.values():
             request.keys, request.hit_for = {}, None
             request.uncaptured.clear()
@@ -203,6 +252,7 @@ class ReusePlanner:
         request = self._requests.pop(req, None)
         if request is None:
             return None
+        self.stop_filling(request)
         length = len(request.tokens)
         held = min(request.held, length)  # after a retraction it may cover generated tokens
         told: dict[str, Any] = {
@@ -244,6 +294,7 @@ class ReusePlanner:
         if wanted.reason is None:
             self._filler.library.store.prefetch(list(keys.values()))
         return ReusingRequest(
+            req.rid,
             wanted,
             tokens,
             keys,

@@ -32,6 +32,8 @@ def refusal(config: Any, kv_cache_config: Any) -> str | None:
     block_sizes = {hash_block_size or block_size, *(spec.block_size for spec in specs)}
     refused = {
         "untested_version": ".".join(vllm.__version__.split(".")[:2]) not in TESTED_VERSIONS,
+        "tensor_parallel": parallel.tensor_parallel_size > 1,
+        "pipeline_parallel": parallel.pipeline_parallel_size > 1,
         "worker_processes": parallel.world_size > 1,
         "data_parallel": parallel.data_parallel_size > 1,
         "lora": config.lora_config is not None,

@@ -4,7 +4,7 @@ Knows the model, the paged cache and the store. Does not know how requests are s
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.keys import Identity, tokens_digest
 from ragboost.chunk_cache.model.attention import make_backend
-from ragboost.engine_chunks.fill import FilledPrompt, RowPace, fill_steps
+from ragboost.engine_chunks.fill import FilledPrompt, FillSteps, RowPace, advance, fill_steps
 from ragboost.engine_chunks.library import ChunkLibrary
 from ragboost.engine_chunks.paged_cache import PagedLayer
 from ragboost.engine_chunks.settings import EngineChunkSettings
@@ -70,10 +70,9 @@ class ChunkFiller:
         self.failed_requests: set[str] = set()
         self.done_requests: set[str] = set()
         self._waiting: dict[str, PromptFill] = {}  # paced, in the order of their arrival
-        self._steps: Iterator[int] | None = None  # of the first of them, once it has begun
+        self._steps: FillSteps | None = None  # of the first of them, once it has begun
         self._backend = make_backend(settings.backend)
-        self._most_rows = int(config.scheduler_config.max_num_batched_tokens)
-        self._pace = RowPace(self._most_rows)
+        self._pace = RowPace(int(config.scheduler_config.max_num_batched_tokens))
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def begin(self, work: StepWork) -> None:
@@ -103,33 +102,26 @@ class ChunkFiller:
         del self._waiting[request_id]
         self.done_requests.add(request_id)
 
-    def _advance(self, fill: PromptFill, steps: Iterator[int], *, rows: int | None) -> bool:
-        """Continue a filling for about this many rows, None: to its end; return True if it has
-        ended."""
-        left = rows
-        least = 0 if rows is None else rows // 4  # no scraps of a few rows
+    def _advance(self, fill: PromptFill, steps: FillSteps, *, rows: int | None) -> bool:
+        """Continue a filling, see `advance`; return True if it has ended."""
         try:
-            while left is None or left > least:
-                self._pace.limit(self._most_rows if left is None else left)
-                count = next(steps)
-                left = None if left is None else left - count
-        except StopIteration:
-            return True
+            return advance(steps, self._pace, rows=rows) is not None
         except Exception:
             logger.exception("the KV of a prompt could not be filled")
             first, last = fill.plan.held // self.block_size, (fill.plan.stop - 1) // self.block_size
             self.failed_blocks.update(fill.blocks[first : last + 1])
             self.failed_requests.add(fill.request_id)
             return True
-        return False
 
-    def _begin(self, fill: PromptFill) -> Iterator[int]:
+    def _begin(self, fill: PromptFill) -> FillSteps:
         """Yield the rows computed by each step of a filling; its KV is written at the end."""
         plan, prefix = fill.plan, None
         if plan.held:
             prefix = self.read(plan.tokens, fill.blocks, start=0, stop=plan.held, is_exact=False)
         steps = fill_steps(self.model, plan, prefix=prefix, backend=self._backend, pace=self._pace)
-        self._write(fill, (yield from steps))
+        filled = yield from steps
+        self._write(fill, filled)
+        return filled
 
     def _write(self, work: PromptFill, filled: FilledPrompt) -> None:
         plan = work.plan

@@ -10,6 +10,7 @@ from typing import Any
 CONNECTOR = "ChunkConnector"
 CONNECTOR_MODULE = "ragboost.engine_chunks.vllm.connector"
 WORKER = "ragboost.engine_chunks.vllm.worker.ChunkWorker"
+EXECUTOR = "ragboost.engine_chunks.vllm.executor.ChunkExecutor"
 FRONT = "ragboost.engine_chunks.vllm.front.Front"
 
 
@@ -33,7 +34,7 @@ def vllm_flags(settings: Mapping[str, Any]) -> list[str]:
         "--middleware",
         FRONT,
         "--distributed-executor-backend",
-        "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+        EXECUTOR,
         "--kv-transfer-config",
         json.dumps(transfer),
     ]

@@ -227,6 +227,26 @@ def test_chunks_that_are_not_found_are_computed_and_counted(
     assert served.exact(reason) == 1
 
 
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [[1, 0, 40], [1, 30, 90]],  # they overlap
+        [[1, 40, 90], [1, 0, 30]],
+        [[1, 9, 9]],
+        [[1, -4, 30]],
+        [[0, 40]],
+        [[1, 0.5, 30]],
+        {"1": [0, 40]},
+    ],
+)
+def test_positions_that_make_no_sense_are_refused_by_name(served: Served, chunks: Any) -> None:
+    response = served.post(chat(chunks=chunks))
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("ragboost.chunks")
+    assert not served.engine.bodies
+
+
 def test_a_client_with_kv_transfer_parameters_of_its_own_is_left_alone(served: Served) -> None:
     fields = {**chat(), "kv_transfer_params": {"do_remote_prefill": True}}
     served.post(fields)

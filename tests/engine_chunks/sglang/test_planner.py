@@ -5,10 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.pace import AT_ONCE
-from ragboost.engine_chunks.fill import FilledPrompt, fill_prompt
+from ragboost.engine_chunks.fill import FilledPrompt, RowPace, advance, fill_prompt, fill_steps
 from ragboost.engine_chunks.prompt_plan import PromptPlan
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.sglang.planner import ReusePlanner, ReusingRequest
@@ -16,6 +17,7 @@ from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.engine_chunks.prompts import learn, make_library, make_request
 
 PAGE = 4
+STEP = 16
 
 
 class Req:
@@ -41,7 +43,7 @@ class Bench:
     """A planner, and the request of a prompt whose chunks are stored."""
 
     def __init__(self, adapter: ModelAdapter, *, step_tokens: int = 1000) -> None:
-        self.adapter = adapter
+        self.adapter, self.pace = adapter, RowPace(1000)
         library = make_library(adapter)
         self.system, self.chunks, self.question = make_prompt()
         self.filler: Any = SimpleNamespace(library=library, model=adapter, num_passes=0)
@@ -55,9 +57,9 @@ class Bench:
     def learn(self) -> None:
         learn(self.filler.library, self.adapter, self.system, self.chunks)
 
-    def req(self, **fields: Any) -> Req:
+    def req(self, *, ratio: float = 0.0, **fields: Any) -> Req:
         request, tokens = make_request(self.system, self.chunks, self.question)
-        told = {"version": 1, "chunks": request.chunks, "ratio": 0.0, "reply_to": ["inbox", 7]}
+        told = {"version": 1, "chunks": request.chunks, "ratio": ratio, "reply_to": ["inbox", 7]}
         return Req(tokens, json.dumps(told), **fields)
 
     def find(self, req: Req) -> ReusingRequest:
@@ -74,6 +76,27 @@ class Bench:
         assert isinstance(plan, PromptPlan)
         filled = fill_prompt(self.adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
         self.planner.filled(request, plan, filled)
+        return filled
+
+    def plan(self, req: Req) -> PromptPlan:
+        plan = self.planner.plan(self.find(req))
+        assert isinstance(plan, PromptPlan)
+        return plan
+
+    def rows(self, req: Req) -> int | None:
+        return self.planner.rows(self.find(req), self.plan(req))
+
+    def advance(self, req: Req, rows: int | None) -> FilledPrompt | None:
+        """Continue to fill, as the radix cache does."""
+        request, plan, pace = self.find(req), self.plan(req), self.pace
+        steps = request.steps
+        if steps is None:
+            steps = fill_steps(self.adapter, plan, prefix=None, backend=None, pace=pace)
+        filled = advance(steps, pace, rows=rows)
+        if filled is None:
+            self.planner.pause(request, plan, steps)
+        else:
+            self.planner.filled(request, plan, filled)
         return filled
 
 
@@ -232,17 +255,114 @@ def test_new_weights_leave_no_chunk_of_a_waiting_request(bench: Bench) -> None:
 
 
 def test_prompts_beyond_the_budget_of_a_step_wait_for_the_next(adapter: ModelAdapter) -> None:
-    bench = Bench(adapter, step_tokens=1)
+    bench = Bench(adapter, step_tokens=110)  # one prompt needs 107
     bench.learn()
-    first, second = bench.req(), bench.req(rid="b")
-    plans = []
-    for req in (first, second):
-        bench.hit(req)
-        plans.append(bench.planner.plan(bench.find(req)))
-    assert isinstance(plans[0], PromptPlan)
-    assert isinstance(plans[1], PromptPlan)
+    first, second = bench.req(ratio=0.5), bench.req(ratio=0.5, rid="b")
 
-    assert bench.planner.admit(first, plans[0])
-    assert not bench.planner.admit(second, plans[1])
+    assert bench.rows(first) is None
+    assert bench.rows(second) == 0
     bench.filler.num_passes += 1
-    assert bench.planner.admit(second, plans[1])
+    assert bench.rows(second) is None
+
+
+def test_a_prompt_that_needs_more_than_a_step_is_filled_over_several(adapter: ModelAdapter) -> None:
+    bench = Bench(adapter, step_tokens=STEP)
+    bench.learn()
+    req = bench.req(ratio=0.5)
+    stop = bench.plan(req).stop
+    at_once = bench.fill(bench.req(ratio=0.5))
+
+    given = []
+    filled = None
+    while filled is None:
+        given.append(bench.rows(req))
+        filled = bench.advance(req, given[-1])
+        bench.filler.num_passes += 1
+
+    assert len(given) > 2
+    assert given == [STEP] * len(given)
+    assert filled.selected == at_once.selected
+    for one, other in zip(filled.cache.layers, at_once.cache.layers, strict=True):
+        torch.testing.assert_close(one.keys[:, :, :stop], other.keys[:, :, :stop])
+        torch.testing.assert_close(one.values[:, :, :stop], other.values[:, :, :stop])
+    assert bench.find(req).steps is None
+
+
+def test_a_filling_goes_on_while_the_engine_has_nothing_to_compute(adapter: ModelAdapter) -> None:
+    bench = Bench(adapter, step_tokens=STEP)
+    bench.learn()
+    req = bench.req(ratio=0.5)
+
+    filled = None
+    for _ in range(len(req.origin_input_ids)):
+        filled = filled or bench.advance(req, bench.rows(req))
+
+    assert bench.filler.num_passes == 0
+    assert filled is not None
+
+
+def test_a_prompt_that_overtakes_one_that_is_being_filled_is_filled_at_once(
+    adapter: ModelAdapter,
+) -> None:
+    bench = Bench(adapter, step_tokens=STEP)
+    bench.learn()
+    waiting, other = bench.req(ratio=0.5), bench.req(ratio=0.5, rid="b")
+    assert bench.advance(waiting, bench.rows(waiting)) is None
+    bench.filler.num_passes += 1
+
+    assert bench.rows(other) is None
+    assert bench.advance(other, None) is not None
+    assert bench.rows(waiting) == STEP // 4  # the least, beside the other one
+
+
+def test_a_filling_serves_whatever_the_tree_holds_by_its_end(adapter: ModelAdapter) -> None:
+    bench = Bench(adapter, step_tokens=STEP)
+    bench.learn()
+    req = bench.req(ratio=0.5)
+    stop = bench.hit(req)
+    assert bench.advance(req, bench.rows(req)) is None
+
+    for held in (8, 0, stop - PAGE):
+        assert bench.hit(req, held=held) == stop - held
+    while bench.advance(req, bench.rows(req)) is None:
+        pass
+
+    assert bench.find(req).exact_stop == stop - PAGE
+
+
+def test_a_filling_is_forgotten_if_the_tree_holds_all_of_it(adapter: ModelAdapter) -> None:
+    bench = Bench(adapter, step_tokens=STEP)
+    bench.learn()
+    req = bench.req(ratio=0.5)
+    stop = bench.hit(req)
+    assert bench.advance(req, bench.rows(req)) is None
+
+    assert bench.hit(req, held=stop) == 0
+    assert bench.find(req).steps is None
+
+
+@pytest.mark.parametrize("leave", ["abandoned", "finished", "new weights", "failed", "retracted"])
+def test_nothing_is_left_of_a_filling_whose_request_leaves(
+    adapter: ModelAdapter, leave: str
+) -> None:
+    bench = Bench(adapter, step_tokens=STEP)
+    bench.learn()
+    req = bench.req(ratio=0.5)
+    assert bench.advance(req, bench.rows(req)) is None
+    request = bench.find(req)
+    steps = request.steps
+    assert steps is not None
+
+    bench.planner.abandon("b")
+    assert request.steps is steps
+    {
+        "abandoned": lambda: bench.planner.abandon("a"),
+        "finished": lambda: bench.planner.finish(req),
+        "new weights": lambda: bench.planner.forget_chunks(),
+        "failed": lambda: bench.planner.failed(request),
+        "retracted": lambda: bench.planner.forget_fill(request),
+    }[leave]()
+
+    assert request.steps is None
+    bench.filler.num_passes += 1
+    assert bench.rows(bench.req(ratio=0.5, rid="b")) == STEP  # it is the one filled in steps

@@ -1,0 +1,19 @@
+"""vLLM's executor with chunk reuse, named in `--distributed-executor-backend`.
+
+The scheduler's side needs the worker in its own process, which vLLM does by default on GPUs only.
+"""
+
+from typing import Any
+
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+
+class ChunkExecutor(UniProcExecutor):  # type: ignore[misc]  # vLLM is untyped here
+    """The worker in the engine's process, if there is one; else vLLM's executor for several, with
+    which the connector refuses reuse and requests are computed exactly."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if vllm_config.parallel_config.world_size > 1:
+            return MultiprocExecutor(vllm_config, *args, **kwargs)
+        return super().__new__(cls)
