@@ -4,12 +4,11 @@ Knows its place in the tree. Does not know tokenizers, caches or its users.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Optional
 
 from ragboost.errors import ContextIndexError
 
-_NO_CHILDREN: Mapping[Hashable, "Node"] = MappingProxyType({})
+_NO_CHILDREN: Mapping[Hashable, "Node"] = {}
 """Of all leaves, which are most of a tree: an empty dict for each would be a tenth of it."""
 
 
