@@ -6,6 +6,7 @@ from typing import Any
 from ragboost.config import Settings
 from ragboost.formats.base import Format, Found, TooManyDocumentsError, UnknownShapeError
 from ragboost.formats.documents_field import DocumentsField
+from ragboost.formats.known_documents import KnownDocuments
 from ragboost.formats.messages import Messages
 from ragboost.formats.ragboost_object import RagboostObject
 
@@ -25,11 +26,12 @@ def make_formats(settings: Settings) -> tuple[Format, ...]:
     Documents that the caller names explicitly come before documents found in texts.
     """
     hints, limit = settings.hints, settings.formats.max_documents
+    known = KnownDocuments()
     return (
-        RagboostObject(max_documents=limit),
+        RagboostObject(max_documents=limit, known=known),
         DocumentsField(hints, max_documents=limit),
         DocumentsField(hints, max_documents=limit, parent="chat_template_kwargs"),
-        Messages(settings),
+        Messages(settings, known=known),
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from ragboost.formats.groups import DocumentBlock, Edit
 from ragboost.formats.text.json_results import text_of
-from ragboost.types import Document
 
 CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
 _MAX_NAME = 200
@@ -26,9 +25,9 @@ class ListGroup:
     blocks: tuple[DocumentBlock, ...]
     end: int
 
-    def document(self, block: DocumentBlock) -> Document:
+    def identity(self, block: DocumentBlock) -> str:
         """Return the element with all its fields."""
-        return Document(json.dumps(self.value[block.start]))
+        return json.dumps(self.value[block.start])
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
         """Move the elements, which have no numbers."""

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ragboost.types import Document
-
 Value = str | list[Any]
 """A text, or a list of content blocks or results, that holds documents."""
 
@@ -77,9 +75,9 @@ class Group(Protocol):
     @property
     def end(self) -> int: ...
 
-    def document(self, block: DocumentBlock) -> Document:
-        """Return a block's document; two are equal only if they read the same without their
-        numbers."""
+    def identity(self, block: DocumentBlock) -> str:
+        """Return the text of a block's document; two are equal only if they read the same without
+        their numbers."""
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
         """Write the blocks of `order` in place of all blocks; `names` replace numbers, by block."""
@@ -104,11 +102,11 @@ class TextGroup:
     end: int
     is_json: bool = False
 
-    def document(self, block: DocumentBlock) -> Document:
+    def identity(self, block: DocumentBlock) -> str:
         """Return the block's characters without its number."""
         if block.number is None:
-            return Document(self.value[block.start : block.end])
-        return Document(self._piece(block, ""))
+            return self.value[block.start : block.end]
+        return self._piece(block, "")
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
         """Move the blocks; separators keep their positions."""

@@ -15,6 +15,7 @@ from ragboost.context import Context
 from ragboost.formats.base import Found, TooManyDocumentsError
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
+from ragboost.formats.known_documents import KnownDocuments
 from ragboost.formats.references import EarlierTexts
 from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, put
 from ragboost.formats.text import find_groups
@@ -44,6 +45,7 @@ class Messages:
 
     Args:
         settings: settings of formats, hints, ordering and de-duplication.
+        known: documents of earlier requests.
     """
 
     name = "messages"
@@ -51,8 +53,9 @@ class Messages:
     in_place = True
     is_ours = False
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, known: KnownDocuments) -> None:
         self._settings = settings
+        self._known = known
         self._has_references = settings.dedup.enabled and settings.hints.location
         self._has_numbers = settings.formats.numbers == "label"
 
@@ -84,7 +87,7 @@ class Messages:
         slot, group = leading
         return Found(
             query="",
-            documents=tuple([group.document(block) for block in group.blocks]),
+            documents=tuple([self._known.of(group.identity(block)) for block in group.blocks]),
             message=slot.message,
             path=slot.path,
             start=group.blocks[0].start,

@@ -11,8 +11,8 @@ from typing import Any
 from ragboost.context import Context
 from ragboost.errors import RequestError
 from ragboost.formats.base import Found
+from ragboost.formats.known_documents import KnownDocuments
 from ragboost.formats.question import find_question, replace_question
-from ragboost.types import as_documents
 
 FIELD = "ragboost"
 _KNOWN = ("documents", "session_id", "options", "reuse", "graph")
@@ -25,6 +25,7 @@ class RagboostObject:
 
     Args:
         max_documents: more in one request are refused.
+        known: documents of earlier requests.
     """
 
     name = "ragboost_object"
@@ -32,8 +33,9 @@ class RagboostObject:
     in_place = False
     is_ours = True
 
-    def __init__(self, *, max_documents: int) -> None:
+    def __init__(self, *, max_documents: int, known: KnownDocuments) -> None:
         self._max_documents = max_documents
+        self._known = known
 
     def extract(self, body: Mapping[str, Any]) -> Found | None:
         """Find the object's documents; None if it has none.
@@ -52,7 +54,7 @@ class RagboostObject:
                 "(formats.max_documents)",
                 param=where,
             )
-        documents = tuple(as_documents(given, where=where))
+        documents = self._known.all_of(given, where=where)
         if not documents:
             return None
         question = find_question(body)

@@ -3,10 +3,13 @@
 Knows its place in the tree. Does not know tokenizers, caches or its users.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Optional
 
 from ragboost.errors import ContextIndexError
+
+_NO_CHILDREN: Mapping[Hashable, "Node"] = {}
+"""Of all leaves, which are most of a tree: an empty dict for each would be a tenth of it."""
 
 
 class Node:
@@ -71,8 +74,8 @@ class Node:
         self.serial = serial
         self.last_used = last_used
         self.batch = batch
-        self.children: dict[Hashable, Node] = {}
-        self._by_slot: dict[int, Node] | None = None  # created by the first `attach`
+        self.children: Mapping[Hashable, Node] = _NO_CHILDREN
+        self._by_slot: dict[int, Node] | None = None  # made by the first `attach`, as `children`
         self.next_slot = 0
         self.num_tokens = sum(tokens)
         self.generated_tokens = 0
@@ -143,8 +146,10 @@ class Node:
     def attach(self, child: "Node") -> None:
         """Add a child in its slot, replacing a child that begins with the same document."""
         if self._by_slot is None:
-            self._by_slot = {}
-        self.children[child.documents[0]] = self._by_slot[child.slot] = child
+            self._by_slot, self.children = {}, {}
+        children = self.children
+        assert isinstance(children, dict), "a parent has a dict of its own"
+        children[child.documents[0]] = self._by_slot[child.slot] = child
         if child.slot >= self.next_slot:
             self.next_slot = child.slot + 1
 
@@ -153,6 +158,7 @@ class Node:
         parent = self.parent
         assert parent is not None, "the root cannot be detached"
         assert parent._by_slot is not None, "a parent without children"
+        assert isinstance(parent.children, dict), "a parent without children"
         del parent.children[self.documents[0]], parent._by_slot[self.slot]
         self.parent = None
 
@@ -164,7 +170,7 @@ class Node:
         """
         children = list(self.children.values())
         self.parent = self._by_slot = None
-        self.children = {}
+        self.children = _NO_CHILDREN
         return children
 
     def check_integrity(self) -> None:

@@ -149,11 +149,13 @@ class BoostPipeline:
             await clock.without(admission.take(request, history=digest))
         else:
             tenant = self.tenants.get(request.tenant_key)
-            engine_id = EngineRequestId.of(request.body.fields, headers)
             plan = partial(self._plan, request, conversation)
             assignment = await clock.without(
                 admission.take(request, tenant=tenant, plan=plan, history=digest)
             )
+            engine_id = None
+            if self._sync.followers[assignment.backend.name].streams:
+                engine_id = EngineRequestId.of(request.body.fields, headers)
             work = self._boost(
                 request, conversation, tenant, assignment, engine_id, has_options=has_stream_options
             )
@@ -273,7 +275,7 @@ class BoostPipeline:
         conversation: Conversation | None,
         tenant: Tenant,
         assignment: Assignment,
-        engine_id: EngineRequestId,
+        engine_id: EngineRequestId | None,
         *,
         has_options: bool,
     ) -> BoostedRequest:
@@ -305,9 +307,9 @@ class BoostPipeline:
                 is_hosted=not follower.streams,
                 tokens_per_byte=tenant.tokens.tokens_per_byte,
             )
-            is_followed = has_options and bool(follower.streams)
-            if is_followed and engine_id.is_generated and result.context is not None:
-                fields = {**fields, SESSION_FIELD: engine_id.name}
+            named = engine_id if has_options and result.context is not None else None
+            if named is not None and named.is_generated:
+                fields = {**fields, SESSION_FIELD: named.name}
             body, dropped = request.body.encode(fields), _dropped_tokens(tenant, result)
             return BoostedRequest(body, result, is_usage_added, tracked, dropped)
 
@@ -436,7 +438,11 @@ def _dropped_tokens(tenant: Tenant, result: BoostResult) -> int:
 
 
 def _track(
-    follower: CacheFollower, tenant: Tenant, result: BoostResult, *, engine_id: EngineRequestId
+    follower: CacheFollower,
+    tenant: Tenant,
+    result: BoostResult,
+    *,
+    engine_id: EngineRequestId | None,
 ) -> TrackedRequest | None:
     """Register a boosted request with its backend's follower; None if nothing was boosted."""
     context = result.context
@@ -453,7 +459,7 @@ def _track(
             is_measured=tenant.booster(follower.name).is_measured(context),
             counter=tenant.tokens,
         )
-        name = engine_id.name if follower.streams else None
+        name = engine_id.name if engine_id is not None else None
         layout = follower.on_sent(name, layout, cached_tokens=context.predicted_cached_tokens)
     predicted = follower.predict(layout, context.predicted_cached_tokens)
-    return TrackedRequest(follower, layout, engine_id if follower.streams else None, predicted)
+    return TrackedRequest(follower, layout, engine_id, predicted)

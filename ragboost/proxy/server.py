@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import gc
 import logging
 import signal
 import socket
@@ -21,6 +20,7 @@ from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
+from ragboost.proxy.garbage import short_collections
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection
@@ -51,8 +51,8 @@ def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = Non
     listener = listen(proxy)
     _log_address(settings, listener)
     server = make_server(guarded(create_app(settings), proxy), proxy)
-    _tune_process()
-    with _signals_only_stop():
+    _tune_malloc()
+    with short_collections(), _signals_only_stop():
         server.run(sockets=[listener])
 
 
@@ -127,8 +127,8 @@ def _run_worker(
     seat = replace(seat, port=own.getsockname()[1])
     app = guarded(create_app(settings, seat=seat), proxy)
     server = _WorkerServer(_server_config(app, proxy), link)
-    _tune_process()
-    with _signals_only_stop():
+    _tune_malloc()
+    with short_collections(), _signals_only_stop():
         server.run(sockets=[listener, own])
 
 
@@ -192,20 +192,6 @@ def _server_config(app: ASGIApp, settings: ProxySettings) -> uvicorn.Config:
         timeout_graceful_shutdown=settings.drain_s,
         backlog=_BACKLOG,
     )
-
-
-def _tune_process() -> None:
-    _tune_garbage_collection()
-    _tune_malloc()
-
-
-def _tune_garbage_collection() -> None:
-    # Objects that exist at start live until the end; full collections need not traverse them.
-    gc.collect()
-    gc.freeze()
-    # Requests create hardly any cycles; with the default of 700 objects, the search for them takes
-    # 3 % of a request's time.
-    gc.set_threshold(10_000, 20, 20)
 
 
 def _tune_malloc() -> None:

@@ -34,7 +34,7 @@ class ShadowPipeline(BoostPipeline):
         conversation: Conversation | None,
         tenant: Tenant,
         assignment: Assignment,
-        engine_id: EngineRequestId,
+        engine_id: EngineRequestId | None,
         *,
         has_options: bool,
     ) -> BoostedRequest:

@@ -422,9 +422,10 @@ def _bytes_around(body: JsonBody, found: Found) -> tuple[int, int]:
     if found.message is None:
         return 0, 0
     sizes = [memoryview(message).nbytes for message in body.messages]
-    inside = sum([_num_bytes(document.text) for document in found.documents])
+    texts = [document.text for document in found.documents]
+    inside = sum([len(text) if text.isascii() else _num_bytes(text) for text in texts])
     return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)
 
 
 def _num_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return len(text.encode("utf-8", "surrogatepass"))

@@ -88,7 +88,16 @@ class TokenCounter:
 
     def count_documents(self, documents: Sequence[Document]) -> list[int]:
         """Return the tokens of each document's title and text, at least 1 each."""
-        return [self._length(document) for document in documents]
+        lengths, estimates, counted = self._lengths, self._estimates, []
+        for document in documents:
+            key = document.key
+            known = lengths if key in lengths else estimates
+            try:
+                known.move_to_end(key)
+                counted.append(known[key])
+            except KeyError:  # unknown, or dropped by another thread
+                counted.append(self._add_document(document))
+        return counted
 
     def count_frames(self, labels: Iterable[str]) -> list[int]:
         """Return the tokens of each label with the line breaks around it, in the same cache.
@@ -154,17 +163,9 @@ class TokenCounter:
             with self._lock:
                 self._update_ratio(prompt_tokens, round(estimated_tokens / self._ratio))
 
-    def _length(self, document: Document) -> int:
-        key = document.key
-        known = self._lengths if key in self._lengths else self._estimates
-        if key in known:
-            try:
-                known.move_to_end(key)
-                return known[key]
-            except KeyError:  # dropped by another thread
-                pass
+    def _add_document(self, document: Document) -> int:
         text = f"{document.title}\n{document.text}" if document.title else document.text
-        return self._add(key, text)
+        return self._add(document.key, text)
 
     def _add(self, key: str, text: str) -> int:
         length = self.count(text)  # outside the lock: a given counter may be slow

@@ -4,6 +4,7 @@ import pytest
 
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
+from ragboost.formats.text import find_groups
 from tests.formats.rewriting import boost, find, reorder, text_of, user
 
 ANTHROPIC = """<documents>
@@ -296,3 +297,14 @@ def test_another_text_before_the_documents_is_another_prefix() -> None:
     assert boost(booster, asked_first) == asked_first
     same_front = user("<doc>one</doc> <doc>two</doc>\nWhy?")
     assert text_of(boost(booster, same_front)).startswith("<doc>two</doc> <doc>one</doc>")
+
+
+@pytest.mark.parametrize("num_before", [0, 10, 31, 32, 33, 100, 2000])
+def test_documents_are_found_among_many_other_tags(num_before: int) -> None:
+    documents = [f"<document>Text {i} <b>bold</b> {'words ' * 300}</document>" for i in range(40)]
+    before = "<br>" * num_before
+    text = f"{before}{'words ' * 5000}\n" + "\n".join(documents)
+
+    (group,) = find_groups(text)
+
+    assert [group.identity(block) for block in group.blocks] == documents

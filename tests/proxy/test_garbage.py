@@ -5,6 +5,7 @@ in many thousand requests. Until then it would grow by kilobytes with every requ
 """
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import FrameType
 import httpx
 import pytest
 
+from ragboost.proxy.garbage import short_collections
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -150,3 +152,30 @@ def test_requests_leave_no_cycles(
         finally:
             gc.enable()
     assert {name: num for name, num in found.items() if num > _MAX_LEFT} == {}
+
+
+def test_survivors_of_a_full_collection_are_frozen_and_thawed_at_last() -> None:
+    thresholds = gc.get_threshold()
+    with short_collections():
+        kept: list[list[object]] = [[] for _ in range(1000)]
+        before = gc.get_freeze_count()
+        gc.collect()
+        assert gc.get_freeze_count() >= before + len(kept)
+        cycle = _Cycle()
+        died = weakref.ref(cycle)
+        gc.collect()
+        del cycle
+        gc.collect()
+        assert died() is not None, "a frozen cycle is not looked at"
+        for _ in range(70):
+            gc.collect()
+        assert died() is None, "nor forgotten"
+        gc.collect()
+        assert gc.get_freeze_count() > before, "and the others are frozen again"
+    assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == thresholds
+
+
+class _Cycle:
+    def __init__(self) -> None:
+        self.itself = self

@@ -3,6 +3,7 @@
 Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -18,8 +19,10 @@ from ragboost.cache_sync.sync import CacheSync
 from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.hosted.receipts import Receipt
+from ragboost.proxy.observability.tallies import CounterTally, HistogramTally, Tallies
 
 M = TypeVar("M", Counter, Histogram)
+T = TypeVar("T", CounterTally, HistogramTally)
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 HANDED_OVER = "handed_over"
@@ -29,18 +32,19 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 
 
-class _ByLabels(Generic[M]):
-    """A metric's children by their labels, without the lock under which the library finds them."""
+class _ByLabels(Generic[M, T]):
+    """The tallies of a metric's children by their labels."""
 
-    def __init__(self, metric: M) -> None:
+    def __init__(self, metric: M, tally: Callable[[M], T]) -> None:
         self._metric: M = metric
-        self._children: dict[tuple[str, ...], M] = {}
+        self._tally = tally
+        self._children: dict[tuple[str, ...], T] = {}
 
-    def of(self, *labels: str) -> M:
-        """Return the child with these labels; the caller bounds their number."""
+    def of(self, *labels: str) -> T:
+        """Return the tally of the child with these labels; the caller bounds their number."""
         child = self._children.get(labels)
         if child is None:
-            child = self._children[labels] = self._metric.labels(*labels)
+            child = self._children[labels] = self._tally(self._metric.labels(*labels))
         return child
 
 
@@ -74,6 +78,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._tallies = Tallies(self.registry)
         self._models: set[str] = set()
         self._declare_requests()
         self._declare_tokens()
@@ -111,14 +116,16 @@ class Metrics:
                 "ragboost_requests_total",
                 "Requests, by how they ended.",
                 ("endpoint", "model", "outcome"),
-            )
+            ),
+            self._tallies.counter,
         )
         self._bypass = _ByLabels(
             counter(
                 "ragboost_bypass_total",
                 "Requests forwarded without boosting, by reason.",
                 ("reason",),
-            )
+            ),
+            self._tallies.counter,
         )
         self._duration = _ByLabels(
             histogram(
@@ -126,7 +133,8 @@ class Metrics:
                 "Time from the request's head to the last byte of the response.",
                 ("endpoint",),
                 buckets=_SECONDS,
-            )
+            ),
+            self._tallies.histogram,
         )
         self._ttft = _ByLabels(
             histogram(
@@ -134,7 +142,8 @@ class Metrics:
                 "Time from a completion's head to the first byte of the response's body.",
                 ("endpoint", "result"),
                 buckets=_SECONDS,
-            )
+            ),
+            self._tallies.histogram,
         )
         self._overhead = _ByLabels(
             histogram(
@@ -142,12 +151,15 @@ class Metrics:
                 "Time that the proxy itself spends on a request, by stage.",
                 ("stage",),
                 buckets=_OVERHEAD_SECONDS,
-            )
+            ),
+            self._tallies.histogram,
         )
-        self._queue_wait = histogram(
-            "ragboost_queue_wait_seconds",
-            "Time that a completion waits until it is sent to its backend.",
-            buckets=_OVERHEAD_SECONDS,
+        self._queue_wait = self._tallies.histogram(
+            histogram(
+                "ragboost_queue_wait_seconds",
+                "Time that a completion waits until it is sent to its backend.",
+                buckets=_OVERHEAD_SECONDS,
+            )
         )
         self._releases = _ByLabels(
             counter(
@@ -155,7 +167,8 @@ class Metrics:
                 "Completions sent to their backend by the adaptive waiting room: at_once, or after "
                 "a wait alone, planned with others, at max_wait, or because the room was full.",
                 ("how",),
-            )
+            ),
+            self._tallies.counter,
         )
 
     def _declare_tokens(self) -> None:
@@ -165,38 +178,52 @@ class Metrics:
             "Documents of boosted requests: sent, or dropped as duplicates.",
             ("result",),
         )
-        self._sent_documents = documents.labels("sent")
-        self._dropped_documents = documents.labels("dropped")
-        self._prompt_tokens = counter(
-            "ragboost_prompt_tokens_total", "Prompt tokens that backends reported."
+        self._sent_documents = self._tallies.counter(documents.labels("sent"))
+        self._dropped_documents = self._tallies.counter(documents.labels("dropped"))
+        self._prompt_tokens = self._tallies.counter(
+            counter("ragboost_prompt_tokens_total", "Prompt tokens that backends reported.")
         )
-        self._cached_tokens = counter(
-            "ragboost_cached_prompt_tokens_total",
-            "Prompt tokens that backends reported as read from the prefix cache.",
+        self._cached_tokens = self._tallies.counter(
+            counter(
+                "ragboost_cached_prompt_tokens_total",
+                "Prompt tokens that backends reported as read from the prefix cache.",
+            )
         )
-        self._dropped_tokens = counter(
-            "ragboost_dropped_prompt_tokens_total",
-            "Tokens of documents that were not sent again.",
+        self._dropped_tokens = self._tallies.counter(
+            counter(
+                "ragboost_dropped_prompt_tokens_total",
+                "Tokens of documents that were not sent again.",
+            )
         )
-        self._written_tokens = counter(
-            "ragboost_cache_write_prompt_tokens_total",
-            "Prompt tokens that backends reported as written to the prefix cache.",
+        self._written_tokens = self._tallies.counter(
+            counter(
+                "ragboost_cache_write_prompt_tokens_total",
+                "Prompt tokens that backends reported as written to the prefix cache.",
+            )
         )
-        self._cost = counter(
-            "ragboost_prompt_cost_total",
-            "Cost of the prompts of models with a price, in the currency of `prices`.",
+        self._cost = self._tallies.counter(
+            counter(
+                "ragboost_prompt_cost_total",
+                "Cost of the prompts of models with a price, in the currency of `prices`.",
+            )
         )
-        self._uncached_cost = counter(
-            "ragboost_uncached_prompt_cost_total",
-            "Cost that the same prompts would have had without a cache and without dropping.",
+        self._uncached_cost = self._tallies.counter(
+            counter(
+                "ragboost_uncached_prompt_cost_total",
+                "Cost that the same prompts would have had without a cache and without dropping.",
+            )
         )
-        self._reused_tokens = counter(
-            "ragboost_reused_prompt_tokens_total",
-            "Prompt tokens that backends reported as reused from stored chunks.",
+        self._reused_tokens = self._tallies.counter(
+            counter(
+                "ragboost_reused_prompt_tokens_total",
+                "Prompt tokens that backends reported as reused from stored chunks.",
+            )
         )
-        self._predicted_tokens = counter(
-            "ragboost_predicted_cached_prompt_tokens_total",
-            "Document tokens that the context index predicted as cached.",
+        self._predicted_tokens = self._tallies.counter(
+            counter(
+                "ragboost_predicted_cached_prompt_tokens_total",
+                "Document tokens that the context index predicted as cached.",
+            )
         )
         self._passage_bytes = counter(
             "ragboost_passage_bytes_total",
@@ -214,11 +241,13 @@ class Metrics:
         )
 
     def _declare_predictions(self) -> None:
-        self._prediction_error = Histogram(
-            "ragboost_prediction_error_ratio",
-            "Predicted minus reported cached tokens, as a share of the prompt tokens.",
-            buckets=ERROR_BOUNDS,
-            registry=self.registry,
+        self._prediction_error = self._tallies.histogram(
+            Histogram(
+                "ragboost_prediction_error_ratio",
+                "Predicted minus reported cached tokens, as a share of the prompt tokens.",
+                buckets=ERROR_BOUNDS,
+                registry=self.registry,
+            )
         )
         self._prediction_precision = Gauge(
             "ragboost_prediction_precision_ratio",

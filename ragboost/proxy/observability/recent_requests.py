@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from ragboost.bounded_map import BoundedMap
 from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.proxy.asgi.request_context import RequestContext
@@ -23,12 +22,15 @@ class RecentRequests:
 
     Args:
         max_requests: completions kept.
-        max_labels: labels kept, by last use.
+        max_labels: labels kept, by last use: when half of them are new, those not used since the
+            last such time are dropped.
     """
 
     def __init__(self, *, max_requests: int = MAX_RECENT, max_labels: int = 20_000) -> None:
         self._requests: deque[tuple[str, dict[str, Any]]] = deque(maxlen=max_requests)
-        self._labels: BoundedMap[Hashable, str] = BoundedMap(max_entries=max_labels)
+        self._max_new_labels = max_labels // 2
+        self._labels: dict[Hashable, str] = {}
+        self._older_labels: dict[Hashable, str] = {}
 
     def of_team(self, team: str) -> list[dict[str, Any]]:
         """Return the completions of a team's API keys as JSON values, latest first."""
@@ -36,7 +38,8 @@ class RecentRequests:
 
     def label(self, key: Hashable) -> str:
         """Return the label of a document in prompts, or digits of its key while it is unknown."""
-        return self._labels.peek(key) or f"[{str(key)[:8]}]"
+        label = self._labels.get(key) or self._older_labels.get(key)
+        return label or f"[{str(key)[:8]}]"
 
     def add(
         self,
@@ -77,8 +80,11 @@ class RecentRequests:
 
     def _orders(self, context: Context) -> tuple[list[str], list[str]]:
         after = [label[:_MAX_LABEL] for label in context.labels]
-        for document, label in zip(context.documents, after, strict=True):
-            self._labels.put(document.key, label)
+        keys = [document.key for document in context.documents]
+        if len(self._labels) + len(keys) > self._max_new_labels:
+            self._older_labels, self._labels = self._labels, {}
+        # A request may have more documents than labels are kept.
+        self._labels.update(zip(keys[: self._max_new_labels], after, strict=False))
         before = [
             after[position] if position >= 0 else self.label(document.key)
             for document, position in zip(context.retrieved, context.positions, strict=True)

@@ -18,6 +18,7 @@ from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.rewriting.headers import get_header
+from ragboost.serving.exchange import CONNECTION_EXTENSION
 
 
 class Passthrough:
@@ -76,7 +77,12 @@ class Passthrough:
 
     async def _answer(self, exchange: RequestContext) -> None:
         declared = get_header(exchange.headers, b"content-length")
-        body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
+        body = await read_body(
+            exchange.receive,
+            declared=declared,
+            settings=self._settings.proxy,
+            is_timed=CONNECTION_EXTENSION in exchange.scope.get("extensions", ()),
+        )
         async with ClientWatch(exchange.scope, exchange.receive) as watch:
             with self._dispatcher.admission() as admission:
                 try:

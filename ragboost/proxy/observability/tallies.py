@@ -1,0 +1,87 @@
+"""Collect what requests count, and hand it to the metrics when they are read.
+
+A request then pays for an addition or an append, not for the locks and checks of each metric. Used
+on one event loop. Does not know what is counted.
+"""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+_MAX_VALUES = 1024
+
+
+class CounterTally:
+    """The amount by which a counter is behind."""
+
+    __slots__ = ("_behind", "_counter")
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._behind: float = 0
+
+    def inc(self, amount: float = 1) -> None:
+        """Add an amount.
+
+        Raises:
+            ValueError: it is negative.
+        """
+        if amount < 0:
+            raise ValueError(f"a counter cannot be increased by {amount}")
+        self._behind += amount
+
+    def flush(self) -> None:
+        """Bring the counter up to date."""
+        behind, self._behind = self._behind, 0
+        self._counter.inc(behind)
+
+
+class HistogramTally:
+    """The values that a histogram has not seen, at most `_MAX_VALUES`."""
+
+    __slots__ = ("_histogram", "_values")
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._values: list[float] = []
+
+    def observe(self, value: float) -> None:
+        """Add a value."""
+        self._values.append(value)
+        if len(self._values) >= _MAX_VALUES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Bring the histogram up to date."""
+        values, self._values = self._values, []
+        for value in values:
+            self._histogram.observe(value)
+
+
+class Tallies(Collector):
+    """The tallies of one registry, in which they are to be the first collector: reading the
+    registry flushes them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._all: list[CounterTally | HistogramTally] = []
+        registry.register(self)
+
+    def counter(self, counter: Counter) -> CounterTally:
+        """Return a new tally in place of a counter, which nobody else may increase."""
+        tally = CounterTally(counter)
+        self._all.append(tally)
+        return tally
+
+    def histogram(self, histogram: Histogram) -> HistogramTally:
+        """Return a new tally in place of a histogram."""
+        tally = HistogramTally(histogram)
+        self._all.append(tally)
+        return tally
+
+    def collect(self) -> Iterable[Metric]:
+        """Flush all tallies; there are no metrics of their own."""
+        for tally in self._all:
+            tally.flush()
+        return ()
