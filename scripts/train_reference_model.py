@@ -171,10 +171,20 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--resume",
+        type=int,
+        default=0,
+        metavar="STEP",
+        help="continue from the weights in --out, saved after this step; moments begin anew",
+    )
     args = parser.parse_args()
 
-    model = build_model(args.size, seed=args.seed, layers=args.layers).to(args.device)
-    rng = np.random.default_rng(args.seed)
+    model = build_model(args.size, seed=args.seed, layers=args.layers)
+    if args.resume:
+        model = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32)
+    model = model.to(args.device)
+    rng = np.random.default_rng(args.seed if args.resume == 0 else (args.seed, args.resume))
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
     optimizers = [
@@ -183,9 +193,9 @@ def main() -> None:
     ]
     base = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     args.out.mkdir(parents=True, exist_ok=True)
-    log = (args.out / "training_log.jsonl").open("w", encoding="utf-8")
+    log = (args.out / "training_log.jsonl").open("a" if args.resume else "w", encoding="utf-8")
     begin, seen = time.process_time(), 0
-    for step in range(args.steps):
+    for step in range(args.resume, args.steps):
         progress = step / args.steps
         bounds = np.cumsum([share for share, _, _ in SHAPES[args.size]])
         _, documents, length = SHAPES[args.size][int(np.searchsorted(bounds, progress, "right"))]
