@@ -111,7 +111,11 @@ class CompletionService:
         body = await self.read_body(request)
         if body.get("session_id") is None:
             body["session_id"] = request.headers.get("x-session-id") or None
-        wanted = read_fields(ChatCompletionRequest if kind == "chat" else CompletionRequest, body)
+        wanted: ChatCompletionRequest | CompletionRequest
+        if kind == "chat":
+            wanted = read_fields(ChatCompletionRequest, body)
+        else:
+            wanted = read_fields(CompletionRequest, body)
         prompt = await self.in_thread(lambda: self.prompts.build(wanted))
         num_prompt_tokens = len(prompt.token_ids)
         max_tokens = self._max_tokens(wanted, num_prompt_tokens)

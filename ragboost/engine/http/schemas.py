@@ -43,9 +43,13 @@ class ChatFields(Fields):
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_check_names)] = Field(
         {}, description="Further variables of the chat template."
     )
-    tools: list[Any] | None = Field(None, description="For the chat template.")
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    tools: Objects | None = Field(None, description="For the chat template.")
+    add_generation_prompt: bool | None = Field(
+        None, description="Whether an answer begins; default: unless the last message continues."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="Continue the last message instead of answering it."
+    )
 
     @model_validator(mode="before")
     @classmethod
