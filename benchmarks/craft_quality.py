@@ -26,8 +26,6 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.articles import DOCUMENTS, Articles, make_articles
 from benchmarks.parts import part
-from ragboost.chunk_cache.craft.reuse import CraftReuse
-from ragboost.chunk_cache.craft.variants import Variants
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.kv.influence import Order
@@ -36,6 +34,8 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import SelectionPolicy
+from research.craft.reuse import CraftReuse
+from research.craft.variants import Variants
 from research.tasks import NUM_VALUES, first_id
 
 TARGETS = (0.2, 0.3)

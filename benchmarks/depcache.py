@@ -101,6 +101,7 @@ class Bench:
         self.reusing = DepCache(
             self.adapter,
             capacity_tokens=args.capacity_tokens,
+            host_tokens=args.host_tokens,
             replacement=args.replacement,
             **options,
         )
@@ -197,6 +198,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "positions": args.positions,
         "replacement": args.replacement,
         "capacity_tokens": args.capacity_tokens,
+        "host_tokens": args.host_tokens,
         "roots": args.roots,
         "queries": args.queries,
         "warm": args.warm,
@@ -224,6 +226,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=16, help="tokens to generate")
     parser.add_argument(
         "--capacity-tokens", type=int, default=10_000, help="size of the subgraph cache"
+    )
+    parser.add_argument(
+        "--host-tokens", type=int, default=0, help="size of the tier below it, in host memory"
     )
     parser.add_argument("--replacement", default="lacr", help="eviction policy")
     parser.add_argument(

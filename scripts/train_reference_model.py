@@ -32,6 +32,38 @@ QUESTIONS = ("local", "anaphora", "two_hop", "update", "compare") * 2
 IGNORE = -100
 
 
+class Float32Muon(torch.optim.Optimizer):
+    """Muon with its Newton-Schulz iteration in the dtype of the parameters.
+
+    `torch.optim.Muon` iterates in bfloat16, which a CPU without such units multiplies 28 times
+    slower (AVX2, measured).
+    """
+
+    def __init__(self, params, *, lr: float, weight_decay: float, momentum: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                grad, state = parameter.grad, self.state[parameter]
+                moment = state.setdefault("moment", torch.zeros_like(grad))
+                moment.lerp_(grad, 1 - group["momentum"])
+                update = orthogonal(grad.lerp(moment, group["momentum"]))
+                rate = group["lr"] * max(1, grad.shape[0] / grad.shape[1]) ** 0.5
+                parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+
+
+def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a nearly orthogonal matrix with the same singular vectors."""
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = 3.4445 * wide + (-4.775 * gram + 2.0315 * gram @ gram) @ wide
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
+
+
 def build_model(size: str, *, seed: int, layers: int | None = None) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     shape = SIZES[size] | ({} if layers is None else {"num_hidden_layers": layers})
@@ -139,21 +171,31 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--resume",
+        type=int,
+        default=0,
+        metavar="STEP",
+        help="continue from the weights in --out, saved after this step; moments begin anew",
+    )
     args = parser.parse_args()
 
-    model = build_model(args.size, seed=args.seed, layers=args.layers).to(args.device)
-    rng = np.random.default_rng(args.seed)
+    model = build_model(args.size, seed=args.seed, layers=args.layers)
+    if args.resume:
+        model = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32)
+    model = model.to(args.device)
+    rng = np.random.default_rng(args.seed if args.resume == 0 else (args.seed, args.resume))
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
     optimizers = [
-        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.01, momentum=0.95),
+        Float32Muon(matrices, lr=0.02, weight_decay=0.01, momentum=0.95),
         torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     base = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     args.out.mkdir(parents=True, exist_ok=True)
-    log = (args.out / "training_log.jsonl").open("w", encoding="utf-8")
+    log = (args.out / "training_log.jsonl").open("a" if args.resume else "w", encoding="utf-8")
     begin, seen = time.process_time(), 0
-    for step in range(args.steps):
+    for step in range(args.resume, args.steps):
         progress = step / args.steps
         bounds = np.cumsum([share for share, _, _ in SHAPES[args.size]])
         _, documents, length = SHAPES[args.size][int(np.searchsorted(bounds, progress, "right"))]

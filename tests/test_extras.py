@@ -79,7 +79,6 @@ COMMANDS = (
     ["serve", "--embedded"],
     ["demo"],
     ["eval-reuse", "--model", ".", "--data", "README.md"],
-    ["tune-alpha", "--model", ".", "--data", "README.md"],
     ["precompute", "--model", ".", "--corpus", "README.md", "--out", "build/kv"],
 )
 BLOCK = """

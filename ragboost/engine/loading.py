@@ -27,6 +27,7 @@ from ragboost.engine.runtime.graph import GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner, has_window
 from ragboost.engine.runtime.prefix_cache import Event
 from ragboost.engine.runtime.prefix_store import PrefixStore
+from ragboost.engine.runtime.scheduler import Scheduler
 from ragboost.engine.text.graph_prompts import GraphAttention, GraphPrompts
 from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
@@ -131,19 +132,18 @@ def make_engine(
         loaded.runner.layout,
         capacity_tokens=settings.capacity_tokens,
         block_size=settings.block_size,
-        policy=None if settings.eviction == "lru" else make_eviction_policy(settings.eviction),
+        policy=make_eviction_policy(settings.eviction),
     )
-    return Engine(
+    scheduler = Scheduler(
         loaded.runner,
         store,
         max_running=settings.max_running,
         max_running_tokens=settings.max_running_tokens,
         max_step_tokens=settings.max_step_tokens,
-        max_waiting=settings.max_waiting,
-        publish=publish,
         chunk_scheduler=_chunk_scheduler(loaded.adapter, settings),
         graph_runner=GraphRunner(loaded.depcache) if loaded.depcache is not None else None,
     )
+    return Engine(scheduler, max_waiting=settings.max_waiting, publish=publish)
 
 
 def _adapter(model: Any, settings: EngineSettings) -> tuple[ModelAdapter | None, str | None]:
@@ -187,6 +187,7 @@ def _graph_attention(
     depcache = DepCache(
         adapter,
         capacity_tokens=settings.graph_capacity_tokens,
+        host_tokens=settings.graph_host_tokens,
         positions="preorder" if is_preorder else "depth",
     )
     return mode, reason, depcache
@@ -198,8 +199,8 @@ def _chunk_scheduler(
     if adapter is None:
         return None
     directory = settings.reuse_directory
-    store = _chunk_store(adapter.device, settings)
     try:
+        store = _chunk_store(adapter.device, settings)
         recipes = None if directory is None else ChunkCatalog.read(directory)
     except (ChunkCacheError, OSError) as error:
         raise ConfigError(f"engine.reuse_directory: {error}") from error
@@ -217,16 +218,11 @@ def _chunk_scheduler(
 def _chunk_store(device: torch.device, settings: EngineSettings) -> KVStore:
     if settings.reuse_directory is None:
         return ChunkStore(capacity_bytes=settings.reuse_capacity_bytes)
-    try:
-        disk = DiskTier(settings.reuse_directory, capacity_bytes=settings.reuse_disk_bytes)
-    except ChunkCacheError as error:
-        raise ConfigError(f"engine.reuse_directory: {error}") from error
-    if device.type == "cpu":
-        return TieredStore(host_bytes=settings.reuse_capacity_bytes, disk=disk)
+    fastest, is_cpu = settings.reuse_capacity_bytes, device.type == "cpu"
     return TieredStore(
-        accelerator_bytes=settings.reuse_capacity_bytes,
-        host_bytes=settings.reuse_host_bytes,
-        disk=disk,
+        accelerator_bytes=0 if is_cpu else fastest,
+        host_bytes=fastest if is_cpu else settings.reuse_host_bytes,
+        disk=DiskTier(settings.reuse_directory, capacity_bytes=settings.reuse_disk_bytes),
         device=device,
     )
 

@@ -1,2 +1,2 @@
-"""The commands `eval-reuse`, `tune-alpha` and `precompute`: read files, run, and return the text to
+"""The commands `eval-reuse` and `precompute`: read files, run, and return the text to
 print."""

@@ -1,4 +1,4 @@
-"""Cache-Craft: chunk KV in the variants of the contexts it was used in, partly recomputed.
+"""Measurements of Cache-Craft on chunks: attention to other chunks, and the KV that it changed.
 
-Start at `ragboost.chunk_cache.craft.reuse.CraftReuse`. Importing this package does not load torch.
+The versions of chunks are in `research.craft`. Importing this package does not load torch.
 """

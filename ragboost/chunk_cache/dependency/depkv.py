@@ -16,7 +16,12 @@ from ragboost.chunk_cache.dependency.layout import Layout, Positions, lay_out
 from ragboost.chunk_cache.dependency.pool import TokenPool
 from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode, TokenPath, TreeNode
 from ragboost.chunk_cache.dependency.repair import repair
-from ragboost.chunk_cache.dependency.tree_cache import TreeCache, TreeMatch, TreeRequest
+from ragboost.chunk_cache.dependency.tree_cache import (
+    TreeCache,
+    TreeMatch,
+    TreePlaces,
+    TreeRequest,
+)
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.adapter import ModelAdapter
@@ -62,6 +67,7 @@ class DepCache:
     Args:
         adapter: the model.
         capacity_tokens: capacity for trees and the texts before them; 0: store nothing.
+        host_tokens: further capacity in host memory, for nodes that do not fit (section 4.2.2).
         positions: see `layout.Positions`. With `depth`, reused KV equals computed KV.
         replacement: name of an eviction policy, see `eviction.EVICTION_POLICIES`.
         reencode: False reuses keys without rotating them to their new positions, the paper's
@@ -76,6 +82,7 @@ class DepCache:
         adapter: ModelAdapter,
         *,
         capacity_tokens: int = 65_536,
+        host_tokens: int = 0,
         positions: Positions = "depth",
         replacement: str = "lacr",
         reencode: bool = True,
@@ -87,8 +94,9 @@ class DepCache:
         self._pool: TokenPool | None = None
         self.tree: TreeCache | None = None
         if capacity_tokens:
-            self.tree = TreeCache(capacity_tokens, make_eviction_policy(replacement))
-            self._pool = TokenPool(adapter, capacity_tokens)
+            policy = make_eviction_policy(replacement)
+            self.tree = TreeCache(capacity_tokens, policy, num_host_rows=host_tokens)
+            self._pool = TokenPool(adapter, capacity_tokens, num_host_rows=host_tokens)
 
     def layout(self, prompt: DepPrompt) -> Layout:
         """Return the layout of a prompt, on the model's device."""
@@ -232,18 +240,25 @@ class DepCache:
             # Matched again: another thread may have stored or evicted since.
             request = self._request(layout, salt)
             found: TreeMatch = self.tree.match(request)
-            slots, rows = self.tree.insert(request, found)
+            places = self.tree.insert(request, found)
             with ExitStack() as on_failure:  # no path may stay without its KV
                 on_failure.callback(self.tree.clear)
-                if slots:
-                    at = torch.tensor(slots, device=self.adapter.device)
-                    self._pool.store(
-                        cache,
-                        slots=at,
-                        rows=torch.tensor(rows, device=self.adapter.device),
-                        at=layout.positions[at],
-                    )
+                self._fill(self._pool, places, layout, cache)
                 on_failure.pop_all()
+
+    def _fill(
+        self, pool: TokenPool, places: TreePlaces, layout: Layout, cache: RequestCache
+    ) -> None:
+        def index(numbers: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(numbers, device=self.adapter.device)
+
+        if places.demoted.sources:
+            pool.demote(rows=index(places.demoted.sources), to=index(places.demoted.targets))
+        if places.promoted.sources:
+            pool.promote(rows=index(places.promoted.sources), to=index(places.promoted.targets))
+        if places.slots:
+            at = index(places.slots)
+            pool.store(cache, slots=at, rows=index(places.rows), at=layout.positions[at])
 
     def _compute(
         self, layout: Layout, cache: RequestCache, rows: torch.Tensor, pace: Pace

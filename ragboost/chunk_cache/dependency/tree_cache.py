@@ -1,8 +1,9 @@
 """The stored dependency paths as a radix tree (DepCache section 4.2.1).
 
-A node holds a run of tokens without a branch, and is used and evicted as a whole. Only leaves are
-evicted, so that everything stored stays reachable. Knows tokens, rows of a pool and policies. Does
-not hold tensors.
+A node holds a run of tokens without a branch, and is used, demoted and evicted as a whole. Only
+nodes without children in the same tier leave it, so that everything stored stays reachable, and the
+nodes of the fast tier are the upper part of the tree. Knows tokens, rows of a pool and policies.
+Does not hold tensors.
 """
 
 import heapq
@@ -22,7 +23,7 @@ class CachedRun:
     Attributes:
         key: key for the eviction policy.
         tokens: token ids, at least one; none in a root.
-        rows: row of the pool for each token.
+        rows: row of the pool for each token, all in one tier.
         parent: parent node; None for a root.
         children: child nodes by their first token.
         last_used: number of the last request that used it.
@@ -34,6 +35,10 @@ class CachedRun:
     parent: "CachedRun | None"
     children: "dict[int, CachedRun]" = field(default_factory=dict)
     last_used: int = 0
+
+
+Ranked = tuple[float, int, int, CachedRun]
+"""Rank of a node for demotion and eviction, the smallest first, and the node."""
 
 
 class Cursor(NamedTuple):
@@ -56,6 +61,27 @@ class TreeMatch(NamedTuple):
     nodes: list[CachedRun]
 
 
+class RowMoves(NamedTuple):
+    """Rows to copy within the pool, each from one tier to the other."""
+
+    sources: list[int]
+    targets: list[int]
+
+
+class TreePlaces(NamedTuple):
+    """Result of `insert`, in the order in which the caller copies KV.
+
+    Attributes:
+        demoted, promoted: rows of nodes that moved.
+        slots, rows: new slots of the layout, and their rows in the pool.
+    """
+
+    demoted: RowMoves
+    promoted: RowMoves
+    slots: list[int]
+    rows: list[int]
+
+
 class TreeRequest(NamedTuple):
     """A layout and the name of its tree: KV is shared only within a tree."""
 
@@ -67,13 +93,15 @@ class TreeCache:
     """A bounded set of dependency paths. Not safe to use from several threads.
 
     Args:
-        num_rows: capacity in tokens.
-        policy: ranks the leaves for eviction.
+        num_rows: capacity in tokens, of the tier that requests are computed in.
+        policy: ranks the nodes for eviction and demotion.
+        num_host_rows: capacity of the tier below, numbered from `num_rows` on. Nodes that do not
+            fit above are demoted to it (DepCache section 4.2.2), and promoted when they are used.
         waiting: returns the waiting requests, the next first; called before an eviction if the
             policy looks ahead.
 
     Attributes:
-        num_evicted: tokens evicted so far.
+        num_evicted, num_demoted: tokens evicted and demoted so far.
     """
 
     def __init__(
@@ -81,23 +109,27 @@ class TreeCache:
         num_rows: int,
         policy: EvictionPolicy,
         *,
+        num_host_rows: int = 0,
         waiting: Callable[[], Sequence[TreeRequest]] = tuple,
     ) -> None:
         if num_rows < 1:
             raise ChunkCacheError(f"the tree cache must hold at least 1 token, got {num_rows}")
         self.num_rows = num_rows
-        self.num_evicted = 0
+        self.num_host_rows = num_host_rows
+        self.num_evicted = self.num_demoted = 0
         self.waiting = waiting
         self._policy = policy
         self._free = list(range(num_rows))
+        self._free_host = list(range(num_rows, num_rows + num_host_rows))
         self._trees: dict[Hashable, CachedRun] = {}
         self._clock = 0
         self._next_key = 0
 
     @property
     def num_tokens(self) -> int:
-        """Number of stored tokens."""
-        return self.num_rows - len(self._free)
+        """Number of stored tokens, in both tiers."""
+        free = len(self._free) + len(self._free_host)
+        return self.num_rows + self.num_host_rows - free
 
     def match(self, request: TreeRequest) -> TreeMatch:
         """Return the stored part of a layout without counting it as a use."""
@@ -118,18 +150,19 @@ class TreeCache:
             ends.append(cursor if at == run.stop else None)
         return found
 
-    def insert(self, request: TreeRequest, found: TreeMatch) -> tuple[list[int], list[int]]:
-        """Count the use of the stored part, and allocate rows for the rest, evicting as needed.
+    def insert(self, request: TreeRequest, found: TreeMatch) -> TreePlaces:
+        """Count the use of the stored part, promote it, and allocate rows for the rest, evicting as
+        needed.
 
         Nodes that the request uses are not evicted for the rest of it; runs that do not fit are not
-        stored.
+        stored, and nodes that do not fit stay where they are.
 
         Args:
             request: the matched request.
             found: its match; nothing may have been inserted since.
 
         Returns:
-            New slots of the layout, and their rows, which the caller fills.
+            Rows to copy and to fill; the caller does both.
         """
         self._clock += 1
         for node in found.nodes:
@@ -139,7 +172,10 @@ class TreeCache:
             for run in request.layout.runs
             if run.is_chain and run.start < request.layout.task
         )
-        self._make_room(wanted - len(found.slots), {node.key for node in found.nodes})
+        below = [node for node in found.nodes if self._is_host(node)]
+        count = wanted - len(found.slots) + sum(len(node.rows) for node in below)
+        demoted = self._make_room(count, {node.key for node in found.nodes})
+        promoted = self._promote(below)
         slots: list[int] = []
         rows: list[int] = []
         root = self._trees.get(request.tree)
@@ -154,7 +190,9 @@ class TreeCache:
             for node, first, last in self._walk(cursor, request.layout, run):
                 at, cursor = at + last - first, Cursor(node, last)
             count = run.stop - at
-            if count and (cursor is None or count > len(self._free)):
+            # Nothing stands above what it continues, or it could not be demoted.
+            has_room = count <= len(self._free) and not (cursor and self._is_host(cursor.node))
+            if count and (cursor is None or not has_room):
                 ends.append(None)
                 continue
             if count and cursor is not None:
@@ -168,7 +206,7 @@ class TreeCache:
             ends.append(cursor)
         if not root.children:
             del self._trees[request.tree]
-        return slots, rows
+        return TreePlaces(demoted, promoted, slots, rows)
 
     def clear(self) -> None:
         """Remove all paths."""
@@ -176,7 +214,8 @@ class TreeCache:
             for node in list(_below(root)):
                 self._policy.evicted(node.key)
         self._trees.clear()
-        self._free = list(range(self.num_rows))
+        end = self.num_rows + self.num_host_rows
+        self._free, self._free_host = list(range(self.num_rows)), list(range(self.num_rows, end))
 
     def check_integrity(self) -> None:
         """Check nodes, links and rows.
@@ -184,7 +223,7 @@ class TreeCache:
         Raises:
             ChunkCacheError: they are inconsistent; the message has the numbers.
         """
-        rows = list(self._free)
+        rows = [*self._free, *self._free_host]
         for root in self._trees.values():
             for node in _below(root):
                 rows += node.rows
@@ -195,10 +234,14 @@ class TreeCache:
                     )
                 if parent is None or parent.children.get(node.tokens[0]) is not node:
                     raise ChunkCacheError(f"node {node.key} is not the child of its parent")
-        if sorted(rows) != list(range(self.num_rows)):
+                tiers = {row >= self.num_rows for row in node.rows}
+                if len(tiers) != 1 or self._is_host(parent) > self._is_host(node):
+                    raise ChunkCacheError(f"node {node.key} is in two tiers, or above its parent")
+        size = self.num_rows + self.num_host_rows
+        if sorted(rows) != list(range(size)):
             raise ChunkCacheError(
                 f"{len(rows)} rows are free or in use, {len(set(rows))} of them different, of "
-                f"{self.num_rows}"
+                f"{size}"
             )
 
     def _walk(
@@ -255,38 +298,92 @@ class TreeCache:
         self._use(lower, is_hit=False)
         return node
 
-    def _make_room(self, count: int, held: set[int]) -> None:
+    def _is_host(self, node: CachedRun) -> bool:
+        return bool(node.rows) and node.rows[0] >= self.num_rows
+
+    def _promote(self, nodes: Sequence[CachedRun]) -> RowMoves:
+        """Move nodes of one request up, each after its parent, as far as there is room."""
+        moves = RowMoves([], [])
+        for node in nodes:
+            assert node.parent is not None, "a root has no rows"
+            if len(node.rows) <= len(self._free) and not self._is_host(node.parent):
+                self._move(node, self._free, self._free_host, moves)
+        return moves
+
+    def _move(self, node: CachedRun, free: list[int], freed: list[int], moves: RowMoves) -> None:
+        targets = [free.pop() for _ in node.rows]
+        moves.sources.extend(node.rows)
+        moves.targets.extend(targets)
+        freed += node.rows
+        node.rows = targets
+
+    def _make_room(self, count: int, held: set[int]) -> RowMoves:
+        """Demote or evict nodes until `count` rows are free above; return the demoted rows."""
+        moves = RowMoves([], [])
         if count <= len(self._free):
-            return
+            return moves
         if self._policy.sees_queue:
             waiting = [[node.key for node in self.match(one).nodes] for one in self.waiting()]
             self._policy.look_ahead(waiting)
-        leaves = [
-            self._rank(node)
-            for root in self._trees.values()
-            for node in _below(root)
-            if not node.children and node.key not in held
-        ]
-        heapq.heapify(leaves)
-        while leaves and count > len(self._free):
-            node = heapq.heappop(leaves)[-1]
-            parent = self._evict(node)
-            if not parent.children and parent.parent is not None and parent.key not in held:
-                heapq.heappush(leaves, self._rank(parent))
+        above = self._lowest(held, is_host=False)
+        below = self._lowest(held, is_host=True)
+        while above and count > len(self._free):
+            node = heapq.heappop(above)[-1]
+            assert node.parent is not None, "a root has no rows"
+            parent = node.parent
+            if self._free_below(len(node.rows), below, held):
+                self.num_demoted += len(node.rows)
+                self._move(node, self._free_host, self._free, moves)
+            else:
+                self._evict(node)
+            self._push_if_lowest(above, parent, held)
+        return moves
 
-    def _rank(self, node: CachedRun) -> tuple[float, int, int, CachedRun]:
+    def _free_below(self, count: int, below: list[Ranked], held: set[int]) -> bool:
+        """Evict nodes of the lower tier until `count` rows are free there; return whether they
+        are."""
+        if count > self.num_host_rows:
+            return False
+        while count > len(self._free_host) and below:
+            node = heapq.heappop(below)[-1]
+            if node.parent is None:  # evicted with a node above it
+                continue
+            parent = self._evict(node)
+            if self._is_host(parent):
+                self._push_if_lowest(below, parent, held)
+        return count <= len(self._free_host)
+
+    def _lowest(self, held: set[int], *, is_host: bool) -> list[Ranked]:
+        """Return a heap of the nodes of a tier that have no children in it."""
+        found: list[Ranked] = []
+        for root in self._trees.values():
+            for node in _below(root):
+                if self._is_host(node) == is_host:
+                    self._push_if_lowest(found, node, held)
+        return found
+
+    def _push_if_lowest(self, heap: list[Ranked], node: CachedRun, held: set[int]) -> None:
+        is_root, tier = node.parent is None, self._is_host(node)
+        if is_root or node.key in held:
+            return
+        if all(self._is_host(child) != tier for child in node.children.values()):
+            heapq.heappush(heap, self._rank(node))
+
+    def _rank(self, node: CachedRun) -> Ranked:
         # Ties: the least recently used, then the newest node, since deep nodes are newer.
         return (self._policy.priority(node.key), node.last_used, -node.key, node)
 
     def _evict(self, node: CachedRun) -> CachedRun:
-        """Evict a leaf and return its parent."""
-        assert node.parent is not None, "a root is not a leaf"
-        assert not node.children, "only leaves are evicted"
-        self._policy.evicted(node.key)
-        self._free += node.rows
-        self.num_evicted += len(node.rows)
-        del node.parent.children[node.tokens[0]]
-        return node.parent
+        """Evict a node, with what is below it in the lower tier, and return its parent."""
+        parent = node.parent
+        assert parent is not None, "a root is not evicted"
+        del parent.children[node.tokens[0]]
+        for one in [node, *_below(node)]:
+            self._policy.evicted(one.key)
+            (self._free_host if self._is_host(one) else self._free).extend(one.rows)
+            self.num_evicted += len(one.rows)
+            one.parent = None
+        return parent
 
 
 def _below(root: CachedRun) -> Iterator[CachedRun]:

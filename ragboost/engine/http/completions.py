@@ -14,12 +14,13 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ragboost.engine.http import protocol, sse
 from ragboost.engine.http import responses as replies
+from ragboost.engine.http import sse
 from ragboost.engine.http.metrics import EngineMetrics
 from ragboost.engine.http.prompts import Prompts
-from ragboost.engine.http.protocol import ApiError, GenerationRequest
+from ragboost.engine.http.protocol import ApiError, GenerationRequest, read_fields
 from ragboost.engine.http.responses import Kind, ResponseBuilder, TextPiece
+from ragboost.engine.http.schemas import ChatCompletionRequest, CompletionRequest
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.prompt import PromptTokens
@@ -108,14 +109,14 @@ class CompletionService:
             RequestError: the request is invalid, or the engine cannot take it.
         """
         body = await self.read_body(request)
-        session = request.headers.get("x-session-id")
-        if session and body.get("session_id") is None:
-            body["session_id"] = session
-        if kind == "text":
-            body.setdefault("max_tokens", 16)  # OpenAI's default
-        wanted = protocol.parse_generation(body)
-        build = self.prompts.chat if kind == "chat" else self.prompts.text
-        prompt = await self.in_thread(lambda: build(body))
+        if body.get("session_id") is None:
+            body["session_id"] = request.headers.get("x-session-id") or None
+        wanted: ChatCompletionRequest | CompletionRequest
+        if kind == "chat":
+            wanted = read_fields(ChatCompletionRequest, body)
+        else:
+            wanted = read_fields(CompletionRequest, body)
+        prompt = await self.in_thread(lambda: self.prompts.build(wanted))
         num_prompt_tokens = len(prompt.token_ids)
         max_tokens = self._max_tokens(wanted, num_prompt_tokens)
         builder = ResponseBuilder(kind, self.loaded.name, num_prompt_tokens=num_prompt_tokens)
@@ -126,7 +127,7 @@ class CompletionService:
         return Response(orjson.dumps(whole), media_type="application/json")
 
     def _max_tokens(self, wanted: GenerationRequest, num_prompt_tokens: int) -> int:
-        limit = min(self.loaded.runner.max_length, self.engine.max_running_tokens)
+        limit = min(self.loaded.runner.max_length, self.engine.scheduler.max_running_tokens)
         room, asked = limit - num_prompt_tokens, wanted.num_tokens
         if room >= 1 and (asked is None or asked <= room):
             return min(self._default_max_tokens, room) if asked is None else asked
@@ -165,13 +166,9 @@ class CompletionService:
         begin = time.perf_counter()
         if not self.engine.submit(request):
             self.metrics.finished.labels("rejected").inc()
-            if self.engine.is_healthy:
-                message, code = "the engine is full; try again", "engine_overloaded"
-            else:
-                message, code = (
-                    "the engine has stopped; see its log for the reason",
-                    "engine_stopped",
-                )
+            full = ("the engine is full; try again", "engine_overloaded")
+            ended = ("the engine has stopped; see its log for the reason", "engine_stopped")
+            message, code = full if self.engine.is_healthy else ended
             raise ApiError(message, status=503, code=code)
         stream = TextStream(self.loaded.tokenizer, stop=wanted.stop)
         count, reason = 0, None
@@ -224,10 +221,6 @@ async def _events(
 
 def _load_json(data: bytes) -> Any:
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        return json.loads(data)  # accepts lone surrogates, as other engines do
+        return json.loads(data)  # unlike orjson, accepts lone surrogates, as other engines do
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from None

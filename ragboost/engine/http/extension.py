@@ -10,8 +10,8 @@ which names it.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
@@ -78,8 +78,7 @@ class RagboostFields(Fields):
     graph: GraphFields | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(NamedTuple):
     """The parsed `ragboost` object.
 
     Attributes:
@@ -90,16 +89,14 @@ class Extension:
     """
 
     reuse: ReuseOptions | None
-    spans: Mapping[int, Sequence[TextSpan]] = field(default_factory=dict)
+    spans: Mapping[int, Sequence[TextSpan]] = MappingProxyType({})
     graph: GraphRequest | None = None
     keep_tokens: int | None = None
 
 
-def parse_extension(body: Mapping[str, Any], defaults: ReuseDefaults) -> Extension:
+def parse_extension(given: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Extension:
     """Read the `ragboost` object of a chat or text completion."""
-    given = body.get(FIELD)
     fields = read_fields(RagboostFields, {} if given is None else given, name=FIELD)
-    is_chat = "messages" in body
     if fields.graph is not None:
         if not is_chat:
             raise RequestError(f"{FIELD}.graph needs messages", param=f"{FIELD}.graph")

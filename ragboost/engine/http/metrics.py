@@ -1,7 +1,9 @@
 """Prometheus metrics of the embedded engine: vLLM's names under the prefix `ragboost_engine_`."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ragboost.engine.runtime.engine import Engine
@@ -12,42 +14,45 @@ _PREFIX = "ragboost_engine_"
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class _EngineCounters(Collector):
-    """Counters kept by the prefix store and by chunk reuse."""
+class _EngineState(Collector):
+    """Counters and gauges that the engine keeps itself."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def collect(self) -> list[Metric]:
-        store, chunks = self._engine.store, self._engine.chunk_scheduler
-        families: list[Metric] = [
-            _counter(
-                "prefix_cache_queries",
-                "Prompt tokens looked up in the prefix cache.",
-                store.queried_tokens,
-            ),
-            _counter(
-                "prefix_cache_hits", "Prompt tokens found in the prefix cache.", store.hit_tokens
-            ),
-        ]
-        if chunks is not None:
-            totals = chunks.totals
-            tokens = CounterMetricFamily(
-                f"{_PREFIX}reuse_prompt_tokens",
-                "Prompt tokens of requests with chunk reuse, by source of their KV: exact, "
-                "approximate, recomputed or computed.",
-                labels=["source"],
-            )
-            for source in ("exact", "approximate", "recomputed", "computed"):
-                tokens.add_metric([source], getattr(totals, source))
-            stored = _counter("chunks_stored", "Chunks stored.", totals.chunks_stored)
-            evicted = _counter(
-                "evicted_prompt_tokens",
-                "Prompt tokens evicted before decoding (keep_tokens).",
-                totals.evicted,
-            )
-            families += [tokens, stored, evicted]
-        return families
+    def collect(self) -> Iterator[Metric]:
+        engine, store, cache = self._engine, self._engine.store, self._engine.store.cache
+        yield _counter("prefix_cache_queries", "Prompt tokens looked up.", store.queried_tokens)
+        yield _counter("prefix_cache_hits", "Prompt tokens found there.", store.hit_tokens)
+        yield _gauge("num_requests_running", "Requests being computed.", engine.num_running)
+        yield _gauge("num_requests_waiting", "Requests waiting to start.", engine.num_waiting)
+        yield _gauge(
+            "kv_cache_usage_perc", "Filled share of the prefix cache, 0 to 1.", store.usage
+        )
+        size = cache.num_blocks * cache.block_size
+        yield _gauge("kv_cache_capacity_tokens", "Capacity of the prefix cache in tokens.", size)
+        shape = {"block_size": str(cache.block_size), "num_blocks": str(cache.num_blocks)}
+        info = GaugeMetricFamily(
+            f"{_PREFIX}cache_config_info", "Shape of the prefix cache.", labels=list(shape)
+        )
+        info.add_metric(list(shape.values()), 1)
+        yield info
+        if engine.chunk_scheduler is None:
+            return
+        totals = engine.chunk_scheduler.totals
+        tokens = CounterMetricFamily(
+            f"{_PREFIX}reuse_prompt_tokens",
+            "Prompt tokens of requests with chunk reuse, by source of their KV: exact, "
+            "approximate, recomputed or computed.",
+            labels=["source"],
+        )
+        for source in ("exact", "approximate", "recomputed", "computed"):
+            tokens.add_metric([source], getattr(totals, source))
+        yield tokens
+        yield _counter("chunks_stored", "Chunks stored.", totals.chunks_stored)
+        yield _counter(
+            "evicted_prompt_tokens", "Prompt tokens evicted before decoding.", totals.evicted
+        )
 
 
 class EngineMetrics:
@@ -61,7 +66,7 @@ class EngineMetrics:
 
     def __init__(self, engine: Engine) -> None:
         self._registry = registry = CollectorRegistry()
-        registry.register(_EngineCounters(engine))
+        registry.register(_EngineState(engine))
         self.generated_tokens = Counter(
             f"{_PREFIX}generation_tokens", "Tokens generated.", registry=registry
         )
@@ -77,33 +82,15 @@ class EngineMetrics:
             buckets=_TTFT_BUCKETS,
             registry=registry,
         )
-        store, cache = engine.store, engine.store.cache
-        for name, text, read in (
-            ("num_requests_running", "Requests being computed.", lambda: engine.num_running),
-            ("num_requests_waiting", "Requests waiting to start.", lambda: engine.num_waiting),
-            (
-                "kv_cache_usage_perc",
-                "Filled share of the prefix cache, 0 to 1.",
-                lambda: store.usage,
-            ),
-        ):
-            Gauge(_PREFIX + name, text, registry=registry).set_function(read)
-        Gauge(
-            f"{_PREFIX}kv_cache_capacity_tokens",
-            "Capacity of the prefix cache in tokens.",
-            registry=registry,
-        ).set(cache.num_blocks * cache.block_size)
-        Gauge(
-            f"{_PREFIX}cache_config_info",
-            "Shape of the prefix cache.",
-            ["block_size", "num_blocks"],
-            registry=registry,
-        ).labels(str(cache.block_size), str(cache.num_blocks)).set(1)
 
     def render(self) -> bytes:
         """Return the exposition text."""
         return generate_latest(self._registry)
 
 
-def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(_PREFIX + name, text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(_PREFIX + name, text, value=value)

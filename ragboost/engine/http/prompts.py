@@ -1,17 +1,15 @@
-"""Build the prompt of a request body in token ids, cut at its chunks if they are to be reused.
+"""Build the prompt of a request in token ids, cut at its chunks if they are to be reused.
 
-Knows bodies and the tokenizer. Does not know the engine. Tokenising takes time: call it in the
+Knows requests and the tokenizer. Does not know the engine. Tokenising takes time: call it in the
 tokenizer's thread. An invalid field raises `RequestError`, which names it.
 """
 
-from typing import Any
-
-from ragboost.engine.http import protocol
 from ragboost.engine.http.extension import KEEP, Extension, check_inside, parse_extension
+from ragboost.engine.http.protocol import check_token_ids
+from ragboost.engine.http.schemas import ChatCompletionRequest, ChatFields, CompletionRequest
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
 from ragboost.engine.text.cutting import cut_text, cut_tokens, find_documents, find_in_messages
-from ragboost.engine.text.graph_prompts import GraphRequest
 from ragboost.engine_chunks.options import ReuseDefaults
 from ragboost.errors import RequestError
 
@@ -35,17 +33,28 @@ class Prompts:
         self._reuse = reuse
         self._keep_tokens = keep_tokens
 
-    def chat_ids(self, body: protocol.Body) -> list[int]:
-        """Return the ids of a chat request, without chunk reuse."""
-        return self._encode(self._render(body)[0])
+    def chat_ids(self, chat: ChatFields) -> list[int]:
+        """Return the ids of a conversation, without chunk reuse."""
+        return self._encode(self._render(chat))
 
-    def chat(self, body: protocol.Body) -> PromptTokens:
-        """Return the prompt of a chat request."""
-        extension = parse_extension(body, self._reuse)
+    def build(self, wanted: ChatCompletionRequest | CompletionRequest) -> PromptTokens:
+        """Return the prompt of a chat or text completion."""
+        is_chat = isinstance(wanted, ChatCompletionRequest)
+        extension = parse_extension(wanted.ragboost, self._reuse, is_chat=is_chat)
+        if isinstance(wanted, ChatCompletionRequest):
+            return self._chat(wanted, extension)
+        return self._text(wanted.prompt, extension)
+
+    def _chat(self, chat: ChatCompletionRequest, extension: Extension) -> PromptTokens:
+        messages, by_message = chat.messages, extension.spans
         if extension.graph is not None:
-            return self._graph(extension.graph, body)
-        text, messages, documents = self._render(body)
-        by_message = extension.spans
+            if chat.documents:
+                raise RequestError(
+                    "documents and ragboost.graph exclude each other", param="documents"
+                )
+            return self._graphs.prompt(
+                extension.graph, messages, template_kwargs=chat.template_kwargs
+            )
         for number, spans in by_message.items():
             if number >= len(messages):
                 raise RequestError(
@@ -53,11 +62,12 @@ class Prompts:
                     param="ragboost.chunks",
                 )
             check_inside(spans, len(messages[number]["content"]))
+        text = self._render(chat)
         if extension.reuse is None:
             return PromptTokens(self._encode(text))
         found = find_in_messages(text, messages, by_message)
-        if not by_message and documents:
-            found = find_documents(text, documents)
+        if not by_message and chat.documents:
+            found = find_documents(text, chat.documents)
         # Stored chunks of a conversation were computed before it had a history.
         question = next((n for n, m in enumerate(messages) if m["role"] == "user"), 0)
         is_later = bool(by_message) and min(by_message) > question
@@ -65,19 +75,16 @@ class Prompts:
         cut = cut_text(text, found, self._encode, system_end=end if end >= 0 else None)
         return self._reusing(cut, extension)
 
-    def text(self, body: protocol.Body) -> PromptTokens:
-        """Return the prompt of a text completion."""
-        extension = parse_extension(body, self._reuse)
-        given = protocol.parse_prompt(body, vocab_size=self._vocab_size)
-        spans = extension.spans.get(0, ())
-        check_inside(spans, len(given))
-        whole = self._tokenizer.encode
+    def _text(self, prompt: str | list[int], extension: Extension) -> PromptTokens:
+        spans, whole = extension.spans.get(0, ()), self._tokenizer.encode
+        check_inside(spans, len(prompt))
+        if isinstance(prompt, list):
+            prompt = check_token_ids(prompt, "prompt", vocab_size=self._vocab_size)
         if extension.reuse is None:
-            return PromptTokens(whole(given) if isinstance(given, str) else given)
-        if isinstance(given, list):
-            return self._reusing(cut_tokens(given, spans), extension)
-        cut = cut_text(given, spans, self._encode, encode_first=whole)
-        return self._reusing(cut, extension)
+            return PromptTokens(whole(prompt) if isinstance(prompt, str) else prompt)
+        if isinstance(prompt, list):
+            return self._reusing(cut_tokens(prompt, spans), extension)
+        return self._reusing(cut_text(prompt, spans, self._encode, encode_first=whole), extension)
 
     def _reusing(self, cut: CutPrompt, extension: Extension) -> PromptTokens:
         least, keep = len(cut.system) + len(cut.question), extension.keep_tokens
@@ -91,23 +98,10 @@ class Prompts:
             keep = max(self._keep_tokens, least)
         return PromptTokens(cut.token_ids, cut, extension.reuse, keep_tokens=keep)
 
-    def _graph(self, graph: GraphRequest, body: protocol.Body) -> PromptTokens:
-        if protocol.parse_documents(body):
-            raise RequestError("documents and ragboost.graph exclude each other", param="documents")
-        return self._graphs.prompt(
-            graph,
-            protocol.parse_messages(body),
-            template_kwargs=protocol.parse_template_kwargs(body),
+    def _render(self, chat: ChatFields) -> str:
+        return self._tokenizer.render_chat(
+            chat.messages, documents=chat.documents, template_kwargs=chat.template_kwargs
         )
-
-    def _render(
-        self, body: protocol.Body
-    ) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]:
-        messages = protocol.parse_messages(body)
-        documents = protocol.parse_documents(body)
-        names = protocol.parse_template_kwargs(body)
-        text = self._tokenizer.render_chat(messages, documents=documents, template_kwargs=names)
-        return text, messages, documents
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

@@ -5,7 +5,6 @@ Knows JSON shapes. Does not know the engine or HTTP. An invalid field raises `Re
 names it.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -13,46 +12,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from ragboost.engine.runtime.sampling import SamplingParams
 from ragboost.errors import RequestError
 
-Body = Mapping[str, Any]
-
-# Fields that would change the answer and are not implemented, with their neutral values. Any other
-# value is rejected rather than silently ignored.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "echo": (False,),
-    "suffix": ("",),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "audio": (),
-    "modalities": (["text"],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "length_penalty": (1,),
-    "use_beam_search": (False,),
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "truncate_prompt_tokens": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-}
-_REFUSED_TEMPLATE_NAMES = frozenset(
-    {"chat_template", "conversation", "tokenize", "tokenizer_kwargs"}
+# Neutral values of fields that would change the answer and are not implemented. Any other value is
+# rejected rather than silently ignored.
+_UNSUPPORTED: tuple[tuple[tuple[Any, ...], str], ...] = (
+    ((1,), "n best_of repetition_penalty length_penalty"),
+    ((0,), "top_logprobs presence_penalty frequency_penalty min_p min_tokens"),
+    ((0, -1), "top_k"),
+    ((False,), "logprobs echo use_beam_search include_stop_str_in_output"),
+    (("",), "suffix"),
+    (([], {}), "logit_bias functions stop_token_ids bad_words"),
+    (("none", "auto"), "tool_choice function_call"),
+    (({"type": "text"},), "response_format"),
+    ((["text"],), "modalities"),
+    ((), "prompt_logprobs audio allowed_token_ids truncate_prompt_tokens"),
+    ((), "guided_json guided_regex guided_choice guided_grammar structured_outputs"),
 )
 _MAX_STOPS = 64
 
@@ -79,10 +52,6 @@ class Fields(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -91,6 +60,7 @@ class GenerationRequest(Fields):
 
     model_config = ConfigDict(extra="ignore")
 
+    model: str | None = Field(None, description="Must be the name of the served model.")
     max_tokens: int | None = Field(None, gt=0, description="Maximum number of generated tokens.")
     max_completion_tokens: int | None = Field(
         None, gt=0, description="The same; takes precedence over `max_tokens`."
@@ -102,7 +72,10 @@ class GenerationRequest(Fields):
     stop: Annotated[
         list[Text],
         Field(max_length=_MAX_STOPS),
-        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+        BeforeValidator(
+            lambda value: [value] if isinstance(value, str) else value,
+            json_schema_input_type=str | list[str],
+        ),
     ] = Field([], description="Strings that end the answer.")
     stream: bool = Field(False, description="Answer with server-sent events, one per token.")
     stream_options: dict[str, Any] = Field(
@@ -110,6 +83,19 @@ class GenerationRequest(Fields):
     )
     cache_salt: str | None = Field(None, min_length=1, description="Prefix cache namespace.")
     session_id: str | None = Field(None, min_length=1, description="Copied to the cache events.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, given: Any) -> Any:
+        for neutral, names in _UNSUPPORTED:
+            for name in names.split():
+                if given.get(name) is not None and given[name] not in neutral:
+                    raise RequestError(
+                        f"{name}={given[name]!r} is not supported by the embedded engine; "
+                        "leave it out",
+                        param=name,
+                    )
+        return given
 
     @property
     def num_tokens(self) -> int | None:
@@ -123,13 +109,8 @@ class GenerationRequest(Fields):
 
     def sampling(self, max_tokens: int) -> SamplingParams:
         """Return the sampling parameters for a resolved number of tokens."""
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            ignore_eos=self.ignore_eos,
-        )
+        names = ("temperature", "top_p", "seed", "ignore_eos")
+        return SamplingParams(max_tokens, **{name: getattr(self, name) for name in names})
 
 
 M = TypeVar("M", bound=Fields)
@@ -150,6 +131,8 @@ def read_fields(model: type[M], given: Any, *, name: str = "") -> M:
     where = name
     for part in error["loc"]:
         where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else part
+    if error["type"] == "missing":
+        raise RequestError(f"{where} is required", param=where)
     if error["type"] == "extra_forbidden":
         raise RequestError(
             f"{where} is unknown; known are {', '.join(model.model_fields)}", param=where
@@ -158,114 +141,58 @@ def read_fields(model: type[M], given: Any, *, name: str = "") -> M:
     if error["type"] != "model_type":
         expected = str(error.get("ctx", {}).get("error") or error["msg"])
         expected = expected.replace("Input should be", "must be")
-    raise RequestError(f"{where} {expected}, got {_show(error['input'])}", param=where)
+    raise RequestError(f"{where} {expected}, got {show(error['input'])}", param=where)
 
 
-def parse_generation(body: Body) -> GenerationRequest:
-    """Read the fields that chat and text completions share."""
-    for name, neutral in _UNSUPPORTED.items():
-        if body.get(name) is not None and body[name] not in neutral:
+def check_token_ids(ids: list[Any], name: str, *, vocab_size: int) -> list[int]:
+    """Check that a list has ids of the vocabulary only, and return it."""
+    for i, token in enumerate(ids):
+        if type(token) is not int or not 0 <= token < vocab_size:
             raise RequestError(
-                f"{name}={body[name]!r} is not supported by the embedded engine; leave it out",
-                param=name,
+                f"{name}[{i}] must be a token id from 0 to {vocab_size - 1}, got {show(token)}",
+                param=f"{name}[{i}]",
             )
-    return read_fields(GenerationRequest, body)
+    return ids
 
 
-def parse_messages(body: Body) -> list[dict[str, Any]]:
+def read_messages(messages: Any) -> list[dict[str, Any]]:
     """Read `messages`; lists of text parts become one string, joined by line breaks."""
-    messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a non-empty list", param="messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def parse_documents(body: Body) -> list[dict[str, Any]] | None:
-    """Read `documents` or `chat_template_kwargs.documents`; None if absent."""
-    kwargs = body.get("chat_template_kwargs")
-    documents = body.get("documents")
-    if documents is None and isinstance(kwargs, dict):
-        documents = kwargs.get("documents")
-    if documents is None:
-        return None
-    if not isinstance(documents, list):
-        raise RequestError("documents must be a list of objects", param="documents")
-    for i, document in enumerate(documents):
-        if not isinstance(document, dict):
-            raise RequestError(
-                f"documents[{i}] must be an object with `text`, got {_show(document)}",
-                param=f"documents[{i}]",
-            )
-    return documents
-
-
-def parse_template_kwargs(body: Body) -> dict[str, Any]:
-    """Read the variables for the chat template: `chat_template_kwargs`, `tools`,
-    `add_generation_prompt`, `continue_final_message`."""
-    names: dict[str, Any] = {}
-    for name, kind, expected in (
-        ("chat_template_kwargs", dict, "an object"),
-        ("tools", list, "a list"),
-        ("add_generation_prompt", bool, "a boolean"),
-        ("continue_final_message", bool, "a boolean"),
-    ):
-        value = body.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise RequestError(f"{name} must be {expected}, got {_show(value)}", param=name)
-        if isinstance(value, dict):
-            names |= value
-        elif value is not None:
-            names[name] = value
-    names.pop("documents", None)
-    if refused := sorted(_REFUSED_TEMPLATE_NAMES.intersection(names)):
-        field = f"chat_template_kwargs.{refused[0]}"
-        raise RequestError(f"{field} is not allowed", param=field)
-    return names
-
-
-def parse_prompt(body: Body, *, vocab_size: int) -> str | list[int]:
+def read_prompt(prompt: Any) -> str | list[Any]:
     """Read the `prompt` of a text completion: a text, token ids, or a list with one of these."""
-    prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
             raise RequestError(
                 f"prompt holds {len(prompt)} prompts; send one per request", param="prompt"
             )
         prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
+    if isinstance(prompt, str | list) and prompt:
         return prompt
-    if isinstance(prompt, list) and prompt:
-        return parse_token_ids(prompt, "prompt", vocab_size=vocab_size)
     raise RequestError(
-        f"prompt must be a non-empty string or list of token ids, got {_show(prompt)}",
+        f"prompt must be a non-empty string or list of token ids, got {show(prompt)}",
         param="prompt",
     )
 
 
-def parse_token_ids(value: Any, name: str, *, vocab_size: int) -> list[int]:
-    """Check that `value` is a list of ids of the vocabulary."""
-    if not isinstance(value, list):
-        raise RequestError(f"{name} must be a list of token ids", param=name)
-    for i, token in enumerate(value):
-        if type(token) is not int or not 0 <= token < vocab_size:
-            raise RequestError(
-                f"{name}[{i}] must be a token id from 0 to {vocab_size - 1}, got {_show(token)}",
-                param=f"{name}[{i}]",
-            )
-    return value
+def show(value: object) -> str:
+    """Return a value as it appears in error messages."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RequestError(f"{where} must be an object with a string `role`", param=where)
-    content = message.get("content")
+    content = "" if message.get("content") is None else message["content"]
     if isinstance(content, list):
         content = "\n".join(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    elif content is None:
-        content = ""
     elif not isinstance(content, str):
         raise RequestError(
-            f"{where}.content must be a string or a list of text parts, got {_show(content)}",
+            f"{where}.content must be a string or a list of text parts, got {show(content)}",
             param=f"{where}.content",
         )
     return {**message, "content": content}
@@ -277,8 +204,3 @@ def _part(part: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         raise RequestError(f"{where} must be a text part, got {kind!r}", param=where)
     return text
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

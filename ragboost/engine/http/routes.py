@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ragboost.engine.http import schemas
 from ragboost.engine.http.completions import CompletionService
 from ragboost.engine.http.metrics import CONTENT_TYPE
-from ragboost.engine.http.protocol import parse_token_ids
+from ragboost.engine.http.protocol import check_token_ids, read_fields
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError
 
@@ -84,7 +84,8 @@ async def tokenize(request: Request) -> schemas.TokenizeResponse:
     body = await service.read_body(request)
     tokenizer = service.loaded.tokenizer
     if "messages" in body:
-        ids = await service.in_thread(lambda: service.prompts.chat_ids(body))
+        chat = read_fields(schemas.ChatFields, body)
+        ids = await service.in_thread(lambda: service.prompts.chat_ids(chat))
     else:
         text = body.get("prompt")
         if not isinstance(text, str):
@@ -104,8 +105,10 @@ async def detokenize(request: Request) -> schemas.DetokenizeResponse:
     """Return the text of token ids, special tokens included."""
     service = _service(request)
     body = await service.read_body(request)
-    vocab_size = service.loaded.runner.vocab_size
-    ids = parse_token_ids(body.get("tokens"), "tokens", vocab_size=vocab_size)
+    tokens, vocab_size = body.get("tokens"), service.loaded.runner.vocab_size
+    if not isinstance(tokens, list):
+        raise RequestError("tokens must be a list of token ids", param="tokens")
+    ids = check_token_ids(tokens, "tokens", vocab_size=vocab_size)
     text = service.loaded.tokenizer.decode(ids, skip_special_tokens=False)
     return schemas.DetokenizeResponse(prompt=text)
 

@@ -1,39 +1,94 @@
-"""Request and response objects of the engine's HTTP API, for its OpenAPI document.
+"""Request and response objects of the engine's HTTP API: bodies are read by the former, and both
+are in its OpenAPI document."""
 
-Bodies of requests are read by `protocol` and `extension`, whose models are reused here.
-"""
+from typing import Annotated, Any
 
-from typing import Any
-
-from pydantic import BaseModel, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    SkipValidation,
+    model_validator,
+)
 
 from ragboost.engine.http.extension import RagboostFields
-from ragboost.engine.http.protocol import GenerationRequest
+from ragboost.engine.http.protocol import Fields, GenerationRequest, read_messages, read_prompt
+from ragboost.errors import RequestError
 
 Objects = list[dict[str, Any]]
 
+_REFUSED_TEMPLATE_NAMES = frozenset(
+    {"chat_template", "conversation", "tokenize", "tokenizer_kwargs"}
+)
 
-class ChatCompletionRequest(GenerationRequest):
-    """Body of a chat completion; unknown fields are ignored."""
 
-    model: str | None = Field(None, description="Must be the name of the served model.")
-    messages: Objects = Field(description="Each with `role` and `content`: text or text parts.")
+def _check_names(names: dict[str, Any]) -> dict[str, Any]:
+    if refused := sorted(_REFUSED_TEMPLATE_NAMES.intersection(names)):
+        field = f"chat_template_kwargs.{refused[0]}"
+        raise RequestError(f"{field} is not allowed", param=field)
+    return names
+
+
+class ChatFields(Fields):
+    """A conversation and what its chat template reads; unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    messages: Annotated[Objects, PlainValidator(read_messages, json_schema_input_type=Objects)] = (
+        Field(description="Each with `role` and `content`: text or text parts.")
+    )
     documents: Objects | None = Field(None, description="For the chat template.")
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Further variables of the chat template."
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_check_names)] = Field(
+        {}, description="Further variables of the chat template."
     )
     tools: Objects | None = Field(None, description="For the chat template.")
-    ragboost: RagboostFields | None = None
+    add_generation_prompt: bool | None = Field(
+        None, description="Whether an answer begins; default: unless the last message continues."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="Continue the last message instead of answering it."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _find_documents(cls, given: Any) -> Any:
+        names = given.get("chat_template_kwargs")
+        if isinstance(names, dict) and given.get("documents") is None:
+            return {**given, "documents": names.get("documents")}
+        return given
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template, without the documents."""
+        given = {
+            name: getattr(self, name)
+            for name in ("tools", "add_generation_prompt", "continue_final_message")
+            if getattr(self, name) is not None
+        }
+        names = {**self.chat_template_kwargs, **given}
+        names.pop("documents", None)
+        return names
+
+
+class ChatCompletionRequest(ChatFields, GenerationRequest):
+    """Body of a chat completion; unknown fields are ignored."""
+
+    ragboost: SkipValidation[RagboostFields | None] = None  # see `parse_extension`
 
 
 class CompletionRequest(GenerationRequest):
     """Body of a text completion; unknown fields are ignored."""
 
-    model: str | None = Field(None, description="Must be the name of the served model.")
-    prompt: str | list[int] | list[str] | list[list[int]] = Field(
-        description="Text or token ids, or a list with one of these."
-    )
-    ragboost: RagboostFields | None = None
+    max_tokens: int | None = Field(16, gt=0, description="Maximum number of generated tokens.")
+    prompt: Annotated[
+        str | list[Any],
+        PlainValidator(
+            read_prompt, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
+        ),
+    ] = Field(description="Text or token ids, or a list with one of these.")
+    ragboost: SkipValidation[RagboostFields | None] = None  # see `parse_extension`
 
 
 class TokenizeRequest(BaseModel):

@@ -161,12 +161,12 @@ class ChunkScheduler(RowSelector[SelectedRows]):
             return SelectedRows(rows, Counts.of(assembly, selected), new)
 
     def _apply(self, request: EngineRequest, selected: SelectedRows) -> None:
-        counts = selected.counts
+        counts, totals = selected.counts, self.totals
         request.compute_rows(selected.rows, counts)
-        self.totals.exact += counts.num_exact
-        self.totals.approximate += counts.num_approximate
-        self.totals.recomputed += counts.num_recomputed
-        self.totals.computed += counts.num_computed
+        totals.exact += counts.num_exact
+        totals.approximate += counts.num_approximate
+        totals.recomputed += counts.num_recomputed
+        totals.computed += counts.num_computed
         request.new_chunks = selected.new_chunks
 
     def _refuse(self, request: EngineRequest, error: RagBoostError) -> None:

@@ -9,11 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
-from ragboost.engine.runtime.graph import GraphRunner
-from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_cache import Event
-from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.scheduler import Scheduler
 
@@ -22,46 +18,26 @@ class Engine:
     """A model served by one thread.
 
     Args:
-        runner, store: the model and its prefix cache.
-        max_running, max_running_tokens, max_step_tokens: requests in one batch, tokens of KV that
-            they may need, and tokens computed in one step.
+        scheduler: computes the steps, from the start on in this thread.
         max_waiting: requests that may wait; further ones are rejected.
         publish: called in the engine thread with the cache events of each step.
-        chunk_scheduler: reuses chunks; None: no request may ask for it.
-        graph_runner: computes prompts with graphs; None: no request may have one.
 
     Attributes:
+        runner, store, chunk_scheduler: those of the scheduler.
         max_pending: requests that may run or wait.
-        max_running_tokens: as above.
     """
 
     def __init__(
         self,
-        runner: ModelRunner,
-        store: PrefixStore,
+        scheduler: Scheduler,
         *,
-        max_running: int,
-        max_running_tokens: int,
-        max_step_tokens: int,
         max_waiting: int,
         publish: Callable[[Sequence[Event]], None] | None = None,
-        chunk_scheduler: ChunkScheduler | None = None,
-        graph_runner: GraphRunner | None = None,
     ) -> None:
-        self.runner = runner
-        self.store = store
-        self.chunk_scheduler = chunk_scheduler
-        self.scheduler = Scheduler(
-            runner,
-            store,
-            max_running=max_running,
-            max_running_tokens=max_running_tokens,
-            max_step_tokens=max_step_tokens,
-            chunk_scheduler=chunk_scheduler,
-            graph_runner=graph_runner,
-        )
-        self.max_pending = max_running + max_waiting
-        self.max_running_tokens = max_running_tokens
+        self.scheduler = scheduler
+        self.runner, self.store = scheduler.runner, scheduler.store
+        self.chunk_scheduler = scheduler.chunk_scheduler
+        self.max_pending = scheduler.max_running + max_waiting
         self._publish = publish
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._pending: set[EngineRequest] = set()  # submitted and not ended

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # its usual name
 from torch import Tensor
 
 
@@ -91,13 +92,8 @@ class RequestKV:
         """
         room, layers = self.capacity - num_tokens, []
         for pair in kept:
-            own = [
-                tensor.new_empty(tensor.shape[0], tensor.shape[1] + room, tensor.shape[2])
-                for tensor in pair
-            ]
-            for target, source in zip(own, pair, strict=True):
-                target[:, : source.shape[1]] = source
-            layers.append((own[0], own[1]))
+            keys, values = (F.pad(tensor, (0, 0, 0, room)) for tensor in pair)
+            layers.append((keys, values))
         self.layers = layers
         self.evicted = [num_tokens - keys.shape[1] for keys, _ in kept]
 

@@ -46,7 +46,8 @@ class ModelRunner:
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.max_length = _max_length(config, max_length)
-        _check_layer_types(model, config)
+        if unknown := set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES:
+            raise _unsupported(model, f"it has layers of type {', '.join(sorted(unknown))}")
         probe = torch.arange(24, device=model.device) % self.vocab_size
         expected = self._plain_logits(probe)
         self.layout = self._probe_layout(probe)
@@ -174,12 +175,6 @@ def _max_length(config: Any, wanted: int | None) -> int:
     if wanted is not None and limit and wanted > limit:
         raise ConfigError(f"engine.max_model_len must be at most {limit} (the model), got {wanted}")
     return wanted or limit or 32_768
-
-
-def _check_layer_types(model: Any, config: Any) -> None:
-    unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
-    if unknown:
-        raise _unsupported(model, f"it has layers of type {', '.join(sorted(unknown))}")
 
 
 def has_window(config: Any) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ragboost.chunk_cache.eviction import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction.lru import LRU
 
 _ROOT = b"ragboost-prefix-cache"
 
@@ -104,7 +105,7 @@ class BlockCache:
     Args:
         num_blocks: capacity.
         block_size: tokens per block.
-        policy: chooses the free leaf to evict; None: the least recently used or released.
+        policy: chooses the free leaf to evict; None: the least recently used.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class BlockCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._policy = policy
+        self._policy = policy or LRU()
         self._blocks: dict[bytes, CacheBlock] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
         self._clock = 0
@@ -229,7 +230,7 @@ class BlockCache:
             waiting: the keys of each prompt, the next one first. Reading stops once they fill the
                 cache: later blocks could not be kept.
         """
-        if self._policy is None or not self._policy.sees_queue:
+        if not self._policy.sees_queue:
             return
         window, num_keys = [], 0
         for keys in waiting:
@@ -241,9 +242,8 @@ class BlockCache:
 
     def clear(self) -> None:
         """Drop all blocks, held ones too: their holders have private copies of the KV."""
-        if self._policy is not None:
-            for key in self._blocks:
-                self._policy.evicted(key)
+        for key in self._blocks:
+            self._policy.evicted(key)
         self._blocks.clear()
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._events.append(Cleared())
@@ -281,15 +281,12 @@ class BlockCache:
     def _use(self, block: CacheBlock, *, is_hit: bool) -> None:
         block.num_users += 1
         block.last_used = self._clock
-        if self._policy is not None:
-            size = float(self.block_size)
-            self._policy.used(block.key, Use(self._clock, size, size, is_hit))
+        size = float(self.block_size)
+        self._policy.used(block.key, Use(self._clock, size, size, is_hit))
 
     def _rank(self, block: CacheBlock) -> tuple[float, int, int, CacheBlock]:
         """Return the key by which free leaves are evicted, the smallest first."""
-        used = block.last_used
-        priority = used if self._policy is None else self._policy.priority(block.key)
-        return priority, used, block.slot, block
+        return self._policy.priority(block.key), block.last_used, block.slot, block
 
     def _add(self, key: bytes, parent: CacheBlock | None) -> CacheBlock:
         block = CacheBlock(key, self._free.pop(), parent)
@@ -302,8 +299,7 @@ class BlockCache:
         del self._blocks[block.key]
         self._free.append(block.slot)
         self._events.append(Removed(block.key))
-        if self._policy is not None:
-            self._policy.evicted(block.key)
+        self._policy.evicted(block.key)
         if block.parent is not None:
             block.parent.num_children -= 1
 

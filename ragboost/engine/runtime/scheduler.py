@@ -33,13 +33,9 @@ class ScheduledRows(NamedTuple):
     positions: Tensor
 
 
-class ComputedRows(NamedTuple):
-    """Scheduled rows after the forward, and the logits that follow the last one, (vocab,), if it
-    ends the request's tokens."""
-
-    request: EngineRequest
-    positions: Tensor
-    logits: Tensor | None
+RowsWithLogits = tuple[ScheduledRows, Tensor | None]
+"""Rows after the forward, and the logits that follow the last one, (vocab,), if it ends the
+request's tokens."""
 
 
 class StepPlan(NamedTuple):
@@ -80,6 +76,7 @@ class Scheduler:
         chunk_scheduler, graph_runner: select rows; None: no request may ask for it.
 
     Attributes:
+        runner, store, max_running, max_running_tokens, chunk_scheduler: as above.
         waiting: requests not yet started.
         running: started requests.
     """
@@ -98,13 +95,15 @@ class Scheduler:
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
         self._has_queue_changed = False
-        self._runner = runner
-        self._store = store
-        self._max_running = max_running
-        self._max_running_tokens = max_running_tokens
+        self.runner = runner
+        self.store = store
+        self.max_running = max_running
+        self.max_running_tokens = max_running_tokens
         self._max_step_tokens = max_step_tokens
-        self._chunks = chunk_scheduler
+        self.chunk_scheduler = chunk_scheduler
         self._graphs = graph_runner
+        both: tuple[RowSelector[Any] | None, ...] = (chunk_scheduler, graph_runner)
+        self._selectors = [one for one in both if one is not None]
         if graph_runner is not None:
             graph_runner.look_ahead(self.waiting)
 
@@ -117,21 +116,21 @@ class Scheduler:
         """Queue a request."""
         self.waiting.append(request)
         self._has_queue_changed = True
-        if self._chunks is not None:
-            self._chunks.prefetch(request)
+        if self.chunk_scheduler is not None:
+            self.chunk_scheduler.prefetch(request)
 
     def close(self) -> None:
         """Cancel all selections and close the chunk store."""
-        for selector in self._selectors():
+        for selector in self._selectors:
             selector.close()
 
     def abort(self, request: EngineRequest) -> None:
         """Remove a request and release what it holds. Unknown ones are ignored."""
         if request in self.running:
             self.running.remove(request)
-            for selector in self._selectors():
+            for selector in self._selectors:
                 selector.cancel(request)
-            self._store.release(request)
+            self.store.release(request)
         elif request in self.waiting:
             self.waiting.remove(request)
             self._has_queue_changed = True
@@ -142,16 +141,16 @@ class Scheduler:
             plan = self._plan()
             if self._has_queue_changed:
                 self._has_queue_changed = False
-                self._store.look_ahead(self.waiting)
-            for request, positions, logits in self._forward(plan.rows):
+                self.store.look_ahead(self.waiting)
+            for (request, positions), logits in self._forward(plan.rows):
                 with _failing_alone(request):
                     request.mark_computed(positions)
-                    self._store.save(request)
+                    self.store.save(request)
                     if logits is not None:
                         request.append(logits)
-                        if self._chunks is not None:
-                            self._chunks.take(request)
-                            self._chunks.shorten(request)
+                        if self.chunk_scheduler is not None:
+                            self.chunk_scheduler.take(request)
+                            self.chunk_scheduler.shorten(request)
             self._select(plan)
         ended = [request for request in self.running if request.finish_reason is not None]
         for request in ended:
@@ -162,42 +161,37 @@ class Scheduler:
         request = plan.selecting
         if request is None:
             return
-        selector = self._chunks if request.prompt.graph is None else self._graphs
+        selector = self.chunk_scheduler if request.prompt.graph is None else self._graphs
         assert selector is not None, "a request that selects rows without a selector"
         with _failing_alone(request):
             selector.select(request, rows=plan.budget)
 
-    def _forward(self, scheduled: Sequence[ScheduledRows]) -> list[ComputedRows]:
+    def _forward(self, scheduled: Sequence[ScheduledRows]) -> list[RowsWithLogits]:
         """Run the model. If that fails, run each request by itself, which computes the same rows
         again, and fail those that fail."""
         if len(scheduled) > 1:
             try:
                 return self._run(scheduled)
             except COMPUTE_ERRORS as error:
-                logger.warning(
-                    "a batch of %d requests failed and is computed one by one: %s",
-                    len(scheduled),
-                    error,
-                )
+                count = len(scheduled)
+                logger.warning("a batch of %d requests failed, going one by one: %s", count, error)
         computed = []
         for one in scheduled:
             with _failing_alone(one.request):
                 computed += self._run([one])
         return computed
 
-    def _run(self, scheduled: Sequence[ScheduledRows]) -> list[ComputedRows]:
-        segments = [self._segment(request, positions) for request, positions in scheduled]
-        logits = iter(self._runner.forward(segments))
-        return [
-            ComputedRows(*rows, next(logits) if segment.wants_logits else None)
-            for rows, segment in zip(scheduled, segments, strict=True)
-        ]
+    def _run(self, scheduled: Sequence[ScheduledRows]) -> list[RowsWithLogits]:
+        segments = [self._segment(*rows) for rows in scheduled]
+        logits = iter(self.runner.forward(segments))
+        found = [next(logits) if segment.wants_logits else None for segment in segments]
+        return list(zip(scheduled, found, strict=True))
 
     def _segment(self, request: EngineRequest, positions: Tensor) -> Segment:
         assert request.kv is not None, "scheduled without KV"
         places = positions.tolist()
         is_last = places[-1] == len(request.token_ids) - 1
-        return self._runner.segment(
+        return self.runner.segment(
             [request.token_ids[position] for position in places],
             request.kv,
             positions=positions,
@@ -212,9 +206,9 @@ class Scheduler:
             if not request.is_prefilling
         ]
         # Decode alone may fill the budget; prefill must still advance, or it would starve.
-        budget = max(self._max_step_tokens - len(rows), self._store.block_size)
+        budget = max(self._max_step_tokens - len(rows), self.store.block_size)
         prefilling = deque(request for request in self.running if request.is_prefilling)
-        selecting = [selector.selecting for selector in self._selectors()]
+        selecting = [selector.selecting for selector in self._selectors]
         while budget > 0 and (request := self._next_prefill(prefilling)) is not None:
             if request in selecting:  # its KV must stay as it was when selection began
                 return StepPlan(rows, request, budget)
@@ -238,7 +232,7 @@ class Scheduler:
             return None
         request = self.waiting.popleft()
         self._has_queue_changed = True
-        self._store.queried_tokens += request.num_prompt_tokens
+        self.store.queried_tokens += request.num_prompt_tokens
         self.running.append(request)
         return request
 
@@ -246,30 +240,26 @@ class Scheduler:
         if not self.running:
             return True
         num_tokens = sum(one.max_kv_tokens for one in [*self.running, request])
-        return len(self.running) < self._max_running and num_tokens <= self._max_running_tokens
+        return len(self.running) < self.max_running and num_tokens <= self.max_running_tokens
 
     def _begin(self, request: EngineRequest) -> None:
         """Give a request its KV, and load the cached prefix that continues it."""
         if request.kv is None:
             expected = min(request.params.max_tokens, _MAX_EXPECTED_TOKENS)
-            request.kv = self._runner.new_kv(request.num_prompt_tokens + expected)
+            request.kv = self.runner.new_kv(request.num_prompt_tokens + expected)
         if request.rows is None and request.prompt.graph is None:
-            self._store.load(request)
+            self.store.load(request)
 
     def _next_rows(self, request: EngineRequest, budget: int) -> Tensor:
         if request.rows is not None:
             return request.rows[:budget]
-        end = request.num_computed + budget
-        if end >= len(request.token_ids):
-            return self._range(request.num_computed, len(request.token_ids))
-        # End at a block border unless the prompt ends.
-        return self._range(request.num_computed, end - end % self._store.block_size)
+        end = min(request.num_computed + budget, len(request.token_ids))
+        if end < len(request.token_ids):
+            end -= end % self.store.block_size  # the next step begins with a block
+        return self._range(request.num_computed, end)
 
     def _range(self, start: int, end: int) -> Tensor:
-        return torch.arange(start, max(start, end), device=self._runner.device)
-
-    def _selectors(self) -> list[RowSelector[Any]]:
-        return [one for one in (self._chunks, self._graphs) if one is not None]
+        return torch.arange(start, max(start, end), device=self.runner.device)
 
 
 @contextmanager

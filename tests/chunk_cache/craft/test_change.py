@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from ragboost.chunk_cache.craft.change import kv_change, relative_change
-from ragboost.chunk_cache.craft.reuse import CraftReuse
 from ragboost.chunk_cache.kv.influence import chunk_name
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
+from research.craft.reuse import CraftReuse
 from tests.chunk_cache.families import build_adapter, make_prompt
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()

@@ -81,10 +81,39 @@ def test_waiting_requests_keep_what_they_will_use() -> None:
     assert len(tree.match(early).slots) == 2
 
 
+def test_what_does_not_fit_is_demoted_and_promoted_when_it_is_used() -> None:
+    tree = TreeCache(8, make_eviction_policy("lru"), num_host_rows=8)
+    first, second = request((5, 6, 7, 8)), request((9, 10, 11, 12))
+    store(tree, first)
+    places = tree.insert(second, tree.match(second))
+    assert min(places.demoted.targets) >= 8 > max(places.demoted.sources)
+    assert tree.num_evicted == 0
+
+    again = tree.match(first)
+    back = tree.insert(first, again)
+    tree.check_integrity()
+
+    assert again.slots == [0, 1, 2, 3, 4, 5]
+    assert sorted(row for row in again.rows if row >= 8) == sorted(back.promoted.sources)
+    assert back.slots == []
+    assert max(tree.match(first).rows) < 8
+    assert len(tree.match(second).slots) == 6
+
+
+def test_what_the_tier_below_cannot_hold_is_evicted() -> None:
+    tree = TreeCache(6, make_eviction_policy("lru"), num_host_rows=3)
+    for graph in ((5, 6, 7, 8), (9, 10, 11, 12), (13, 14, 15, 16)):
+        store(tree, request(graph))
+
+    assert tree.num_demoted == 0, "a run of four does not fit below"
+    assert tree.num_evicted == 8
+
+
+@pytest.mark.parametrize("host_rows", [0, 5, 40])
 @pytest.mark.parametrize("policy", ["lru", "lfu", "heat", "lacr"])
-def test_random_requests_leave_the_books_right(policy: str) -> None:
+def test_random_requests_leave_the_books_right(policy: str, host_rows: int) -> None:
     rng = random.Random(policy)
-    tree = TreeCache(60, make_eviction_policy(policy))
+    tree = TreeCache(60, make_eviction_policy(policy), num_host_rows=host_rows)
     for _ in range(150):
         graph = [
             tuple(rng.randrange(5, 9) for _ in range(rng.randrange(1, 7)))
@@ -95,6 +124,7 @@ def test_random_requests_leave_the_books_right(policy: str) -> None:
         rows = tree.match(one)
         assert len(set(rows.rows)) == len(rows.rows)
     assert tree.num_evicted > 0
+    assert (tree.num_demoted > 0) == (host_rows > 0)
     tree.clear()
     tree.check_integrity()
     assert tree.num_tokens == 0

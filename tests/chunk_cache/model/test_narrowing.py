@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.craft.reuse import CraftReuse
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
@@ -13,6 +12,7 @@ from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.row_hooks import install_row_hooks
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.errors import UnsupportedModelError
+from research.craft.reuse import CraftReuse
 from tests.chunk_cache.families import FAMILIES, build_model
 
 TOKENS = [(7 * i + 5) % 90 for i in range(24)]

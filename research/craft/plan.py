@@ -4,7 +4,7 @@ and the tokens to recompute. A value that can be compared, stored and printed.
 
 from dataclasses import dataclass
 
-from ragboost.chunk_cache.craft.variants import VariantChoice
+from research.craft.variants import VariantChoice
 
 
 @dataclass(frozen=True, slots=True)

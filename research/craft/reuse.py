@@ -9,10 +9,7 @@ import torch
 
 from ragboost.chunk_cache.assemble import Assembly, extract
 from ragboost.chunk_cache.craft.change import kv_change
-from ragboost.chunk_cache.craft.focus import FocusObserver
 from ragboost.chunk_cache.craft.influence_observer import InfluenceObserver
-from ragboost.chunk_cache.craft.plan import InferencePlan, PlannedChunk
-from ragboost.chunk_cache.craft.variants import Variant, VariantChoice, Variants
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.influence import Order, chunk_name, num_to_fix
 from ragboost.chunk_cache.model.plan import observe_both
@@ -21,6 +18,9 @@ from ragboost.chunk_cache.reuse import ChunkReuse, is_exact
 from ragboost.chunk_cache.selection.base import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.errors import ChunkLostError, UnsupportedModelError
+from research.craft.focus import FocusObserver
+from research.craft.plan import InferencePlan, PlannedChunk
+from research.craft.variants import Variant, VariantChoice, Variants
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`ragboost tune-alpha`: serve some requests with a model, and choose alpha on the others."""
+"""Serve some requests with a model, and choose alpha on the others."""
 
 import json
 import math
@@ -7,14 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ragboost.chunk_cache.commands.loading import check_paths, load, load_tokenizer
-from ragboost.chunk_cache.craft.reuse import CraftReuse
-from ragboost.chunk_cache.eval.alpha import AlphaCurve, AlphaPoint, tune
 from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.kv.influence import Order
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.errors import ChunkCacheError
 from ragboost.plots import check_plot, line_plot
+from research.craft.alpha import AlphaCurve, AlphaPoint, tune
+from research.craft.reuse import CraftReuse
 
 
 def run(

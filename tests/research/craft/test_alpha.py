@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from ragboost.chunk_cache.craft.reuse import CraftReuse
-from ragboost.chunk_cache.eval.alpha import AlphaPoint, choose, tune
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.cli import app
 from ragboost.errors import ChunkCacheError
+from research.craft.__main__ import app
+from research.craft.alpha import AlphaPoint, choose, tune
+from research.craft.reuse import CraftReuse
 from tests.chunk_cache.families import build_adapter, build_model, make_prompt
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()
@@ -99,7 +99,7 @@ def test_the_command_shows_a_curve(tmp_path: Path) -> None:
     ]
     data = tmp_path / "cases.jsonl"
     data.write_text("\n".join(json.dumps(row | {"answer": 7}) for row in rows))
-    command = ["tune-alpha", "--model", str(tmp_path / "model"), "--data", str(data)]
+    command = ["--model", str(tmp_path / "model"), "--data", str(data)]
     command += ["--warm-up", "2", "--alpha", "0", "--alpha", "1", "--desired", "0"]
 
     shown = CliRunner().invoke(app, [*command, "--plot", str(tmp_path / "curve.svg")])

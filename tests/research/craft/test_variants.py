@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.chunk_cache.craft.variants import Variant, Variants
 from ragboost.chunk_cache.kv.influence import Influence
 from ragboost.errors import ChunkCacheError
+from research.craft.variants import Variant, Variants
 
 
 def variant(chunk: str, context: str, *, a: float = 1.0) -> Variant:
