@@ -49,6 +49,7 @@ class CacheFollower:
     Args:
         name: of the backend.
         tenants: the owners of the context indexes.
+        clock: monotonic, in seconds.
 
     Attributes:
         streams: the engine's event streams by name.
@@ -58,13 +59,16 @@ class CacheFollower:
             the other workers of a proxy.
     """
 
-    def __init__(self, name: str, tenants: Tenants) -> None:
+    def __init__(
+        self, name: str, tenants: Tenants, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.name = name
         self.streams: dict[str, EventStream] = {}
         self.capacity_tokens: int | None = None
         self.num_responses = 0
         self.on_layout: Callable[[str | None, PromptLayout], None] | None = None
         self._tenants = tenants
+        self._clock = clock
         self._mode = CacheMode()
         self._forecast = EvictionForecast()
         self._in_flight = InFlight()
@@ -172,7 +176,7 @@ class CacheFollower:
         if self.on_layout is not None:
             self.on_layout(request_id, layout)
         if self._mode.is_exact:
-            deadline = time.monotonic() + _CONFIRM_S
+            deadline = self._clock() + _CONFIRM_S
             self._unconfirmed.append(_Unconfirmed(deadline, layout, request_id))
         elif request_id is not None:
             self._in_flight.remove(request_id)
@@ -340,7 +344,7 @@ class CacheFollower:
                     residency.set_resident(layout.documents, layout.tokens, num_documents=0)
 
     async def _drop_unconfirmed(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         while self._unconfirmed and self._unconfirmed[0].deadline <= now:
             _, layout, request_id = self._unconfirmed.popleft()
             if request_id is not None:

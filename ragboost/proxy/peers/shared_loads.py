@@ -22,7 +22,7 @@ _CHANNEL = "ragboost:load"
 _INTERVAL_S = 0.1
 _RETRY_S = 1.0
 _POLL_S = 1.0  # below the client's timeout, which an idle channel would exceed
-_MAX_BYTES = 64 * 1024
+_MAX_BYTES = 256 * 1024  # of a report: thousands of busy backends
 
 
 class _LoadReport(msgspec.Struct, frozen=True, array_like=True):
