@@ -49,8 +49,8 @@ class Cluster(NamedTuple):
         engines: their number.
         proxies: their number; a request arrives at a random one.
         delay_s: until a proxy has an event, another proxy's layout or its load.
-        are_layouts_shared: proxies tell each other the documents of their prompts, as the workers
-            of one machine do.
+        are_layouts_shared: proxies tell each other the documents of their prompts, as workers do,
+            and replicas that share Redis.
         capacity_tokens: of an engine's prefix cache.
         load: computed tokens, were none cached, as a share of what the engines can compute.
     """
@@ -204,7 +204,7 @@ class ScaleRun:
         if cluster.are_layouts_shared:
             for proxy in self.proxies:
                 for name, follower in proxy.followers.items():
-                    follower.on_layout = partial(self._spread_layout, proxy, name)
+                    follower.on_layout.append(partial(self._spread_layout, proxy, name))
 
     async def run(self) -> dict[str, Any]:
         """Send all requests and return the figures of the second half."""

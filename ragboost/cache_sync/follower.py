@@ -56,7 +56,7 @@ class CacheFollower:
         capacity_tokens: of its prefix cache, if reported.
         num_responses: responses so far that reported the length of a prompt.
         on_layout: called with the request id, if any, and the layout of what was sent here, for
-            the other workers of a proxy.
+            the other workers and replicas of a proxy.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CacheFollower:
         self.streams: dict[str, EventStream] = {}
         self.capacity_tokens: int | None = None
         self.num_responses = 0
-        self.on_layout: Callable[[str | None, PromptLayout], None] | None = None
+        self.on_layout: list[Callable[[str | None, PromptLayout], None]] = []
         self._tenants = tenants
         self._clock = clock
         self._mode = CacheMode()
@@ -136,8 +136,8 @@ class CacheFollower:
         if request_id is None:
             return layout
         self._keep(request_id, layout)
-        if self.on_layout is not None:
-            self.on_layout(request_id, layout)
+        for tell in self.on_layout:
+            tell(request_id, layout)
         self._in_flight.add(
             request_id,
             prompt_tokens=layout.total,
@@ -173,8 +173,8 @@ class CacheFollower:
             if request_id is not None and self._layouts.peek(request_id) is layout:
                 self._correct(request_id, corrected)
             layout = corrected
-        if self.on_layout is not None:
-            self.on_layout(request_id, layout)
+        for tell in self.on_layout:
+            tell(request_id, layout)
         if self._mode.is_exact:
             deadline = self._clock() + _CONFIRM_S
             self._unconfirmed.append(_Unconfirmed(deadline, layout, request_id))
