@@ -113,6 +113,8 @@ class EngineServer:
         chunks: settings of chunk reuse in vLLM or SGLang; None: the engine as it is.
         dtype: of vLLM's and SGLang's model.
         model: folder of vLLM's model, instead of `shape`.
+        ranks: data-parallel ranks of vLLM; with several, vLLM chooses the addresses of events, and
+            the proxy discovers them.
     """
 
     def __init__(
@@ -128,7 +130,9 @@ class EngineServer:
         chunks: Mapping[str, Any] | None = None,
         dtype: str = "bfloat16",
         model: Path | None = None,
+        ranks: int = 1,
     ) -> None:
+        self.ranks = ranks
         self.shape, self.model = shape, model
         self.chunks, self.dtype = chunks, dtype
         self.max_model_len = max_model_len
@@ -291,6 +295,8 @@ class EngineServer:
             flags["--kv-events-config"] = json.dumps(
                 {"enable_kv_cache_events": True, "publisher": "zmq", **self._addresses()}
             )
+        if self.ranks > 1:
+            flags["--data-parallel-size"] = self.ranks
         chunks = [] if self.chunks is None else vllm_flags(self.chunks)
         command += ["--enforce-eager", "--enable-prompt-tokens-details", *chunks]
         return [*command, *_flat(flags)]
@@ -339,6 +345,9 @@ class EngineServer:
         return [sys.executable, "-m", "ragboost", "engine", *_flat(flags)]
 
     def _addresses(self) -> dict[str, str | None]:
+        if self.ranks > 1:  # each rank takes free ports, on VLLM_HOST_IP
+            own: dict[str, str | None] = dict.fromkeys(("endpoint", "replay_endpoint"), "tcp://*:0")
+            return {**own, "topic": "kv@tiny"}
         return {
             "endpoint": self.source.endpoint,
             "replay_endpoint": self.source.replay_endpoint,

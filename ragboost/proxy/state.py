@@ -94,7 +94,7 @@ class ProxyState:
             fellows,
             SharedLoads(settings.session, board, name=name) if is_shared else None,
             SharedPrompts(settings.session, backends.all, sync.followers, name=name)
-            if is_shared
+            if is_shared and not settings.proxy.shadow  # its prompts are not what was sent
             else None,
         )
 

@@ -22,6 +22,7 @@ _INTERVAL_S = 0.05
 _MAX_WAITING = 2_000  # the oldest are dropped: the server is slow, or away
 _PER_MESSAGE = 200
 _MAX_BYTES = 4 * 1024 * 1024
+_MAX_SCALE = 100.0
 
 
 class SharedPrompts:
@@ -104,4 +105,4 @@ def _is_sound(layout: PromptLayout) -> bool:
     num = len(layout.documents)
     ends = num if layout.exact_ends is None else len(layout.exact_ends)
     is_complete = num == len(layout.tokens) == len(layout.frames) and ends == num
-    return is_complete and num > 0 and min(lengths) >= 0 and layout.scale > 0
+    return is_complete and num > 0 and min(lengths) >= 0 and 0 < layout.scale < _MAX_SCALE

@@ -91,6 +91,7 @@ async def test_rubbish_and_impossible_layouts_are_ignored(redis: RedisServer) ->
         LAYOUT._replace(tokens=(100, -5)),
         LAYOUT._replace(frames=()),
         LAYOUT._replace(scale=-1.0),
+        LAYOUT._replace(scale=float("inf")),
         LAYOUT._replace(exact_ends=(7,)),
         LAYOUT._replace(documents=(), tokens=(), frames=()),
     ]
