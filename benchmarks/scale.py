@@ -30,14 +30,15 @@ REQUEST_US = 924.0  # docs/lab/proxy-cost.md: 45 KB with tags
 BEATS_PER_S = 10.0
 LAYOUTS_PER_PROMPT = 2
 HITS = (
-    *[Cluster(4, n, are_layouts_shared=shared) for n in (1, 4, 16) for shared in (False, True)],
-    *[Cluster(16, n, are_layouts_shared=shared) for n in (1, 4, 16) for shared in (False, True)],
-    *[Cluster(16, 4, s, are_layouts_shared=True) for s in (0.01, 0.1, 1.0, 10.0)],
+    Cluster(4, 1),
+    *[Cluster(4, n, are_layouts_shared=shared) for n in (4, 16) for shared in (False, True)],
+    *[Cluster(4, 4, s, are_layouts_shared=True) for s in (0.01, 0.1, 1.0, 10.0)],
+    Cluster(16, 1),
+    *[Cluster(16, n, are_layouts_shared=shared) for n in (4, 16) for shared in (False, True)],
     *[Cluster(64, n, are_layouts_shared=True) for n in (1, 16)],
-    Cluster(64, 16),
 )
-REQUESTS_PER_ENGINE = 100
-MIN_REQUESTS = 1_600
+REQUESTS_PER_ENGINE = 60
+MIN_REQUESTS = 960
 
 
 def main() -> None:
