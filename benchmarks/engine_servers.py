@@ -296,7 +296,7 @@ class EngineServer:
                 {"enable_kv_cache_events": True, "publisher": "zmq", **self._addresses()}
             )
         if self.ranks > 1:
-            flags["--data-parallel-size"] = self.ranks
+            flags |= {"--data-parallel-size": self.ranks, "--api-server-count": 1}
         chunks = [] if self.chunks is None else vllm_flags(self.chunks)
         command += ["--enforce-eager", "--enable-prompt-tokens-details", *chunks]
         return [*command, *_flat(flags)]
