@@ -297,6 +297,7 @@ class EngineServer:
             )
         if self.ranks > 1:
             flags |= {"--data-parallel-size": self.ranks, "--api-server-count": 1}
+            flags["--distributed-executor-backend"] = "uni"
         chunks = [] if self.chunks is None else vllm_flags(self.chunks)
         command += ["--enforce-eager", "--enable-prompt-tokens-details", *chunks]
         return [*command, *_flat(flags)]
