@@ -3,9 +3,10 @@
     python -m benchmarks.batch_scale --lines 1000000 --windows 10000 100000 0 --folder FOLDER
 
 Writes a file of generated requests (`workloads`), then runs the command on it, once per window
-size; 0 is the whole file. Lines have ids of a corpus, or with `--words` the texts themselves. Hit
-rates are simulated here for the whole output, across the borders of the windows. Counts are exact;
-times and memory are of the command's process.
+size; 0 is the whole file. What the folder has already is not made or measured again. Lines have ids
+of a corpus, or with `--words` the texts themselves. Hit rates are simulated here for the whole
+output, across the borders of the windows. Counts are exact; times and memory are of the command's
+process.
 """
 
 import argparse
@@ -16,12 +17,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.parts import part
 from benchmarks.workloads import Workload, generate
 from ragboost.simulate import HitRate, SimulatedCache
 
@@ -60,38 +64,44 @@ def measure(
         of the output and `plain_hit_rate` of the input.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    corpus = folder / "corpus.jsonl"
+    corpus = folder / f"corpus-{workload.name}.jsonl"
     source = folder / _FILE.format(
         lines=len(workload.contexts), workload=workload.name, words=words
     )
-    write_corpus(workload, corpus)
-    write_requests(workload, source, words=words)
-    orders = (list(map(int, context)) for context in workload.contexts)  # type: ignore[call-overload]
-    plain = replay(orders, workload, cache_tokens)
-    rows = []
-    for window in windows:
-        output = folder / f"ordered-{window}.jsonl"
+    if not source.exists():
+        write_corpus(workload, corpus)
+        write_requests(workload, source, words=words)
+
+    def replay_input() -> list[float]:
+        orders = (list(map(int, context)) for context in workload.contexts)  # type: ignore[call-overload]
+        return [replay(orders, workload, cache_tokens).hit_rate]
+
+    def row(window: int) -> list[dict[str, Any]]:
+        output = source.with_name(f"ordered-{window}-{source.name}")
         options = ["--window", str(window)] if window else []
         if not words:
             options += ["--corpus", str(corpus)]
-        row = {"window": window, "file_mb": round(source.stat().st_size / 1e6)}
-        row |= run(source, output, *options, "--cache-tokens", str(cache_tokens))
-        rate = replay(read_orders(output), workload, cache_tokens)
-        row |= {"hit_rate": round(rate.hit_rate, 4), "plain_hit_rate": round(plain.hit_rate, 4)}
-        rows.append(row)
-    return rows
+        measured = run(source, output, *options, "--cache-tokens", str(cache_tokens))
+        rate = replay(read_orders(output), workload, cache_tokens).hit_rate
+        file_mb = round(source.stat().st_size / 1e6)
+        return [{"window": window, "file_mb": file_mb, **measured, "hit_rate": round(rate, 4)}]
+
+    name = f"{source.stem}-{cache_tokens}"
+    plain = round(part(folder, f"plain-{name}", replay_input)[0], 4)
+    rows = [part(folder, f"row-{window}-{name}", partial(row, window))[0] for window in windows]
+    return [{**each, "plain_hit_rate": plain} for each in rows]
 
 
 def write_corpus(workload: Workload, path: Path) -> None:
     """Write the documents, with about as many tokens as the workload says."""
-    with path.open("w") as file:
+    with _whole(path) as file:
         for name, tokens in sorted(workload.tokens.items(), key=lambda item: str(item[0])):
             file.write(json.dumps({"id": name, "text": _text(name, 4 * tokens // 5)}) + "\n")
 
 
 def write_requests(workload: Workload, path: Path, *, words: int) -> None:
     """Write one line per request, of ids, or of texts with so many words."""
-    with path.open("w") as file:
+    with _whole(path) as file:
         for number, context in enumerate(workload.contexts):
             line: dict[str, Any] = {"id": number, "question": f"Question {number}?"}
             if words:
@@ -141,6 +151,15 @@ def run(source: Path, output: Path, *options: str) -> dict[str, Any]:
         "cpu_s": round(used.ru_utime + used.ru_stime, 1),
         "peak_rss_mb": round(used.ru_maxrss / 1024),
     }
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[TextIO]:
+    """Open a file that gets its name when it is complete."""
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("w") as file:
+        yield file
+    unfinished.rename(path)
 
 
 def _text(name: object, words: int) -> str:

@@ -1,7 +1,7 @@
 """The counts and predictions of a batch job, added up over its windows."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ragboost.batch.catalog import DocumentCatalog
@@ -61,6 +61,16 @@ class BatchSummary:
             block_size=block,
             before=_sum(self.before, before),
             after=_sum(self.after, after),
+        )
+
+    def plus(self, other: "BatchSummary") -> "BatchSummary":
+        """Return the summary of the windows of both."""
+        counts = ("requests", "rejected", "documents", "duplicates_removed", "requests_reordered")
+        return replace(
+            self,
+            **{name: getattr(self, name) + getattr(other, name) for name in (*counts, "windows")},
+            before=_sum(self.before, other.before),
+            after=_sum(self.after, other.after),
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -49,22 +49,26 @@ class CacheFollower:
     Args:
         name: of the backend.
         tenants: the owners of the context indexes.
+        clock: monotonic, in seconds.
 
     Attributes:
         streams: the engine's event streams by name.
         capacity_tokens: of its prefix cache, if reported.
         num_responses: responses so far that reported the length of a prompt.
         on_layout: called with the request id, if any, and the layout of what was sent here, for
-            the other workers of a proxy.
+            the other workers and replicas of a proxy.
     """
 
-    def __init__(self, name: str, tenants: Tenants) -> None:
+    def __init__(
+        self, name: str, tenants: Tenants, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.name = name
         self.streams: dict[str, EventStream] = {}
         self.capacity_tokens: int | None = None
         self.num_responses = 0
-        self.on_layout: Callable[[str | None, PromptLayout], None] | None = None
+        self.on_layout: list[Callable[[str | None, PromptLayout], None]] = []
         self._tenants = tenants
+        self._clock = clock
         self._mode = CacheMode()
         self._forecast = EvictionForecast()
         self._in_flight = InFlight()
@@ -132,8 +136,8 @@ class CacheFollower:
         if request_id is None:
             return layout
         self._keep(request_id, layout)
-        if self.on_layout is not None:
-            self.on_layout(request_id, layout)
+        for tell in self.on_layout:
+            tell(request_id, layout)
         self._in_flight.add(
             request_id,
             prompt_tokens=layout.total,
@@ -169,10 +173,10 @@ class CacheFollower:
             if request_id is not None and self._layouts.peek(request_id) is layout:
                 self._correct(request_id, corrected)
             layout = corrected
-        if self.on_layout is not None:
-            self.on_layout(request_id, layout)
+        for tell in self.on_layout:
+            tell(request_id, layout)
         if self._mode.is_exact:
-            deadline = time.monotonic() + _CONFIRM_S
+            deadline = self._clock() + _CONFIRM_S
             self._unconfirmed.append(_Unconfirmed(deadline, layout, request_id))
         elif request_id is not None:
             self._in_flight.remove(request_id)
@@ -343,7 +347,7 @@ class CacheFollower:
                     residency.set_resident(layout.documents, layout.tokens, num_documents=0)
 
     async def _drop_unconfirmed(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         while self._unconfirmed and self._unconfirmed[0].deadline <= now:
             _, layout, request_id = self._unconfirmed.popleft()
             if request_id is not None:

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from ragboost.config import load_settings
-from ragboost.errors import import_extra
+from ragboost.errors import RequestError, import_extra
 
 
 def batch(
@@ -37,6 +38,9 @@ def batch(
         False, "--resume", help="Go on after the last complete window of an interrupted job."
     ),
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
+    ray: bool = typer.Option(
+        False, "--ray", help="Plan the windows in a Ray cluster; needs --window and the extra ray."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
     progress: bool | None = typer.Option(
         None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
@@ -55,23 +59,34 @@ def batch(
     from ragboost.retrieval.corpus import Corpus
 
     settings = load_settings()
+    cache = settings.index.capacity_tokens if cache_tokens is None else cache_tokens
     console = Console(stderr=True)
     with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
-        summary = run_batch(
-            source,
-            output,
-            settings=settings,
-            corpus=Corpus.read(corpus) if corpus else None,
-            cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
-            block_size=block_size,
-            improve_s=improve,
-            window=window,
-            memory_mb=memory,
-            resume=resume,
-            strict=strict,
-            keep=[corpus] if corpus else [],
-            on_progress=p,
-        )
+        common: dict[str, Any] = {
+            "settings": settings,
+            "cache_tokens": cache,
+            "block_size": block_size,
+            "improve_s": improve,
+            "strict": strict,
+            "on_progress": p,
+        }
+        if ray:
+            if window is None or resume:
+                raise RequestError("--ray needs --window, and excludes --resume", param="ray")
+            from ragboost.integrations.ray import run_batch_on_ray
+
+            summary = run_batch_on_ray(source, output, corpus=corpus, window=window, **common)
+        else:
+            summary = run_batch(
+                source,
+                output,
+                corpus=Corpus.read(corpus) if corpus else None,
+                window=window,
+                memory_mb=memory,
+                resume=resume,
+                keep=[corpus] if corpus else [],
+                **common,
+            )
     if summary.rejected:
         typer.echo(warning(summary, output), err=True)
     if as_json:

@@ -13,6 +13,7 @@ from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.proxy.peers.shared_loads import SharedLoads
+from ragboost.proxy.peers.shared_prompts import SharedPrompts
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.admission import Dispatcher
@@ -40,6 +41,7 @@ class ProxyState:
         board: the load that other processes put on the backends.
         fellows: the other workers of this proxy; None if there are none.
         shared_loads: exchanges the load with replicas of the proxy; None without Redis.
+        shared_prompts: exchanges with them what was sent to the backends; None without Redis.
     """
 
     settings: Settings
@@ -54,6 +56,7 @@ class ProxyState:
     board: LoadBoard
     fellows: FellowWorkers | None
     shared_loads: SharedLoads | None
+    shared_prompts: SharedPrompts | None
 
     @classmethod
     def of(cls, settings: Settings, seat: WorkerSeat | None = None) -> Self:
@@ -74,6 +77,7 @@ class ProxyState:
             fellows = FellowWorkers(seat, settings, sync=sync, board=board)
             metrics.watch_workers(fellows)
         name = f"{seat.group}/{seat.number}" if seat is not None else secrets.token_hex(8)
+        is_shared = settings.session.store == "redis"
         pipeline = ShadowPipeline if settings.proxy.shadow else BoostPipeline
         parts = {"tenants": tenants, "sync": sync, "chunk_reuse": chunk_reuse, "fellows": fellows}
         return cls(
@@ -88,7 +92,10 @@ class ProxyState:
             RunningTurns(),
             board,
             fellows,
-            SharedLoads(settings.session, board, name=name) if _is_shared(settings) else None,
+            SharedLoads(settings.session, board, name=name) if is_shared else None,
+            SharedPrompts(settings.session, backends.all, sync.followers, name=name)
+            if is_shared and not settings.proxy.shadow  # its prompts are not what was sent
+            else None,
         )
 
     @asynccontextmanager
@@ -100,7 +107,7 @@ class ProxyState:
             await self.sync.open()
             await self.chunk_reuse.open()
             async with AsyncExitStack() as stack:
-                for part in (self.board, self.fellows, self.shared_loads):
+                for part in (self.board, self.fellows, self.shared_loads, self.shared_prompts):
                     if part is not None:
                         stack.push_async_callback(part.close)
                         await part.open()
@@ -112,7 +119,3 @@ class ProxyState:
             await self.chunk_reuse.close()
             await self.sync.close()
             await self.backends.close()
-
-
-def _is_shared(settings: Settings) -> bool:
-    return settings.session.store == "redis"

@@ -1,7 +1,9 @@
 """A file larger than memory is planned in windows, and an interrupted job goes on."""
 
+import gc
 import json
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from ragboost.batch.catalog import DocumentCatalog
 from ragboost.batch.window import WindowJob
 from ragboost.config import OrderingSettings, Settings
 from ragboost.errors import RequestError
+from ragboost.retrieval import Corpus
+from ragboost.types import Document
 
 FILES = ("out.jsonl", "out.positions.jsonl", "out.rejects.jsonl")
 
@@ -197,6 +201,36 @@ def test_a_window_ends_at_the_estimate_of_its_memory(tmp_path: Path) -> None:
 
     assert summary.windows > 1
     assert summary.requests == 600
+
+
+def traced_peak(source: Path, corpus: Corpus, *, memory_mb: int) -> int:
+    """Return the most bytes that a job had allocated at a time: the same on every machine."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        run_batch(source, source.with_suffix(".out"), corpus=corpus, memory_mb=memory_mb)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_is_that_of_a_window_and_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    rng = random.Random(2)
+    corpus = Corpus([Document(f"{i} text", id=i) for i in range(40)])
+    for document in corpus:
+        assert document.key  # computed now: it belongs to the corpus, not to the plan
+    peaks = []
+    for num in (60, 700, 1_800):  # the first one loads what every job needs
+        source = tmp_path / f"{num}.jsonl"
+        with source.open("w") as file:
+            for i in range(num):
+                line = {"id": i, "question": "?", "doc_ids": rng.sample(range(40), 10)}
+                file.write(json.dumps(line) + "\n")
+        peaks.append(traced_peak(source, corpus, memory_mb=2))
+
+    _, two_windows, six_windows = peaks
+    assert six_windows < 2_000_000 + 8_000_000  # working arrays of the clustering
+    assert six_windows < 1.25 * two_windows
 
 
 def test_an_estimate_counts_requests_places_and_documents(tmp_path: Path) -> None:

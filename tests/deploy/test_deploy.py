@@ -3,6 +3,7 @@
 No cluster and no container runtime: the images themselves are not built here.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import yaml
 from ragboost import __version__
 from ragboost.config import load_settings
 from ragboost.proxy.observability.metrics import Metrics
-from tests.eventually import eventually
+from tests.eventually import DEADLINE_S, eventually
 from tests.fakes.proxy import ProxyServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -204,17 +205,27 @@ def test_the_chart_runs_replicas_with_a_redis_whose_password_is_a_secret() -> No
     assert own != other
 
 
-def test_the_redis_of_the_chart_asks_for_its_password(tmp_path: Path) -> None:
-    program = shutil.which("redis-server")
-    if program is None:
+def redis_command(of: str) -> list[str]:
+    """Return the command of the chart's Redis, or of the compose file's."""
+    if of == "chart":
+        redis = {"enabled": True, "passwordSecret": "redis-password"}
+        objects = rendered({"apiKeysSecret": "keys", "redis": redis})
+        command: list[str] = container_of(objects["redis Deployment"])["command"]
+        return command
+    services = yaml.safe_load((DEPLOY / "compose.cluster.yaml").read_text("utf-8"))["services"]
+    return [part.replace("$$", "$") for part in services["redis"]["command"]]
+
+
+@pytest.mark.parametrize("of", ["chart", "compose"])
+def test_redis_asks_for_its_password_and_gets_sigterm(tmp_path: Path, of: str) -> None:
+    if shutil.which("redis-server") is None:
         pytest.skip("needs redis-server")
-    redis = {"enabled": True, "passwordSecret": "redis-password"}
-    objects = rendered({"apiKeysSecret": "keys", "redis": redis})
-    command = container_of(objects["redis Deployment"])["command"]
+    command = redis_command(of)
     path = tmp_path / "s"
     command[-1] += f" --port 0 --unixsocket {path}"
     server = subprocess.Popen(
         command,
+        cwd=tmp_path,
         env={**os.environ, "REDIS_PASSWORD": "secret"},
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -227,8 +238,11 @@ def test_the_redis_of_the_chart_asks_for_its_password(tmp_path: Path) -> None:
                 client.connect(str(path))
                 client.sendall(request + b"QUIT\r\n")
                 answers.append(client.makefile("rb").read())
+        server.terminate()  # the first process of the container, as the kubelet and Docker do
+        assert server.wait(DEADLINE_S) == 0, "a shell would have ended by the signal"
     finally:
-        os.killpg(server.pid, signal.SIGKILL)  # the shell and what it has started
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()
     assert answers[0].startswith(b"-NOAUTH")
     assert answers[1].startswith(b"+OK\r\n+PONG")

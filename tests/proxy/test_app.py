@@ -1,6 +1,8 @@
 """The short way to the hot endpoints changes nothing that one can see."""
 
 import httpx
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragboost.proxy.app import create_app
@@ -39,3 +41,20 @@ def test_the_short_way_is_for_post_only(engine: FakeEngine) -> None:
         assert httpx.get(f"{url}/v1/chat/completions").json()["method"] == "GET"
         answer = httpx.post(f"{url}/v1/chat/completions", json=CHAT)
     assert answer.headers["x-ragboost-bypass"] == "no_documents"
+
+
+def test_an_app_that_is_mounted_below_a_path_sends_the_backend_its_own_paths(
+    engine: FakeEngine,
+) -> None:
+    app = create_app(proxy_settings(engine.url))
+    outer = Starlette(routes=[Mount("/some where", app=app)], lifespan=app.router.lifespan_context)
+    documents = ["First document. " * 9, "Second document. " * 9]
+    with serve_in_thread(outer) as url, httpx.Client(base_url=f"{url}/some%20where") as client:
+        answer = client.post(
+            "/v1/chat/completions", json={**CHAT, "ragboost": {"documents": documents}}
+        )
+        assert answer.json()["choices"], answer.text
+        assert client.get("/v1/models?a=b%20c").status_code == 200
+
+    assert engine.completions[0].prompt.count("Second document. " * 9) == 1
+    assert "/v1/models" in [received.path.partition("?")[0] for received in engine.requests]

@@ -1,6 +1,7 @@
-"""Ray: plan a Ray Data job, and serve the proxy in Ray Serve: `pip install 'ragboost[ray]'`."""
+"""Ray: plan a Ray Data job or a batch file, and serve the proxy: `pip install 'ragboost[ray]'`."""
 
+from ragboost.integrations.ray.batch import run_batch_on_ray
 from ragboost.integrations.ray.data import boosted
 from ragboost.integrations.ray.serve import deploy
 
-__all__ = ["boosted", "deploy"]
+__all__ = ["boosted", "deploy", "run_batch_on_ray"]

@@ -56,8 +56,12 @@ class RequestContext:
 
     @property
     def target(self) -> str:
-        """Path and query, encoded as the client sent them."""
+        """Path and query, encoded as the client sent them, without a path where the app is mounted,
+        such as Ray Serve's route prefix."""
         path: bytes = self.scope.get("raw_path") or quote(self.scope["path"]).encode()
+        mount = quote(self.scope.get("root_path", "")).encode()
+        if mount and path.startswith(mount + b"/"):
+            path = path.removeprefix(mount)
         query: bytes = self.scope["query_string"]
         # Without a slash, it could become part of the backend's address.
         if not path.startswith(b"/") and path != b"*":

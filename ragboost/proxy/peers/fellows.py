@@ -9,7 +9,6 @@ loopback. Whatever cannot be handed over is served here: that costs cached token
 import asyncio
 import hmac
 import logging
-from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
@@ -25,6 +24,7 @@ from ragboost.proxy.asgi.headers import WORKER_HEADER, request_headers, with_hea
 from ragboost.proxy.peers.exchange import PeerExchange
 from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.peers.messages import KeptHistory, SentPrompt, Shared
+from ragboost.proxy.peers.prompt_learner import PromptLearner
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.proxy.upstream.backends import Backend, Load
 from ragboost.rewriting.headers import RawHeaders
@@ -32,8 +32,6 @@ from ragboost.rewriting.message_chain import Link
 
 logger = logging.getLogger(__name__)
 
-_MAX_TO_LEARN = 20_000
-_LEARNED_PER_PASS = 32
 _FETCH_TIMEOUT_S = 2.0
 # A named conversation leaves its worker, and loses its history, only if that has more requests
 # than this multiple of the mean, and than this many.
@@ -52,14 +50,13 @@ class FellowWorkers:
 
     Attributes:
         exchange: of messages with them.
-        learned: prompts of others that this worker's indexes have taken over.
+        learner: of the prompts that others have sent.
     """
 
     def __init__(
         self, seat: WorkerSeat, settings: Settings, *, sync: CacheSync, board: LoadBoard
     ) -> None:
         self.seat = seat
-        self.learned = 0
         self._sync = sync
         self._board = board
         self._busy: dict[int, int] = {}
@@ -69,9 +66,7 @@ class FellowWorkers:
         self._keepers: BoundedMap[Link, int] = BoundedMap(
             max_entries=settings.session.max_sessions * len(seat.others)
         )
-        self._to_learn: deque[SentPrompt] = deque(maxlen=_MAX_TO_LEARN)
-        self._has_more = asyncio.Event()
-        self._learner: asyncio.Task[None] | None = None
+        self.learner = PromptLearner(sync.followers)
         self.exchange = PeerExchange(seat, self, loads=board.own)
 
     async def open(self) -> None:
@@ -81,8 +76,8 @@ class FellowWorkers:
             ConfigError: the folder of the sockets cannot be used.
         """
         for name, follower in self._sync.followers.items():
-            follower.on_layout = partial(self._on_layout, name)
-        self._learner = asyncio.create_task(self._learn_prompts(), name="learning from workers")
+            follower.on_layout.append(partial(self._on_layout, name))
+        await self.learner.open()
         try:
             self.exchange.open()
         except zmq.ZMQError as error:
@@ -94,9 +89,7 @@ class FellowWorkers:
     async def close(self) -> None:
         """Stop, and close the connections to the others."""
         await self.exchange.close()
-        if self._learner is not None:
-            self._learner.cancel()
-            await asyncio.gather(self._learner, return_exceptions=True)
+        await self.learner.close()
         for client in self._clients.values():
             client.close()
 
@@ -104,6 +97,11 @@ class FellowWorkers:
     def num_alive(self) -> int:
         """The other workers that were heard lately."""
         return sum(self.exchange.is_alive(number) for number in self.seat.others)
+
+    @property
+    def learned(self) -> int:
+        """Prompts of others that this worker's indexes have taken over."""
+        return self.learner.learned
 
     @property
     def num_lost(self) -> int:
@@ -124,8 +122,7 @@ class FellowWorkers:
 
     def learn(self, worker: int, message: Shared) -> None:
         if isinstance(message, SentPrompt):
-            self._to_learn.append(message)
-            self._has_more.set()
+            self.learner.add(message)
         elif worker != self.seat.number:
             self._keepers.put(message.link, worker)
 
@@ -141,19 +138,6 @@ class FellowWorkers:
             self._clients[worker] = _client(worker, port, self._settings)
         self._busy[worker] = sum(load.assigned for load in loads.values())
         self._board.put(f"{self.seat.group}/{worker}", loads)
-
-    async def _learn_prompts(self) -> None:
-        while True:
-            await self._has_more.wait()
-            self._has_more.clear()
-            while self._to_learn:
-                for _ in range(min(len(self._to_learn), _LEARNED_PER_PASS)):
-                    prompt = self._to_learn.popleft()
-                    follower = self._sync.followers.get(prompt.backend)
-                    if follower is not None:
-                        await follower.learn(prompt.request_id, prompt.layout)
-                        self.learned += 1
-                await asyncio.sleep(0)
 
     # The way to them
 

@@ -12,6 +12,7 @@ from ragboost.proxy.upstream.backends import Backend, Load
 LIFETIME_S = 1.0
 """Seconds after which a load that was not repeated is forgotten: ten lost beats."""
 _MAX_SOURCES = 1024
+_NONE = Load()
 
 
 class LoadBoard:
@@ -30,35 +31,37 @@ class LoadBoard:
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._backends = backends
+        self._backends = {each.key: each for each in backends}
         self._on_change = on_change
         self._clock = clock
-        self._loads: dict[str, tuple[float, Mapping[str, Load]]] = {}
+        self._loads: dict[str, tuple[float, Mapping[str, Load]]] = {}  # those of known backends
 
     def own(self) -> dict[str, Load]:
         """Return this process's loads by key of the backend, without those that are zero."""
-        loads = {each.key: each.load for each in self._backends}
         return {
-            key: Load(load.running, load.assigned, load.prefill_tokens)
-            for key, load in loads.items()
-            if load.assigned
+            key: Load(each.load.running, each.load.assigned, each.load.prefill_tokens)
+            for key, each in self._backends.items()
+            if each.load.assigned
         }
 
     def put(self, source: str, loads: Mapping[str, Load]) -> None:
         """Replace the loads of a process."""
         if source not in self._loads and len(self._loads) >= _MAX_SOURCES:
             return
-        self._loads[source] = (self._clock() + LIFETIME_S, loads)
-        self._sum()
+        known = {key: _counted(load) for key, load in loads.items() if key in self._backends}
+        _, before = self._loads.get(source, (0.0, {}))
+        self._loads[source] = (self._clock() + LIFETIME_S, known)
+        if known != before:
+            self._change(before, known)
 
     def expire(self) -> None:
         """Forget the processes that were silent for too long."""
         now = self._clock()
         silent = [source for source, (until, _) in self._loads.items() if until < now]
         for source in silent:
-            del self._loads[source]
-        if silent:
-            self._sum()
+            _, loads = self._loads.pop(source)
+            if loads:
+                self._change(loads, {})
 
     async def open(self) -> None:
         """Begin to expire loads, whoever else has died."""
@@ -74,12 +77,19 @@ class LoadBoard:
             await asyncio.sleep(LIFETIME_S / 2)
             self.expire()
 
-    def _sum(self) -> None:
-        is_changed = False
-        for backend in self._backends:
-            given = [loads.get(backend.key, Load()) for _, loads in self._loads.values()]
-            total = Load(*(max(0, sum(column)) for column in zip(*given, strict=True)))
-            is_changed = is_changed or total != backend.load.elsewhere
-            backend.load.elsewhere = total
-        if is_changed:
-            self._on_change()
+    def _change(self, before: Mapping[str, Load], now: Mapping[str, Load]) -> None:
+        """Put a process's loads into the sums in place of those before.
+
+        Only its own backends are visited: with many processes and many backends, adding up all
+        loads for each message would take longer than the time between two of them.
+        """
+        for key in before.keys() | now.keys():
+            load = self._backends[key].load
+            columns = zip(load.elsewhere, before.get(key, _NONE), now.get(key, _NONE), strict=True)
+            load.elsewhere = Load(*[total - old + new for total, old, new in columns])
+        self._on_change()
+
+
+def _counted(load: Load) -> Load:
+    """Return a load that takes nothing away from the others'."""
+    return Load(*[max(0, number) for number in load])

@@ -1,4 +1,4 @@
-"""The messages between the workers of a proxy, in msgpack.
+"""The messages between the workers of a proxy, and between its replicas, in msgpack.
 
 Knows their fields. Does not know sockets, and trusts no sender beyond the types: what cannot be
 decoded is dropped.
@@ -51,6 +51,18 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
     wants: tuple[int, ...] = ()
 
 
+class SentPrompts(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Prompts that a process of a replica has sent; backends by their key.
+
+    Attributes:
+        source: name of the process.
+        prompts: in order.
+    """
+
+    source: str
+    prompts: tuple[SentPrompt, ...]
+
+
 class SnapshotEnd(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The end of a snapshot: it holds what the numbered messages before `num_sent` said."""
 
@@ -70,9 +82,10 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(
     PeerMessage, dec_hook=_decode_document
 )
+_prompts_decoder = msgspec.msgpack.Decoder(SentPrompts, dec_hook=_decode_document)
 
 
-def encode(message: PeerMessage) -> bytes:
+def encode(message: PeerMessage | SentPrompts) -> bytes:
     """Encode a message."""
     return _encoder.encode(message)
 
@@ -81,5 +94,13 @@ def decode(data: bytes) -> PeerMessage | None:
     """Decode a message; None if it is none."""
     try:
         return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def decode_prompts(data: bytes) -> SentPrompts | None:
+    """Decode the prompts of a replica; None if they are none."""
+    try:
+        return _prompts_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None

@@ -1,28 +1,19 @@
 """Exchange the load on the backends with replicas of the proxy, over Redis' publish/subscribe.
 
-Nothing is stored: a replica that dies falls silent, and its load is forgotten. Without Redis every
-replica knows its own load only.
+A replica that dies falls silent, and its load is forgotten. Without Redis every replica knows its
+own load only.
 """
-
-import asyncio
-import logging
-from typing import Any
 
 import msgspec
 
 from ragboost.config import SessionSettings
-from ragboost.errors import import_extra
 from ragboost.proxy.peers.load_board import LoadBoard
+from ragboost.proxy.peers.redis_channel import RedisChannel
 from ragboost.proxy.upstream.backends import Load
-from ragboost.sessions.redis import make_client
-
-logger = logging.getLogger(__name__)
 
 _CHANNEL = "ragboost:load"
 _INTERVAL_S = 0.1
-_RETRY_S = 1.0
-_POLL_S = 1.0  # below the client's timeout, which an idle channel would exceed
-_MAX_BYTES = 64 * 1024
+_MAX_BYTES = 256 * 1024  # of a report: thousands of busy backends
 
 
 class _LoadReport(msgspec.Struct, frozen=True, array_like=True):
@@ -49,59 +40,36 @@ class SharedLoads:
         MissingExtraError: the client is not installed.
 
     Attributes:
-        problem: the last failure; None while it works.
+        channel: to the others.
     """
 
     def __init__(self, settings: SessionSettings, board: LoadBoard, *, name: str) -> None:
-        self.problem: str | None = None
         self._board = board
         self._name = name
-        self._client: Any = make_client(settings)
-        self._errors = (import_extra("redis.exceptions", extra="redis").RedisError, OSError)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._was_idle = False
+        self.channel = RedisChannel(
+            settings,
+            _CHANNEL,
+            what="load",
+            interval_s=_INTERVAL_S,
+            produce=self._report,
+            on_message=self._receive,
+        )
 
     async def open(self) -> None:
         """Begin, without waiting for the server."""
-        for work, name in ((self._publish, "telling replicas"), (self._subscribe, "hearing them")):
-            self._tasks.append(asyncio.create_task(self._repeat(work), name=name))
+        await self.channel.open()
 
     async def close(self) -> None:
         """Stop."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._client.aclose()
+        await self.channel.close()
 
-    async def _repeat(self, work: Any) -> None:
-        while True:
-            try:
-                await work()
-            except self._errors as error:
-                if self.problem is None:
-                    logger.warning("replicas do not hear of each other's load: %s", error)
-                self.problem = str(error)
-            await asyncio.sleep(_RETRY_S)
-
-    async def _publish(self) -> None:
-        was_idle = False
-        while True:
-            loads = self._board.own()
-            if loads or not was_idle:
-                report = _LoadReport(self._name, loads)
-                await self._client.publish(_CHANNEL, _encoder.encode(report))
-                if self.problem is not None:
-                    self.problem = None
-                    logger.info("replicas hear of each other's load again")
-            was_idle = not loads
-            await asyncio.sleep(_INTERVAL_S)
-
-    async def _subscribe(self) -> None:
-        async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
-            await channel.subscribe(_CHANNEL)
-            while True:
-                message = await channel.get_message(timeout=_POLL_S)
-                if message is not None:
-                    self._receive(message["data"])
+    def _report(self) -> bytes | None:
+        """Return the loads; None if they were zero the last time as well."""
+        loads = self._board.own()
+        is_news = bool(loads) or not self._was_idle
+        self._was_idle = not loads
+        return _encoder.encode(_LoadReport(self._name, loads)) if is_news else None
 
     def _receive(self, data: bytes) -> None:
         if len(data) > _MAX_BYTES:

@@ -1,5 +1,7 @@
 """The load of other processes, with a lifetime, in routing and in limits."""
 
+import random
+
 from ragboost.config import Settings
 from ragboost.proxy.peers.load_board import LIFETIME_S, LoadBoard
 from ragboost.proxy.routing.router import Router
@@ -56,6 +58,39 @@ def test_negative_loads_count_as_none() -> None:
     board.put("a", {backends.all[0].key: Load(-5, -5, -5)})
 
     assert backends.all[0].load.elsewhere == Load()
+
+
+def test_a_negative_load_takes_nothing_from_the_others() -> None:
+    backends, clock = make_backends(), Clock()
+    board, _ = make_board(backends, clock)
+    key = backends.all[0].key
+
+    board.put("a", {key: Load(3, 4, 500)})
+    board.put("b", {key: Load(-5, -5, -5)})
+
+    assert backends.all[0].load.elsewhere == Load(3, 4, 500)
+
+
+def test_random_reports_and_deaths_leave_the_sums_of_the_living() -> None:
+    backends, clock, rng = make_backends(), Clock(), random.Random(1)
+    board, _ = make_board(backends, clock)
+    known: dict[str, tuple[float, dict[str, Load]]] = {}
+    for _ in range(2000):
+        if rng.random() < 0.2:
+            clock.advance(rng.choice([0.01, 0.3, 1.2]))
+            board.expire()
+        source = f"p{rng.randrange(6)}"
+        keys = [each.key for each in backends.all if rng.random() < 0.6]
+        loads = {key: Load(*(rng.randrange(9) for _ in range(3))) for key in keys}
+        board.put(source, loads)
+        known[source] = (clock.now + LIFETIME_S, loads)
+        known = {name: kept for name, kept in known.items() if kept[0] >= clock.now}
+        board.expire()
+
+        for each in backends.all:
+            heard = [loads[each.key] for _, loads in known.values() if each.key in loads]
+            columns = zip(*heard, strict=True) if heard else [(), (), ()]
+            assert each.load.elsewhere == Load(*map(sum, columns))
 
 
 def test_sources_are_bounded() -> None:

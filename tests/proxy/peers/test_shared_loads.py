@@ -72,12 +72,12 @@ async def test_a_dead_server_is_reported_and_the_exchange_goes_on_when_it_is_bac
     await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(1, 1, 0))
 
     redis.kill()
-    await eventually_async(lambda: one.shared.problem is not None)
+    await eventually_async(lambda: one.shared.channel.problem is not None)
     await eventually_async(lambda: two.backend.load.elsewhere, equals=Load())
 
     redis.start()
     await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(1, 1, 0))
-    await eventually_async(lambda: one.shared.problem is None)
+    await eventually_async(lambda: one.shared.channel.problem is None)
 
 
 async def test_rubbish_on_the_channel_is_ignored(
@@ -85,7 +85,7 @@ async def test_rubbish_on_the_channel_is_ignored(
 ) -> None:
     one, two = replicas
     for data in (b"", b"\xff", b"x" * 100_000):
-        await one.shared._client.publish("ragboost:load", data)
+        await one.shared.channel._client.publish("ragboost:load", data)
     one.backend.load.running = one.backend.load.assigned = 2
 
     await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(2, 2, 0))

@@ -1,0 +1,142 @@
+"""What replicas of the proxy tell each other of their prompts, through a real Redis server."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from ragboost.cache_sync.follower import CacheFollower
+from ragboost.cache_sync.prompt_layout import PromptLayout
+from ragboost.config import Settings
+from ragboost.proxy.peers.messages import SentPrompt, SentPrompts, encode
+from ragboost.proxy.peers.shared_prompts import SharedPrompts
+from ragboost.proxy.upstream.backends import Backends
+from ragboost.rewriting.tenants import TenantKey, Tenants
+from ragboost.sessions.redis import make_client
+from tests.eventually import eventually, eventually_async
+from tests.fakes import FakeEngine
+from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.fakes.redis import PROGRAM, RedisServer
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs redis-server or valkey-server")
+
+TENANT = TenantKey("m", "")
+LAYOUT = PromptLayout(TENANT, ("a", ("text before", "b")), (100, 50), (5, 5), 20, 200)
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as redis:
+        yield redis
+
+
+class Replica:
+    """One process's part in the exchange."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.settings = Settings.model_validate({"session": {"store": "redis", "url": url}})
+        backends, self.tenants = Backends.of(self.settings).all, Tenants(self.settings)
+        self.backend = backends[0]
+        self.follower = CacheFollower(self.backend.name, self.tenants)
+        followers = {self.backend.name: self.follower}
+        self.shared = SharedPrompts(self.settings.session, backends, followers, name=name)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tenants.num_nodes
+
+
+async def opened(url: str, *names: str) -> list[Replica]:
+    replicas = [Replica(url, name) for name in names]
+    for each in replicas:
+        await each.shared.open()
+    return replicas
+
+
+async def publish(replica: Replica, data: bytes) -> None:
+    client: Any = make_client(replica.settings.session)
+    await client.publish("ragboost:prompts", data)
+    await client.aclose()
+
+
+@pytest.mark.asyncio
+async def test_a_replica_learns_what_another_has_sent_and_fellow_workers_do_not(
+    redis: RedisServer,
+) -> None:
+    one, fellow, other = replicas = await opened(redis.url, "group/0", "group/1", "another")
+
+    def tell_and_look() -> int:  # a message before the subscription is lost
+        one.follower.on_sent("id", LAYOUT, cached_tokens=0)
+        return other.shared.learner.learned
+
+    await eventually_async(tell_and_look)
+    other.follower.on_sent("id", LAYOUT, cached_tokens=0)
+    await eventually_async(lambda: fellow.shared.learner.learned)
+
+    assert other.num_nodes == 1
+    assert fellow.shared.learner.learned == 1  # of `other` alone
+    for each in replicas:
+        await each.shared.close()
+
+
+@pytest.mark.asyncio
+async def test_rubbish_and_impossible_layouts_are_ignored(redis: RedisServer) -> None:
+    (one,) = await opened(redis.url, "one")
+    key = one.backend.key
+    impossible = [
+        LAYOUT._replace(tokens=(100,)),
+        LAYOUT._replace(tokens=(100, -5)),
+        LAYOUT._replace(frames=()),
+        LAYOUT._replace(scale=-1.0),
+        LAYOUT._replace(scale=float("inf")),
+        LAYOUT._replace(exact_ends=(7,)),
+        LAYOUT._replace(documents=(), tokens=(), frames=()),
+    ]
+    bad = [b"", b"\xff", msgspec.msgpack.encode({"a": 1}), b"x" * 5_000_000]
+    bad += [encode(SentPrompts("two", (SentPrompt(key, "i", each),))) for each in impossible]
+    bad.append(encode(SentPrompts("two", (SentPrompt("http://another-backend", "i", LAYOUT),))))
+    good = encode(SentPrompts("two", (SentPrompt(key, "good", LAYOUT),)))
+
+    async def send() -> int:
+        for data in (*bad, good):
+            await publish(one, data)
+        return one.shared.learner.learned
+
+    while not await send():
+        pass
+
+    await eventually_async(lambda: one.num_nodes, equals=1)
+    assert set(one.follower._layouts) == {"good"}
+    await one.shared.close()
+
+
+def test_a_replica_orders_by_what_another_has_sent(redis: RedisServer) -> None:
+    numbers = itertools.count()
+    session = {"store": "redis", "url": redis.url}
+    with (
+        FakeEngine(events=True) as engine,
+        ProxyServer(proxy_settings(engine.url, session=session)) as one,
+        ProxyServer(proxy_settings(engine.url, session=session)) as two,
+    ):
+
+        def ask(proxy: ProxyServer, documents: list[str]) -> int:
+            body = {
+                "model": "m",
+                "messages": [{"role": "user", "content": "who?"}],
+                "ragboost": {"documents": documents},
+            }
+            answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body).json()
+            cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return cached
+
+        def cached_for_the_other() -> int:
+            number = next(numbers)
+            documents = [f"Document {i} of {number}. " + f"about{i} " * 60 for i in range(5)]
+            ask(one, documents)
+            return ask(two, documents[::-1])
+
+        # In the order given, nothing would be cached; a layout takes a moment to arrive.
+        eventually(lambda: cached_for_the_other() > 100)
