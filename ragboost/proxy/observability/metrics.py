@@ -49,13 +49,11 @@ class _ByLabels(Generic[M, T]):
 
 
 class CollectedWorkers(Protocol):
-    """The counters of the exchange with other workers.
+    """The counters of the exchange with other workers."""
 
-    Attributes:
-        learned: prompts of others that this worker's indexes have taken over.
-    """
-
-    learned: int
+    @property
+    def learned(self) -> int:
+        """Prompts of others that this worker's indexes have taken over."""
 
     @property
     def num_alive(self) -> int:
