@@ -166,7 +166,8 @@ def check_pacing(engine: ReuseSGLang, prompts: Prompts) -> dict[str, Any]:
             sampling_params=engine.sampling(max_tokens=100),
             stream=True,
         )
-        other, begin, end = None, 0, 0
+        other: asyncio.Future[None] | None = None
+        begin = end = 0
 
         async def come() -> None:
             stream = await engine.engine.async_generate(

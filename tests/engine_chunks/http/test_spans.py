@@ -67,7 +67,7 @@ def test_bytes_that_are_equal_between_tokens_are_no_chunk() -> None:
 
 
 def test_a_text_is_tokenised_once() -> None:
-    asked = []
+    asked: list[str] = []
 
     async def tokenize(text: str) -> Sequence[int]:
         asked.append(text)

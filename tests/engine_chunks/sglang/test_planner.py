@@ -1,6 +1,7 @@
 """Requests of SGLang are planned, captured and reported once."""
 
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -355,13 +356,14 @@ def test_nothing_is_left_of_a_filling_whose_request_leaves(
 
     bench.planner.abandon("b")
     assert request.steps is steps
-    {
+    leaving: dict[str, Callable[[], object]] = {
         "abandoned": lambda: bench.planner.abandon("a"),
         "finished": lambda: bench.planner.finish(req),
         "new weights": lambda: bench.planner.forget_chunks(),
         "failed": lambda: bench.planner.failed(request),
         "retracted": lambda: bench.planner.forget_fill(request),
-    }[leave]()
+    }
+    leaving[leave]()
 
     assert request.steps is None
     bench.filler.num_passes += 1
