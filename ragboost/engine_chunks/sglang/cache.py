@@ -178,7 +178,7 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         steps = request.steps
         if steps is None:
             steps = self._filler.begin(plan, held=self._tree_slots(req)[: plan.held])
-        filled = self._filler.advance(steps, rows=rows)
+        filled: FilledPrompt | None = self._filler.advance(steps, rows=rows)
         if filled is None:
             self.planner.pause(request, plan, steps)
         return filled

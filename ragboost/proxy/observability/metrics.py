@@ -37,7 +37,7 @@ class _ByLabels(Generic[M, T]):
 
     def __init__(self, metric: M, tally: Callable[[M], T]) -> None:
         self._metric: M = metric
-        self._tally = tally
+        self._tally: Callable[[M], T] = tally
         self._children: dict[tuple[str, ...], T] = {}
 
     def of(self, *labels: str) -> T:
