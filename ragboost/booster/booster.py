@@ -189,7 +189,8 @@ class Booster:
         """Plan which of the requests that wait to send next, against the current prefix cache.
 
         As `plan_window`, but the others are planned again when this one has been sent, together
-        with requests that have arrived by then.
+        with requests that have arrived by then. Changes nothing: it counts as cached when `boost`
+        is called.
 
         Args:
             requests: those that wait; the first one is sent if no other may overtake it.

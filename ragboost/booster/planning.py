@@ -88,7 +88,7 @@ def plan_first(
 ) -> tuple[int, Planned]:
     """Return the position of the request to send next, and the order of its documents.
 
-    The arguments are those of `ordering.plan_next`.
+    The arguments are those of `ordering.plan_next`. Changes nothing.
     """
     keep = settings.keep_last
     window = plan_next(
@@ -98,7 +98,8 @@ def plan_first(
         recent=recent,
         budget_tokens=budget_tokens,
     )
-    return next(iter(_planned(window, retrieved, keep=keep).items()))
+    at, planned = next(iter(_planned(window, retrieved, keep=keep).items()))
+    return at, planned._replace(is_inserted=False)
 
 
 def _planned(
