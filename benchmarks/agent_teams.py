@@ -14,8 +14,9 @@ from ragboost.types import Document, Request
 
 CHAT = "/v1/chat/completions"
 Body = Mapping[str, Any]
-_ROLE = (
-    "You are agent {number} of {total}. You read one source and write a short note of what it says "
+_WHO = "You are agent {number} of {total}."
+_WORK = (
+    "You read one source and write a short note of what it says "
     "that helps to answer the question, for the agents who read the other sources. Do not answer "
     "the question yourself, do not repeat earlier notes, and name the persons and places that the "
     "source connects."
@@ -33,6 +34,7 @@ class Arm(NamedTuple):
         is_boosted: the proxy may order and place the documents.
         returns: a document goes to the agent that has read it.
         is_role_last: the agent's instructions follow its document.
+        is_work_shared: what all agents are told is in front, and only who it is follows.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Arm(NamedTuple):
     is_boosted: bool = False
     returns: bool = False
     is_role_last: bool = False
+    is_work_shared: bool = False
 
 
 ARMS = {
@@ -110,8 +113,11 @@ class Team:
 
     def read(self, agent: int, document: Document, *, question: str, note: str) -> str:
         """Let an agent read a document; return its note."""
-        role = _ROLE.format(number=agent + 1, total=self._num_agents)
+        who = _WHO.format(number=agent + 1, total=self._num_agents)
         task = _TASK.format(note=note or "none", question=question)
+        role = f"{who} {_WORK}"
+        if self._arm.is_work_shared:
+            role, task = _WORK, f"{who}\n{task}"
         messages = [{"role": "system", "content": role}, {"role": "user", "content": task}]
         if self._arm.is_role_last:
             messages = [{"role": "user", "content": f"{role}\n{task}"}]

@@ -164,7 +164,8 @@ class Booster:
 
         For live traffic, unlike `boost_batch`: a few requests whose documents are at the front of
         their payloads. Their new orders count as cached from now on, so send each of them, by
-        `boost` with its `Planned`. A single request is ordered as `boost` orders it.
+        `boost` with its `Planned`. A single request is ordered as `boost` orders it, and counts
+        as cached when that is called.
 
         Raises:
             InvalidDocumentError: bad input; nothing has changed.
@@ -177,10 +178,9 @@ class Booster:
             planned = []
             for each in retrieved:
                 order = self._order_alone(each)
-                planned.append(Planned.of(each, order.permutation, order.cached_tokens))
-            if self._recent is not None:
-                for each in retrieved:
-                    self._recent.add(each.elements)
+                planned.append(
+                    Planned.of(each, order.permutation, order.cached_tokens, is_inserted=False)
+                )
             return Window(tuple(range(len(planned))), tuple(planned))
 
     def plan_next(
@@ -189,7 +189,8 @@ class Booster:
         """Plan which of the requests that wait to send next, against the current prefix cache.
 
         As `plan_window`, but the others are planned again when this one has been sent, together
-        with requests that have arrived by then.
+        with requests that have arrived by then. Changes nothing: it counts as cached when `boost`
+        is called.
 
         Args:
             requests: those that wait; the first one is sent if no other may overtake it.
@@ -424,12 +425,13 @@ class Booster:
     def _record_leading(
         self, elements: Sequence[Hashable], tokens: Sequence[int], *, planned: Planned | None
     ) -> IndexEntry:
-        if planned is None and self._recent is not None:
+        is_inserted = planned is not None and planned.is_inserted
+        if not is_inserted and self._recent is not None:
             self._recent.add(elements)
         entry = self.index.record_leading(elements, tokens)
         self.residency.dispatched(entry)
-        if planned is not None and planned.elements == tuple(elements):
-            # Planning has inserted it: what the cache held before is not visible here.
+        if planned is not None and is_inserted and planned.elements == tuple(elements):
+            # What the cache held before planning is not visible here.
             return entry._replace(cached_tokens=planned.cached_tokens, path=(), num_cached=0)
         return entry
 

@@ -20,21 +20,28 @@ class Planned(NamedTuple):
         elements: names of these documents in the context index, in prompt order.
         tokens: their lengths, in prompt order.
         cached_tokens: tokens of them that the prefix cache holds when the request is computed.
+        is_inserted: planning has inserted them into the context index.
     """
 
     permutation: tuple[int, ...]
     elements: tuple[Hashable, ...]
     tokens: tuple[int, ...]
     cached_tokens: int
+    is_inserted: bool = True
 
     @classmethod
     def of(
-        cls, retrieved: Retrieved, permutation: tuple[int, ...], cached_tokens: int
+        cls,
+        retrieved: Retrieved,
+        permutation: tuple[int, ...],
+        cached_tokens: int,
+        *,
+        is_inserted: bool = True,
     ) -> "Planned":
         """Apply a permutation to a request's documents."""
         elements = tuple([retrieved.elements[i] for i in permutation])
         tokens = tuple([retrieved.tokens[i] for i in permutation])
-        return cls(permutation, elements, tokens, cached_tokens)
+        return cls(permutation, elements, tokens, cached_tokens, is_inserted)
 
     def fits(self, elements: Sequence[Hashable]) -> bool:
         """Return True if this orders exactly these documents, given in relevance order."""
@@ -81,7 +88,7 @@ def plan_first(
 ) -> tuple[int, Planned]:
     """Return the position of the request to send next, and the order of its documents.
 
-    The arguments are those of `ordering.plan_next`.
+    The arguments are those of `ordering.plan_next`. Changes nothing.
     """
     keep = settings.keep_last
     window = plan_next(
@@ -91,7 +98,8 @@ def plan_first(
         recent=recent,
         budget_tokens=budget_tokens,
     )
-    return next(iter(_planned(window, retrieved, keep=keep).items()))
+    at, planned = next(iter(_planned(window, retrieved, keep=keep).items()))
+    return at, planned._replace(is_inserted=False)
 
 
 def _planned(

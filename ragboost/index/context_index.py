@@ -30,8 +30,8 @@ class IndexEntry(NamedTuple):
         documents: what was inserted, in prompt order; empty for a later turn.
         tokens: lengths of `documents`.
         num_cached: number of leading documents that had resident tokens before.
-        path: for each node of that cached prefix, the resident tokens up to its end and the tick of
-            its last use.
+        path: for each node of that cached prefix, the resident tokens up to its end, by `tokens`,
+            and the tick of its last use.
         tick: tick of the insertion.
     """
 
@@ -182,7 +182,7 @@ class ContextIndex:
         forecast = self.eviction_forecast
         if forecast is not None and not forecast.admit(sum(tokens) - cached_tokens):
             num_cached, cached_tokens = self.cached_prefix(documents)
-        path = self._cached_path(documents)
+        path = self._cached_path(documents, tokens)
         node = self.insert(documents, tokens)
         if forecast is not None:  # the next batch computes what was not cached
             for step in reversed(node.ancestors):
@@ -417,8 +417,11 @@ class ContextIndex:
             )
         self._ages.check_integrity({node.last_used for node in self}, num_tokens=num_tokens)
 
-    def _cached_path(self, documents: Documents) -> tuple[tuple[int, int], ...]:
-        """Return `IndexEntry.path` of a sequence."""
+    def _cached_path(self, documents: Documents, tokens: Tokens) -> tuple[tuple[int, int], ...]:
+        """Return `IndexEntry.path` of a sequence.
+
+        Nodes may have been inserted with other lengths than `tokens`, which are better known now.
+        """
         path: list[tuple[int, int]] = []
         node, at, reached = self.root, 0, 0
         while at < len(documents):
@@ -426,7 +429,8 @@ class ContextIndex:
             if child is None:
                 break
             count = common_length(child.documents, documents, at)
-            reached += child.resident_prefix(count)
+            known, length = sum(child.tokens[:count]), sum(tokens[at : at + count])
+            reached += round(child.resident_prefix(count) / known * length)
             path.append((reached, child.last_used))
             if count < len(child.documents):
                 break

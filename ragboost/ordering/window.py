@@ -72,8 +72,8 @@ def plan_next(
 
     The window is grouped as in `plan_window`. The first request of the group with the longest
     cached prefix is sent if the first request of the window can wait for it, and else that one,
-    with its documents in the order that its group can follow. Only what is sent is inserted into
-    the index and added to `recent`.
+    with its documents in the order that its group can follow. Changes nothing: what is planned may
+    never be sent.
 
     Args:
         index: mirrors the backend's prefix cache.
@@ -81,7 +81,7 @@ def plan_next(
             sent if no other may overtake it.
         tokens: length of every document.
         budget_tokens: uncached tokens that may be sent before the first request.
-        recent: as of `plan_window`.
+        recent: the documents of recent requests, for the `popularity` tail; None: relevance order.
 
     Returns:
         A plan of one request.
@@ -95,10 +95,8 @@ def plan_next(
     order = leaf.order(plan)
     if leaf.context != 0 and plan.uncached(order) > budget_tokens:
         leaf, order = first, first.order(plan)
-    plan.add(leaf.context, order)
-    if recent is not None:
-        recent.add(contexts[leaf.context])
-    return plan.finish()
+    cached_tokens = index.cached_prefix(order).cached_tokens
+    return WindowPlan((leaf.context,), (tuple(order),), (cached_tokens,))
 
 
 class _Leaf(NamedTuple):

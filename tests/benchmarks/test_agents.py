@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.agent_layouts import LAYOUTS, count
 from benchmarks.agent_reads import measure as measure_reads
 from benchmarks.agent_reads import parse as parse_reads
 from benchmarks.agent_teams import ARMS, Readers
 from benchmarks.agents import load, measure, parse, start_engines
 from benchmarks.coding_traces import STYLES, generate_session, read_files
-from ragboost.types import Document
+from ragboost.types import Document, Request
 from tests.benchmarks.test_end_to_end import write
 
 SOURCES = Path(__file__).parents[2] / "ragboost" / "rewriting"
@@ -56,6 +57,14 @@ def test_agents_share_the_prefixes_of_documents_read_before(tmp_path: Path) -> N
     for arm in ("agent_routing", "ragboost"):
         assert figures[arm]["prefill_tokens"] < figures["plain"]["prefill_tokens"]
         assert figures[arm]["hit_rate"] > figures["plain"]["hit_rate"]
+
+
+def test_layouts_share_documents_that_return_to_other_agents() -> None:
+    texts = {name: Document(f"{name} tells of {name}. " * 40, id=name) for name in "abcd"}
+    requests = [Request("why?", tuple(texts[name] for name in order)) for order in ("abc", "bcd")]
+    figures = {layout: count(requests, layout=layout, num_agents=3) for layout in LAYOUTS}
+    assert figures["plain"]["hit_rate"] < figures["ragboost"]["hit_rate"]
+    assert figures["ragboost"]["hit_rate"] < figures["shared_work"]["hit_rate"]
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -9,7 +9,7 @@ from ragboost.booster.residency import Residency
 from ragboost.config import IndexSettings, Settings
 from ragboost.context import Context
 from ragboost.index import ContextIndex
-from ragboost.types import Document
+from ragboost.types import Document, Request
 from tests.eventually import eventually
 
 DOCUMENTS = {name: Document(name * 4000, id=name) for name in "abcdef"}  # 1000 tokens each
@@ -51,6 +51,32 @@ def test_a_small_shortfall_says_nothing() -> None:
         answer(booster, boost(booster, names), 0)
     answer(booster, boost(booster, "cd"), 1900)
     assert cached(booster, "ab") == 2000
+
+
+def test_a_length_counted_after_its_document_was_cached_is_no_shortfall() -> None:
+    booster = Booster()
+    booster.tokens.is_counted = True
+    for names in ("ab", "cd"):  # estimates: 1000 tokens each
+        answer(booster, boost(booster, names), 0)
+    for wanted in booster.tokens.take_wanted(10):
+        booster.tokens.learn(wanted.key, 600)
+    context = boost(booster, "cd")
+    booster.report_usage(
+        context, prompt_tokens=1210, cached_tokens=1200, cached_document_tokens=1195
+    )
+    assert cached(booster, "ab") > 0
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_single_request_corrects_the_index_planned_or_not(is_planned: bool) -> None:
+    booster = Booster()
+    for names in ("ab", "cd", "ef"):
+        answer(booster, boost(booster, names), 0)
+    documents = [DOCUMENTS[name] for name in "cd"]
+    window = booster.plan_window([Request("?", tuple(documents))])
+    planned = window.planned[0] if is_planned else None
+    answer(booster, booster.boost("?", documents, planned=planned), 0)
+    assert [cached(booster, names) for names in ("ab", "cd", "ef")] == [0, 2000, 2000]
 
 
 def test_a_failed_request_leaves_what_was_there_before() -> None:

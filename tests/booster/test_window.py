@@ -65,6 +65,19 @@ def test_a_single_request_is_planned_as_boost_does_it_and_the_index_stays_as_it_
     assert planned == plain.boost("q", documents)
 
 
+@pytest.mark.parametrize("tail", ["relevance", "popularity"])
+def test_what_is_planned_next_counts_as_cached_only_when_it_is_boosted(tail: str) -> None:
+    made, plain = booster(ordering={"tail": tail}), booster(ordering={"tail": tail})
+    waiting = [request(1, 7, 8), request(2, 8, 7)]
+    for _ in range(3):  # clients that leave
+        at, planned = made.plan_next(waiting, budget_tokens=1000)
+    assert made.index.num_tokens == 0
+    documents = waiting[at].documents
+    sent = [each.boost("why?", documents, planned=planned) for each in (made, plain)]
+    assert sent[0] == sent[1]
+    assert made.cached_tokens(documents) == 30
+
+
 def test_the_order_hint_of_a_planned_request_names_the_relevance_order() -> None:
     made = booster()
     requests = [request(1, 7, 8), request(2, 8, 7)]

@@ -171,7 +171,6 @@ class AdaptiveRoom:
                 return
             lane.take(held)
             held.assignment.move(target)
-            held.assignment.planned = None
             self._lanes[target].receive(held)
         self.update()
 
@@ -180,7 +179,7 @@ class AdaptiveRoom:
             self._timer.cancel()
             self._timer = None
         due = min(
-            (lane.next_update(max_wait_s=self._max_wait_s) for lane in self._lanes.values()),
+            (lane.next_update(now, max_wait_s=self._max_wait_s) for lane in self._lanes.values()),
             default=math.inf,
         )
         if due != math.inf:

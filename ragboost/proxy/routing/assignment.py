@@ -139,7 +139,7 @@ class Assignment:
 
     def move(self, backend: Backend) -> None:
         """Assign the request to another backend, whose cache is not expected to hold it."""
-        was_running = self.is_running
+        was_running, self.planned = self.is_running, None
         self._remove_load()
         self.backend, self.cached_tokens = backend, 0
         self._add_load()

@@ -72,11 +72,11 @@ class Lane:
 
     def take(self, held: HeldRequest) -> None:
         """Remove a request that waits for another backend now, or whose client has gone."""
-        if held in self.held:
-            del self.held[held]
-            if self._next is not None and self._next[0] is held:
-                self._next = None
-            self.queue.leave(held.place)
+        if self._remove(held):
+            self.queue.abandon(held.place)
+            for other in self.held:
+                if other.place.is_behind(held.place):
+                    other.place = other.place.moved_up(held.place.span)
 
     def receive(self, held: HeldRequest) -> None:
         """Let a request wait here that has been taken from another backend's queue."""
@@ -124,17 +124,18 @@ class Lane:
 
     def let_go(self, held: HeldRequest, now: float, *, how: str) -> None:
         """Send a request that waits."""
-        self.take(held)
+        if self._remove(held):
+            self.queue.leave(held.place)
         held.assignment.release = how
         self.send(held.assignment, now)
         if not held.released.done():
             held.released.set_result(held.assignment)
 
-    def next_update(self, *, max_wait_s: float) -> float:
+    def next_update(self, now: float, *, max_wait_s: float) -> float:
         """Return when to look again without any event; infinite: never."""
         if not self.held or not self.backend.has_room:
             return math.inf
-        return min(next(iter(self.held)).since + max_wait_s, self.pace.next_expiry())
+        return min(next(iter(self.held)).since + max_wait_s, self.pace.next_expiry(now))
 
     def better_off(self, other: "Lane", now: float) -> HeldRequest | None:
         """Return the most urgent request that another backend would have computed sooner."""
@@ -155,6 +156,14 @@ class Lane:
             self._planning.cancel()
         for held in list(self.held):
             self.let_go(held, held.released.get_loop().time(), how="max_wait")
+
+    def _remove(self, held: HeldRequest) -> bool:
+        if held not in self.held:
+            return False
+        del self.held[held]
+        if self._next is not None and self._next[0] is held:
+            self._next = None
+        return True
 
     def _planned(self, task: "asyncio.Task[None]") -> None:
         self._planning = None

@@ -63,8 +63,9 @@ class PrefillPace:
             return False
         return self.outstanding_tokens(now) >= limit and len(self._sent) >= _MIN_PROMPTS
 
-    def next_expiry(self) -> float:
-        """Return when the first prompt without a stream counts as computed; infinite: never."""
+    def next_expiry(self, now: float) -> float:
+        """Return when the next prompt without a stream counts as computed; infinite: never."""
+        self._drop_computed(now)
         return min((sent.computed_at for sent in self._sent.values()), default=math.inf)
 
     def sent(self, assignment: Assignment, now: float) -> None:

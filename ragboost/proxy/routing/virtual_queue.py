@@ -18,12 +18,22 @@ class Place(NamedTuple):
         number: of arrival.
         tokens: to compute for the request.
         team: whose request it is.
+        span: what it adds to `begin` of its team's next request.
     """
 
     begin: float
     number: int
     tokens: int
     team: str
+    span: int
+
+    def is_behind(self, other: "Place") -> bool:
+        """Return True if another request of the same team arrived earlier."""
+        return self.team == other.team and self.number > other.number
+
+    def moved_up(self, span: int) -> "Place":
+        """Return the place after one before it was given up."""
+        return self._replace(begin=self.begin - span)
 
 
 class VirtualQueue:
@@ -43,12 +53,21 @@ class VirtualQueue:
         self._waiting[team] = self._waiting.get(team, 0) + 1
         begin = max(self._sent, self._ends.get(team, 0.0))
         # While others wait, a team gets an equal share of the backend.
-        self._ends[team] = begin + tokens * len(self._waiting)
+        span = tokens * len(self._waiting)
+        self._ends[team] = begin + span
         self._num_arrived += 1
-        return Place(begin, self._num_arrived, tokens, team)
+        return Place(begin, self._num_arrived, tokens, team, span)
+
+    def abandon(self, place: Place) -> None:
+        """Remove a request that will not be sent; the caller moves up those behind it.
+
+        Otherwise the tokens that nobody computes would look like tokens that sharing has saved.
+        """
+        self._ends[place.team] -= place.span
+        self.leave(place)
 
     def leave(self, place: Place) -> None:
-        """Remove a request that is sent, or whose client has gone."""
+        """Remove a request that is sent."""
         self._waiting[place.team] -= 1
         if not self._waiting[place.team]:
             del self._waiting[place.team], self._ends[place.team]

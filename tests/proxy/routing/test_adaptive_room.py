@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.scheduling import Engine, virtual_loop
+from ragboost.booster import Planned
 from ragboost.config import Settings
 from ragboost.errors import RequestError
 from ragboost.proxy.routing.adaptive_room import AdaptiveRoom
@@ -53,6 +54,13 @@ class Room:
 
     def enter(self, *documents: int, **fields: Any) -> "asyncio.Task[Assignment]":
         return asyncio.create_task(self.dispatcher.enter(self.request(*documents, **fields)))
+
+    def boost(self, assignment: Assignment) -> None:
+        """Do what the proxy does when the room has released a request."""
+        request = assignment.request.leading
+        assert request is not None
+        booster = self.tenant.booster(assignment.backend.name)
+        booster.boost(request.query, request.documents, planned=assignment.planned)
 
     def begun(self, assignment: Assignment, *, is_stream: bool = True) -> None:
         self.dispatcher.begun(assignment, is_stream=is_stream)
@@ -129,6 +137,7 @@ async def test_what_sharing_saves_is_spent_on_sending_others_that_share() -> Non
             if task.done() and i not in order:
                 order.append(i)
                 running.append(task.result())
+                made.boost(task.result())
     assert sorted(order) == [0, 1, 2, 3, 4]
     assert order.index(4) < order.index(3)
     assert tasks[4].result().release == "planned"
@@ -194,6 +203,14 @@ async def test_malformed_documents_are_left_to_the_rewriting() -> None:
     assert (await task).planned is None
 
 
+async def test_a_plan_is_for_one_backend() -> None:
+    made = Room(replicas=2)
+    assignment = await made.enter(1, 2)
+    assignment.planned = Planned((1, 0), ("2", "1"), (10, 10), 20)
+    assignment.move(next(b for b in made.backends.all if b is not assignment.backend))
+    assert assignment.planned is None
+
+
 async def test_requests_wait_for_another_backend_when_theirs_is_down() -> None:
     clock, made = LoopClock(), Room(replicas=2)
     await made.learn(clock)
@@ -214,6 +231,26 @@ async def test_requests_wait_for_another_backend_when_theirs_is_down() -> None:
         waiting = [task for task in waiting if not task.done()]
     assert not waiting
     assert lost.load.assigned == 0
+
+
+async def test_clients_that_leave_give_nobody_a_lead() -> None:
+    clock, made = LoopClock(), Room()
+    await made.learn(clock)
+    busy = [await made.enter() for _ in range(2)]
+    tasks = [made.enter() for _ in range(8)]
+    await run_event_loop()
+    for task in tasks[:6]:
+        task.cancel()
+    await run_event_loop()
+    assert len(made.room) == 2
+    made.tenant = Tenants(Settings()).get(TenantKey("m", "", "other"))
+    single = made.enter()
+    await run_event_loop()
+    for assignment in busy:
+        made.done(assignment)
+        await run_event_loop()
+    # Turns of equal tokens: one of the two that are left, and the other team's.
+    assert [task.done() for task in (*tasks[6:], single)] == [True, False, True]
 
 
 async def test_shutdown_sends_everybody() -> None:

@@ -91,7 +91,8 @@ def test_a_prompt_without_a_stream_counts_until_it_should_be_computed() -> None:
     engine = trained(is_serial=True)
     engine.send(10_000, 100.0, is_stream=False)
     assert engine.pace.outstanding_tokens(100.5) == 10_000
-    assert 100.5 < engine.pace.next_expiry() < 102.0
+    assert 100.5 < engine.pace.next_expiry(100.5) < 102.0
+    assert engine.pace.next_expiry(102.0) == math.inf  # a timer in the past would spin
     assert engine.pace.outstanding_tokens(102.0) == 0
 
 

@@ -289,7 +289,7 @@ def test_tenants_have_an_index_per_backend_and_do_not_meet(engines: list[FakeEng
         answer = ask(proxy.url, 2, 1, cache_salt="b")
         assert answer.headers["x-ragboost-cached-tokens-predicted"] == "0"
         prompt = json.dumps(
-            engines[int(answer.headers["x-ragboost-backend"][1:])].requests[-1].json
+            engines[int(answer.headers["x-ragboost-backend"][1:])].completions[-1].json
         )
         assert prompt.index("Document 2 tells") < prompt.index("Document 1 tells")
 

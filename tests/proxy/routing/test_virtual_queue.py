@@ -25,6 +25,20 @@ def test_what_is_saved_may_be_spent() -> None:
     assert queue.lead(places[1:]) == 900
 
 
+def test_a_place_that_is_given_up_is_no_lead() -> None:
+    queue = VirtualQueue()
+    places = [queue.enter("", 1000) for _ in range(5)]
+    queue.abandon(places[1])
+    left = [
+        place.moved_up(places[1].span) if place.is_behind(places[1]) else place
+        for place in places
+        if place is not places[1]
+    ]
+    assert [place.begin for place in left] == [0, 1000, 2000, 3000]
+    assert queue.enter("", 1000).begin == 4000
+    assert queue.lead(left[1:]) == 1000
+
+
 def test_a_lead_ends_with_the_queue() -> None:
     queue = VirtualQueue()
     for place in [queue.enter("", 1000) for _ in range(5)]:
