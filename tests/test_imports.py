@@ -57,7 +57,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.integrations.litellm": set(),
     "ragboost.integrations.litellm.hook": HEAVY - {"torch"},
     "ragboost.integrations.llama_index": NUMPY | SETTINGS | {"llama_index", "aiohttp"},
-    "ragboost.integrations.ray": NUMPY | SETTINGS,
+    "ragboost.integrations.ray": {"msgspec"} | NUMPY | SETTINGS,
 }
 
 LITELLM = "ragboost.integrations.litellm.hook"

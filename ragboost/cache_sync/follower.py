@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 # Events follow the response: what no event has confirmed after this long is not cached.
 _CONFIRM_S = 1.0
+_FORGET_S = 60.0  # after which no event of a prompt comes that is not cached
 _POLL_S = 0.1
 _CHANGES_PER_STEP = 32
 _MAX_REQUESTS = 10_000  # whose blocks may be cached; of older ones later requests tell
@@ -41,6 +42,14 @@ class _Unconfirmed(NamedTuple):
     deadline: float
     layout: PromptLayout
     request_id: str | None
+
+
+class _Ended(NamedTuple):
+    """A prompt of which no event comes any more after the deadline, unless it is cached."""
+
+    deadline: float
+    request_id: str
+    layout: PromptLayout
 
 
 class CacheFollower:
@@ -75,6 +84,7 @@ class CacheFollower:
         self._layouts = BoundedMap[str, PromptLayout](max_entries=_MAX_REQUESTS)  # by request id
         self._replaced: deque[PromptLayout] = deque()  # their ids now name other documents
         self._unconfirmed: deque[_Unconfirmed] = deque()
+        self._ended: deque[_Ended] = deque(maxlen=_MAX_REQUESTS)  # may be forgotten if not cached
         self._failed: deque[tuple[PromptLayout, IndexEntry]] = deque()
         # The request with this text before its documents whose blocks changed last.
         self._by_preamble = BoundedMap[tuple[TenantKey, str], str](max_entries=_MAX_PREAMBLES)
@@ -91,6 +101,11 @@ class CacheFollower:
     def state(self) -> StreamState | None:
         """The worst state of the streams; None without streams."""
         return min((each.state for each in self.streams.values()), key=_STATES.index, default=None)
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts that are followed: sent lately, or at least partly cached."""
+        return len(self._layouts)
 
     @property
     def is_exact(self) -> bool:
@@ -175,6 +190,7 @@ class CacheFollower:
             layout = corrected
         for tell in self.on_layout:
             tell(request_id, layout)
+        self._may_forget(request_id, layout)
         if self._mode.is_exact:
             deadline = self._clock() + _CONFIRM_S
             self._unconfirmed.append(_Unconfirmed(deadline, layout, request_id))
@@ -191,6 +207,7 @@ class CacheFollower:
             self._learn(layout)
         if request_id is not None:
             self._keep(request_id, layout)
+            self._may_forget(request_id, layout)
             if tokens := self._resident_tokens(request_id):
                 self.on_change("", Changes({request_id: tokens}))
         if not self._mode.is_exact:
@@ -203,6 +220,7 @@ class CacheFollower:
     ) -> None:
         """Handle a request that the engine did not compute."""
         self._failed.append((layout, recorded))
+        self._may_forget(request_id, layout)
         if request_id is not None:
             self._in_flight.remove(request_id)
 
@@ -244,6 +262,7 @@ class CacheFollower:
         await self._drop_failed()
         await self._drop_replaced()
         await self._drop_unconfirmed()
+        self._forget_ended()
         self._update_forecast()
         self._is_applying = False
 
@@ -252,6 +271,18 @@ class CacheFollower:
         if old is not None and old.documents != layout.documents[: len(old.documents)]:
             self._replaced.append(old)
         self._layouts.put(request_id, layout)
+
+    def _may_forget(self, request_id: str | None, layout: PromptLayout) -> None:
+        """Let a prompt be forgotten if it is not cached once events of it cannot come any more."""
+        if request_id is not None:
+            self._ended.append(_Ended(self._clock() + _FORGET_S, request_id, layout))
+
+    def _forget_ended(self) -> None:
+        now = self._clock()
+        while self._ended and self._ended[0].deadline <= now:
+            _, request_id, layout = self._ended.popleft()
+            if self._layouts.peek(request_id) is layout and not self._resident_tokens(request_id):
+                self._layouts.pop(request_id)
 
     def _learn(self, layout: PromptLayout) -> None:
         """Correct later layouts by a reported prompt length."""
@@ -298,6 +329,9 @@ class CacheFollower:
                 tenant.booster(self.name).residency.clear()
         # Caches of other ranks, and blocks stored again in the meantime.
         resident = {name: self._resident_tokens(name) for name in list(self._layouts)}
+        for name, layout in self._layouts.items():
+            if not resident[name]:
+                self._may_forget(name, layout)
         await self._apply({name: tokens for name, tokens in resident.items() if tokens})
 
     async def _apply(self, resident_tokens: Mapping[str, int]) -> None:

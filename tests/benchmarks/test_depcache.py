@@ -19,6 +19,7 @@ def arguments(**changed: object) -> argparse.Namespace:
         "window": 2,
         "new_tokens": 2,
         "capacity_tokens": 400,
+        "host_tokens": 0,
         "replacement": "lacr",
         "positions": "depth",
         "seed": 0,

@@ -24,16 +24,13 @@ class ClientDisconnectedError(Exception):
     """The client disconnected while it was sending; there is nobody to respond to."""
 
 
-async def read_body(
-    receive: Receive, *, declared: str | None, settings: ProxySettings, is_timed: bool = False
-) -> bytes:
+async def read_body(receive: Receive, *, declared: str | None, settings: ProxySettings) -> bytes:
     """Receive a whole request body.
 
     Args:
         receive: the ASGI channel of the request.
         declared: the `content-length` header, which may be absent or wrong.
         settings: the limits.
-        is_timed: the server limits the time itself, as `serve` does.
 
     Raises:
         BodyTooLargeError: more than `max_body_bytes` are declared or have been received.
@@ -43,8 +40,6 @@ async def read_body(
     limit = settings.max_body_bytes
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)
-    if is_timed:
-        return await _receive_all(receive, limit)
     try:
         async with asyncio.timeout(settings.body_timeout_s):
             return await _receive_all(receive, limit)

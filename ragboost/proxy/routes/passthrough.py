@@ -18,7 +18,6 @@ from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.rewriting.headers import get_header
-from ragboost.serving.exchange import CONNECTION_EXTENSION
 
 
 class Passthrough:
@@ -77,12 +76,7 @@ class Passthrough:
 
     async def _answer(self, exchange: RequestContext) -> None:
         declared = get_header(exchange.headers, b"content-length")
-        body = await read_body(
-            exchange.receive,
-            declared=declared,
-            settings=self._settings.proxy,
-            is_timed=CONNECTION_EXTENSION in exchange.scope.get("extensions", ()),
-        )
+        body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
         async with ClientWatch(exchange.scope, exchange.receive) as watch:
             with self._dispatcher.admission() as admission:
                 try:

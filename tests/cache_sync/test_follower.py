@@ -1,0 +1,85 @@
+"""What a cache follower remembers of prompts, and for how long."""
+
+from ragboost.cache_sync.event_stream import EventStream
+from ragboost.cache_sync.follower import CacheFollower
+from ragboost.cache_sync.prompt_layout import PromptLayout
+from ragboost.config import Settings
+from ragboost.engine_hooks.events import EventBatch, encode_batch
+from ragboost.rewriting.tenants import TenantKey, Tenants
+from tests.cache_sync.toy import ToyCache
+
+TENANT = TenantKey("m", "")
+TOKENS = list(range(40))
+
+
+class World:
+    """A follower of one engine, at a time of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.tenants = Tenants(Settings())
+        self.tenants.get(TENANT)
+        self.follower = CacheFollower("engine", self.tenants, clock=lambda: self.now)
+        self.stream = EventStream("toy", has_replay=False, on_change=self._note)
+        self.follower.streams["toy"] = self.stream
+        self.cache, self.num_batches = ToyCache(), 0
+        self.stream.connected()
+
+    def _note(self, changes: object) -> None:
+        self.follower.on_change("toy", changes)  # type: ignore[arg-type]
+
+    async def ask(self, request_id: str, *, is_cached: bool) -> None:
+        layout = PromptLayout(TENANT, (request_id,), (30,), (5,), 5, 40)
+        layout = self.follower.on_sent(request_id, layout, cached_tokens=0)
+        if is_cached:
+            self.cache.run(TOKENS, request_id)
+            self.publish()
+        self.follower.on_response(request_id, layout, prompt_tokens=40)
+        await self.follower.step()
+
+    def publish(self) -> None:
+        payload = encode_batch(EventBatch(ts=self.now, events=self.cache.take().events, dp_rank=0))
+        self.stream.receive(self.num_batches, payload)
+        self.num_batches += 1
+
+    async def wait(self, seconds: float) -> None:
+        self.now += seconds
+        await self.follower.step()
+
+
+async def test_a_prompt_is_forgotten_when_it_is_not_cached_and_no_event_can_come() -> None:
+    world = World()
+    await world.ask("cached", is_cached=True)
+    for number in range(50):
+        await world.ask(f"not cached {number}", is_cached=False)
+    assert world.follower.num_prompts == 51
+    await world.wait(30.0)
+    assert world.follower.num_prompts == 51
+    await world.wait(31.0)
+    assert world.follower.num_prompts == 1
+
+
+async def test_the_prompts_of_an_engine_that_lost_its_cache_are_forgotten() -> None:
+    world = World()
+    await world.ask("cached", is_cached=True)
+    await world.wait(61.0)
+    assert world.follower.num_prompts == 1
+    world.stream.disconnected()
+    world.stream.connected()
+    world.cache = ToyCache()
+    await world.wait(1.0)
+    await world.ask("after", is_cached=True)
+    await world.wait(61.0)
+    await world.wait(61.0)
+    assert world.follower.num_prompts == 1
+
+
+async def test_a_request_with_the_id_of_an_earlier_one_is_kept_for_its_own_time() -> None:
+    world = World()
+    await world.ask("id", is_cached=False)
+    await world.wait(40.0)
+    await world.ask("id", is_cached=False)
+    await world.wait(40.0)
+    assert world.follower.num_prompts == 1
+    await world.wait(21.0)
+    assert world.follower.num_prompts == 0
