@@ -213,15 +213,15 @@ class _Rewriting:
         history = ResentMessages.find(body, self._conversation, is_in_place=True)
         own = history.sent.get(found.message) if found.message is not None else None
         is_other = own is not None and own.retrieved != _keys(found.documents)
-        others = [sent for at, sent in history.sent.items() if at != found.message]
-        if is_other or any(sent.adds_documents for sent in others):
+        others = {at: sent for at, sent in history.sent.items() if at != found.message}
+        if is_other or any(sent.adds_documents for sent in others.values()):
             # Earlier turns carry documents in another shape: resend them, leave the rest alone.
             fields = with_messages(fields, history.sent)
             return BoostResult(fields, bypass=Bypass("mixed_shapes"), delta=history.with_last())
         if not is_boost_wanted(ragboost_fields(body.fields)):
             return BoostResult(fields, bypass=Bypass("option"), delta=history.with_last())
         if not found.documents:
-            fields = self._shape.replace(fields, found, self._as_given())
+            fields = with_messages(self._shape.replace(fields, found, self._as_given()), others)
             num = found.num_later - found.num_repeated
             fields, delta = self._with_last(fields, history, _NOTHING)
             return BoostResult(fields, None, num, found.num_repeated, delta=delta)
@@ -230,7 +230,7 @@ class _Rewriting:
         if isinstance(outcome, Bypass):
             return BoostResult(fields, bypass=outcome, delta=history.with_last())
         fields, delta = self._write(fields, history, outcome)
-        fields, delta = self._with_last(fields, history, delta)
+        fields, delta = self._with_last(with_messages(fields, others), history, delta)
         before, after = _bytes_around(body, found)
         return self._boosted(fields, outcome, delta, text_before, before=before, after=after)
 
