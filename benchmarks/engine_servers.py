@@ -114,8 +114,6 @@ class EngineServer:
         dtype: of vLLM's and SGLang's model.
         model: folder of vLLM's model, instead of `shape`.
         workers: processes that vLLM's model is split over.
-        ranks: data-parallel ranks of vLLM; with several, vLLM chooses the addresses of events, and
-            the proxy discovers them.
     """
 
     def __init__(
@@ -132,9 +130,8 @@ class EngineServer:
         dtype: str = "bfloat16",
         model: Path | None = None,
         workers: int = 1,
-        ranks: int = 1,
     ) -> None:
-        self.shape, self.model, self.workers, self.ranks = shape, model, workers, ranks
+        self.shape, self.model, self.workers = shape, model, workers
         self.chunks, self.dtype = chunks, dtype
         self.max_model_len = max_model_len
         self.kind = kind
@@ -297,9 +294,6 @@ class EngineServer:
             flags["--kv-events-config"] = json.dumps(
                 {"enable_kv_cache_events": True, "publisher": "zmq", **self._addresses()}
             )
-        if self.ranks > 1:
-            flags |= {"--data-parallel-size": self.ranks, "--api-server-count": 1}
-            flags["--distributed-executor-backend"] = "uni"
         chunks = [] if self.chunks is None else vllm_flags(self.chunks)
         command += ["--enforce-eager", "--enable-prompt-tokens-details", *chunks]
         return [*command, *_flat(flags)]
@@ -348,9 +342,6 @@ class EngineServer:
         return [sys.executable, "-m", "ragboost", "engine", *_flat(flags)]
 
     def _addresses(self) -> dict[str, str | None]:
-        if self.ranks > 1:  # each rank takes free ports, on VLLM_HOST_IP
-            own: dict[str, str | None] = dict.fromkeys(("endpoint", "replay_endpoint"), "tcp://*:0")
-            return {**own, "topic": "kv@tiny"}
         return {
             "endpoint": self.source.endpoint,
             "replay_endpoint": self.source.replay_endpoint,

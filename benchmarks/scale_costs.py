@@ -39,7 +39,7 @@ _TENANT = TenantKey("m", "")
 
 
 class UnitCosts(NamedTuple):
-    """What one proxy process pays.
+    """Costs of one proxy process.
 
     Attributes:
         event_bytes: for a prompt that any engine computes.

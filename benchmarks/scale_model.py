@@ -43,7 +43,7 @@ Send = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 
 class Cluster(NamedTuple):
-    """What is simulated.
+    """The system that is simulated.
 
     Attributes:
         engines: their number.

@@ -32,7 +32,7 @@ def _check_list(path: str) -> str:
 
 
 class PriceSettings(Section):
-    """What a model's prompt tokens cost; the multipliers are Anthropic's unless changed."""
+    """Prices of a model's prompt tokens; the multipliers are Anthropic's unless changed."""
 
     model: str = Field(
         min_length=1,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """What is still to be asked.
+    """The questions that are still to be asked.
 
     Attributes:
         num_prompts: distinct prompts of all arms.

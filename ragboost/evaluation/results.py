@@ -16,7 +16,7 @@ Scores = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """What an arm scored.
+    """Scores of an arm.
 
     Attributes:
         arm: the arm.

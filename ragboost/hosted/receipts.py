@@ -12,7 +12,7 @@ _DIGITS = 9  # of money: a token costs about 0.000001
 
 
 class Receipt(NamedTuple):
-    """What one request used and saved.
+    """Tokens and money that one request used and saved.
 
     Attributes:
         prompt_tokens: as reported.

@@ -34,7 +34,7 @@ _RANDOM = re.compile(
 
 
 class Cause(StrEnum):
-    """What changed, as reports name it."""
+    """The kind of change, as reports name it."""
 
     TIME = "date or time"
     RANDOM_ID = "random id"

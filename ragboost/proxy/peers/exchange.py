@@ -41,7 +41,7 @@ _FRAMES = 4
 
 
 class Listener(Protocol):
-    """What handles the messages of other workers; called on the event loop."""
+    """Handlers of the messages of other workers; called on the event loop."""
 
     def learn(self, worker: int, message: Shared) -> None:
         """Handle what a worker did, which may be reported twice."""
@@ -55,7 +55,7 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class _Peer:
-    """What is known of another worker.
+    """State of another worker as it is known here.
 
     `next` is the number of its next message; None while its snapshot is awaited.
     """

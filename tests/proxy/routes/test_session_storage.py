@@ -134,6 +134,18 @@ def test_a_full_disk_ends_no_session_with_an_old_history(
         assert client.post("/v1/chat/completions", json={"messages": []}).status_code == 200
 
 
+@contextmanager
+def held_turn(
+    client: httpx.Client, engine: FakeEngine, session: str, query: str
+) -> Iterator[tuple[str, Iterator[str]]]:
+    """Ask, and stop the engine behind the first chunk: that chunk, and those that follow."""
+    engine.misbehave(hold_after_chunks=1)
+    url = f"/v1/sessions/{session}/chat/completions"
+    with client.stream("POST", url, json={"query": query, "stream": True}) as answer:
+        chunks = answer.iter_text()
+        yield next(chunks), chunks
+
+
 def create_refused(client: httpx.Client) -> httpx.Response:
     return client.post("/v1/sessions", json={"system": "s" * 100_000})
 
@@ -146,12 +158,7 @@ def test_a_session_that_is_evicted_during_its_turn_comes_back(
     with httpx.Client(base_url=start_proxy(session=bounds).url) as client:
         session = create(client)
         ask(client, session, "one?")
-        engine.misbehave(hold_after_chunks=1)
-        fields = {"query": "two?", "stream": True}
-        url = f"/v1/sessions/{session}/chat/completions"
-        with client.stream("POST", url, json=fields) as answer:
-            chunks = answer.iter_text()
-            first = next(chunks)
+        with held_turn(client, engine, session, "two?") as (first, chunks):
             create(client)
             assert client.get(f"/v1/sessions/{session}").status_code == 404
             engine.release()
@@ -169,12 +176,7 @@ def test_a_session_that_is_evicted_and_deleted_during_its_turn_does_not_come_bac
     bounds = {"store": store, "path": path, "max_sessions": 1}
     with httpx.Client(base_url=start_proxy(session=bounds).url) as client:
         session = create(client)
-        engine.misbehave(hold_after_chunks=1)
-        fields = {"query": "one?", "stream": True}
-        url = f"/v1/sessions/{session}/chat/completions"
-        with client.stream("POST", url, json=fields) as answer:
-            chunks = answer.iter_text()
-            first = next(chunks)
+        with held_turn(client, engine, session, "one?") as (first, chunks):
             create(client)
             other = {"authorization": "Bearer someone-else"}
             assert client.delete(f"/v1/sessions/{session}", headers=other).status_code == 404
@@ -189,14 +191,7 @@ def test_a_turn_of_a_session_that_was_deleted_meanwhile_is_no_complete_answer(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
     session = create(client)
-    engine.misbehave(hold_after_chunks=1)
-    with client.stream(
-        "POST",
-        f"/v1/sessions/{session}/chat/completions",
-        json={"query": "one?", "stream": True},
-    ) as answer:
-        chunks = answer.iter_text()
-        first = next(chunks)
+    with held_turn(client, engine, session, "one?") as (first, chunks):
         assert client.delete(f"/v1/sessions/{session}").status_code == 200
         engine.release()
         whole = first + "".join(chunks)
