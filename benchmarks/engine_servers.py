@@ -32,7 +32,7 @@ SCRIPTS = ROOT / "scripts" / "engines"
 READY_S = 400
 
 Kind = Literal["vllm", "sglang", "embedded"]
-Shape = Literal["tiny", "wide"]
+Shape = Literal["tiny", "wide", "deep"]
 
 
 def venv(kind: Kind) -> Path:
@@ -87,6 +87,12 @@ def made_model(kind: Kind, shape: Shape) -> Path:
     return model
 
 
+def fast_dtype() -> str:
+    """Return a dtype for which this processor has instructions; others take 28 times as long."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+
+
 def free_port() -> int:
     """Return a free port below the ephemeral range, which engines draw their own ports from."""
     for port in random.sample(range(20_000, 32_000), 100):
@@ -111,7 +117,7 @@ class EngineServer:
         max_model_len: maximum tokens of prompt and completion together.
         shape: model that vLLM and SGLang serve, as in scripts/engines/make_tiny_model.py.
         chunks: settings of chunk reuse in vLLM or SGLang; None: the engine as it is.
-        dtype: of vLLM's and SGLang's model.
+        dtype: of vLLM's and SGLang's model; None: what this processor multiplies fast.
         model: folder of vLLM's model, instead of `shape`.
         workers: processes that vLLM's model is split over.
     """
@@ -127,12 +133,12 @@ class EngineServer:
         max_model_len: int = 8192,
         shape: Shape = "tiny",
         chunks: Mapping[str, Any] | None = None,
-        dtype: str = "bfloat16",
+        dtype: str | None = None,
         model: Path | None = None,
         workers: int = 1,
     ) -> None:
         self.shape, self.model, self.workers = shape, model, workers
-        self.chunks, self.dtype = chunks, dtype
+        self.chunks, self.dtype = chunks, dtype or fast_dtype()
         self.max_model_len = max_model_len
         self.kind = kind
         self.cache_tokens = cache_tokens

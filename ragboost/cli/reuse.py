@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
+from ragboost.config import load_settings
 from ragboost.errors import ConfigError, import_extra
 
 
@@ -107,7 +108,8 @@ def precompute(
     template: str | None = typer.Option(
         None,
         help="Text of a document in a prompt; \\n is a line end. By default "
-        "{title}\\n{text}\\n\\n, with --engine {text}.",
+        "{title}\\n{text}\\n\\n; with --engine as RAGBoost writes the documents of a `ragboost` "
+        "object, a chat session or a component: use {text} for those in your own messages.",
     ),
     capacity_gb: float = typer.Option(100.0, min=0.001, help="Disk space for KV."),
     working_gb: float = typer.Option(4.0, min=0.001, help="Memory for plain KV of neighbours."),
@@ -141,7 +143,8 @@ def precompute(
                 top_n=top_n,
                 sources=sources,
                 system=system,
-                template=(template or "{text}").replace("\\n", "\n"),
+                template=template.replace("\\n", "\n") if template else None,
+                label=load_settings().hints.label_template,
                 concurrency=concurrency,
                 as_json=as_json,
                 on_progress=p,

@@ -1,9 +1,10 @@
 """Write a tiny Llama with random weights and a trained tokenizer, offline: 2 MB in ten seconds.
 
-usage: make_tiny_model.py FOLDER [tiny|wide]
+usage: make_tiny_model.py FOLDER [tiny|wide|deep]
 
 `tiny` is the fastest; nearly all of its prefill is attention. `wide` has one layer with large
-matrices, so that attention is a quarter of a 4,000-token prefill, closer to a large model.
+matrices, so that attention is a quarter of a 4,000-token prefill, closer to a large model. `deep`
+has twelve layers: chunk reuse computes the first ones of all tokens.
 
 Needs torch and transformers, which every engine's environment has. The byte-level BPE tokenizer is
 trained on text that ships with Python; it encodes any text losslessly.
@@ -33,6 +34,12 @@ SHAPES = {
         "intermediate_size": 4096,
         "num_hidden_layers": 1,
         "num_attention_heads": 6,
+    },
+    "deep": {
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
     },
 }
 CHAT_TEMPLATE = (

@@ -9,9 +9,11 @@ from urllib.error import HTTPError
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.engine_servers import EngineServer
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.cli import app as cli
 from ragboost.config import Settings
 from ragboost.engine_chunks.http.chunk_client import ChunkClient
 from ragboost.engine_chunks.http.precompute import prepare
@@ -195,6 +197,32 @@ def test_precompute_stores_and_measures_a_corpus_for_the_policies_that_need_it(
         server.clear_cache()
         _, origins, _ = ask(server, body)
         assert origins.get("recomputed_tokens", 0) == 0
+
+
+def test_what_precompute_stores_is_reused_by_the_first_request_through_the_proxy(
+    server: EngineServer, tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    documents = [
+        {"id": n, "title": f"Shelf {n}", "text": PASSAGES[n]} for n in range(len(PASSAGES))
+    ]
+    corpus.write_text("".join(json.dumps(each) + "\n" for each in documents))
+    arguments = ["precompute", "--corpus", str(corpus), "--top-n", "0", "--engine", server.url]
+    server.clear_cache()
+    done = CliRunner().invoke(cli, [*arguments, "--cache-salt", "ahead"])
+    assert done.exit_code == 0, done.output
+    server.clear_cache()
+
+    message = {"role": "user", "content": "Which is worth most?"}
+    given = {"documents": documents[2:5], "reuse": {"ratio": 0.0}}
+    settings = Settings(backend={"url": server.url})  # type: ignore[arg-type]
+    app = create_app(settings)
+    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        eventually(lambda: app.state.chunk_reuse.is_supported)
+        body = {"model": "tiny", "max_tokens": 1, "messages": [message], "ragboost": given}
+        body["cache_salt"] = "ahead"
+        usage = client.post("/v1/chat/completions", json=body).json()["usage"]
+    assert usage["ragboost"]["approx_cached_tokens"] > 0.9 * usage["prompt_tokens"] - 60
 
 
 def test_positions_off_by_some_characters_do_no_harm(server: EngineServer) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ragboost.chunk_cache.commands.sources import Sources, find_neighbours
+from ragboost.context import render_document
 from ragboost.engine_chunks.http.chunk_client import ChunkClient
 from ragboost.engine_chunks.options import FIELD
 from ragboost.errors import ConfigError
@@ -20,6 +21,8 @@ from ragboost.retrieval.corpus import Corpus
 from ragboost.types import Document
 
 SEPARATOR = "\n\n"
+QUESTION = "What follows?"
+"""Stands behind the documents, so that the last one ends as it does before others."""
 ROOM = 64
 """Tokens of the context that stay free for the chat template."""
 Progress = Callable[[str, int, int], None]
@@ -50,7 +53,8 @@ def run(
     top_n: int,
     sources: Sources,
     system: Path | None,
-    template: str,
+    template: str | None,
+    label: str,
     concurrency: int,
     as_json: bool,
     on_progress: Progress,
@@ -63,7 +67,8 @@ def run(
         top_n: neighbours of each document; 0: measure nothing.
         sources: of neighbours.
         system: file with the system message.
-        template: text of a document in a prompt.
+        template: text of a document in a prompt; None: a block as RAGBoost writes it.
+        label: template of the label in such a block.
         concurrency: requests at a time.
         as_json: return one JSON object.
         on_progress: called with a stage, and how much of how much is done.
@@ -82,7 +87,7 @@ def run(
     on_progress("neighbours", 1, 1)
     client.check()
     message = system.read_text(encoding="utf-8") if system else None
-    texts = [_text(template, document) for document in documents]
+    texts = [_text(document, template, label=label) for document in documents]
     told = prepare(
         client,
         texts,
@@ -151,8 +156,8 @@ def _prompt(
     positions, at = [], 0
     for part in parts:
         positions.append([len(messages), at, at + len(part)])
-        at += len(part) + len(SEPARATOR)
-    content = "".join(f"{part}{SEPARATOR}" for part in parts)
+        at += len(part) + len(_gap(part))
+    content = "".join([f"{part}{_gap(part)}" for part in parts]) + QUESTION
     return [*messages, {"role": "user", "content": content}], positions
 
 
@@ -169,7 +174,14 @@ def _fitting(near: Iterable[int], lengths: Sequence[int], *, own: int, room: int
     return fitting[::-1]
 
 
-def _text(template: str, document: Document) -> str:
+def _gap(part: str) -> str:
+    """Return what stands between a document and the next; blocks have it themselves."""
+    return "" if part.endswith(SEPARATOR) else SEPARATOR
+
+
+def _text(document: Document, template: str | None, *, label: str) -> str:
+    if template is None:
+        return render_document(document, label=label.replace("{label}", document.label))
     title = document.title or ""
     text = template.replace("{title}\n", f"{title}\n" if title else "")
     return text.replace("{title}", title).replace("{text}", document.text).strip("\n")

@@ -13,10 +13,12 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from ragboost.cli import app
+from ragboost.context import render_document
 from ragboost.engine_chunks.http.chunk_client import ChunkClient
 from ragboost.engine_chunks.http.precompute import prepare
 from ragboost.errors import BackendConnectionError, BackendStatusError, ConfigError
 from ragboost.serving import serve_in_thread
+from ragboost.types import Document
 
 TEXTS = ["the first passage about rivers", "the second passage about rivers", "roads and rivers"]
 NEIGHBOURS = [(1,), (0,), (0, 1)]
@@ -109,7 +111,7 @@ def test_each_document_is_sent_alone_and_then_behind_its_neighbours(
 def test_neighbours_that_do_not_fit_into_the_context_are_left_out(
     engine: FakeEngine, url: str
 ) -> None:
-    engine.max_model_len = 64 + 10  # two of these passages
+    engine.max_model_len = 64 + 14  # two of these passages, each with a question
     prepare(
         ready(url),
         TEXTS,
@@ -134,6 +136,28 @@ def test_the_command_prints_one_json_object(url: str, tmp_path: Path) -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["num_documents"] == 3
     assert told["num_stored"] == 2
+
+
+def test_documents_are_stored_as_ragboost_writes_them_unless_a_template_says_otherwise(
+    engine: FakeEngine, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"id": 7, "title": "Rivers", "text": TEXTS[0]}) + "\n")
+    monkeypatch.setenv("RAGBOOST_HINTS__LABEL_TEMPLATE", "<{label}>")
+    for template in ([], ["--template", "{title}\\n{text}"]):
+        arguments = ["--engine", url, "--corpus", str(corpus), "--top-n", "0", *template]
+        assert CliRunner().invoke(app, ["precompute", *arguments]).exit_code == 0
+
+    stored = []
+    for body in engine.bodies:
+        [[_, start, stop]] = body["ragboost"]["chunks"]
+        content = body["messages"][0]["content"]
+        assert content[stop:].strip(), "other text behind the document, as in prompts"
+        stored.append(content[start:stop])
+    assert stored == [
+        render_document(Document(TEXTS[0], id=7, title="Rivers"), label="<7>"),
+        f"Rivers\n{TEXTS[0]}",
+    ]
 
 
 def test_an_engine_that_cannot_reuse_chunks_says_why(engine: FakeEngine, url: str) -> None:
