@@ -12,7 +12,8 @@ same requests, `--at-once` of them concurrently, so TTFT includes queueing:
 
 With `--reuse RATIO` (vLLM), independent requests have four modes instead: `plain`; `order`, as
 `online`; `reuse`, the retriever's order with the documents' stored KV reused and this share of it
-recomputed; and `order_reuse`.
+recomputed; and `order_reuse`. `ragboost precompute` has stored the documents before. Reuse computes
+two layers of all tokens, so it takes a model of more than a few: `--model deep`.
 
 `hit_rate` is taken from the engine's own metrics, `prefill_tokens` from the `usage` of each
 response; TTFT is in milliseconds. docs/lab/end-to-end.md explains the defaults.
@@ -107,7 +108,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--cache-tokens", type=int, default=400_000, help="prefix cache size")
     parser.add_argument(
-        "--model", choices=["tiny", "wide"], default="tiny", help="model of vLLM and SGLang"
+        "--model", choices=["tiny", "wide", "deep"], default="tiny", help="model of vLLM and SGLang"
     )
     parser.add_argument(
         "--reuse", type=float, metavar="RATIO", help="measure chunk reuse; share to recompute"

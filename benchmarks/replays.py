@@ -3,11 +3,15 @@
 Knows workloads and request bodies. Does not know engines.
 """
 
+import json
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.served import Sample, Served
@@ -99,6 +103,8 @@ def replay_reusing(
 ) -> dict[str, Any]:
     """Send the first `count` requests on arrival: as they are, ordered, with chunk reuse, and both.
 
+    The engines that reuse chunks have stored the documents of these requests before.
+
     Args:
         served: an engine for each mode of REUSING.
         requests: the whole set.
@@ -107,6 +113,7 @@ def replay_reusing(
         ratio: share of the reused tokens to recompute.
     """
     requests, reuse = requests[:count], {"policy": "gradual", "ratio": ratio}
+    stored = {mode: store_documents(served[mode], requests) for mode in ("reuse", "order_reuse")}
     bodies = {
         "plain": [completion(request, boost=False) for request in requests],
         "order": [completion(request, boost=True) for request in requests],
@@ -118,6 +125,7 @@ def replay_reusing(
     return {
         "requests": len(requests),
         "recompute_ratio": ratio,
+        "stored_ahead": stored["reuse"],
         **figures,
         **{
             f"{mode}_{name}": value
@@ -125,6 +133,23 @@ def replay_reusing(
             for name, value in ratios(figures["plain"], figures[mode]).items()
         },
     }
+
+
+def store_documents(served: Served, requests: Sequence[Request]) -> dict[str, Any]:
+    """Let an engine store all documents of these requests, as `ragboost precompute` does."""
+    documents = {each.key: each for request in requests for each in request.documents}
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.jsonl"
+        rows = (
+            {"id": each.id, "title": each.title, "text": each.text} for each in documents.values()
+        )
+        corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        command = [sys.executable, "-m", "ragboost", "precompute", "--engine", served.engine_url]
+        command += ["--corpus", str(corpus), "--top-n", "0", "--concurrency", "1", "--json"]
+        done = subprocess.run(command, check=True, capture_output=True)
+    served.reset()
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
 def stretches(total: int, count: int) -> list[tuple[int, int]]:

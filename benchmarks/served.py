@@ -63,6 +63,11 @@ class Served:
         self._excluded: list[Counted] = []
         self._start = Counted(0, 0)
 
+    @property
+    def engine_url(self) -> str:
+        """The engine behind the proxy."""
+        return self._server.url
+
     def reset(self) -> None:
         """Clear the engine's cache and restart counting."""
         self.samples.clear()
