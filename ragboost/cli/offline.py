@@ -180,6 +180,8 @@ def warm(
     from ragboost.retrieval.warm import corpus_prior, imagine_contexts, make_retriever
 
     documents = Corpus.read(corpus)
+    if not documents:
+        raise RequestError(f"{corpus} has no documents", param="corpus")
     console = Console(stderr=True)
     with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
         contexts = imagine_contexts(

@@ -152,6 +152,8 @@ class Tenants:
         self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(
             max_entries=settings.proxy.max_tenants
         )
+        if settings.tokens.tokenizer is not None:
+            self._counter("")  # so that a missing file is said now, not to the first request
 
     def __len__(self) -> int:
         return len(self._tenants)

@@ -173,7 +173,7 @@ class Dispatcher:
     def _sent_bytes(
         self, num_bytes: int, prefixes: tuple[MessagePrefix, ...], history: Link
     ) -> int:
-        """Estimate a prompt's length in bytes, including what earlier turns added to the client's text."""
+        """Estimate a prompt's bytes, including what earlier turns added to the client's text."""
         added = known = 0
         for backend in self.backends.all:
             sent, given = self.router.prefixes.longest(backend.name, prefixes)
