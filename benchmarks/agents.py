@@ -18,7 +18,6 @@ arms on the same engines, one after another, each with an empty cache and a prox
 
 import argparse
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from ragboost.types import Request
+from scripts.processes import exit_on_sigterm
 
 MAX_MODEL_LEN = 8_192
 TOPOLOGIES = {"chain": chain, "tree": tree}
@@ -48,7 +48,7 @@ TOPOLOGIES = {"chain": chain, "tree": tree}
 def main() -> None:
     """Measure and print."""
     options = parse(sys.argv[1:])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # stops the engines
+    exit_on_sigterm()
     requests = load(options)
     with start_engines(options) as engines:
         result = measure(engines, requests, options)

@@ -28,6 +28,7 @@ from rich.table import Table
 from benchmarks.parts import part
 from benchmarks.workloads import Workload, generate
 from ragboost.simulate import HitRate, SimulatedCache
+from scripts.processes import exit_on_sigterm
 
 _FILE = "requests-{lines}-{workload}-{words}.jsonl"
 _WORDS = ("the", "lease", "was", "signed", "in", "spring", "and", "names", "both", "parties")
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="for the files; they stay")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
+    exit_on_sigterm()
     workload = generate(args.workload, args.lines)
     rows = measure(
         workload, args.windows, words=args.words, cache_tokens=args.cache_tokens, folder=args.folder
@@ -140,8 +142,12 @@ def run(source: Path, output: Path, *options: str) -> dict[str, Any]:
     started = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        text = process.stdout.read()
-        _, status, used = os.wait4(process.pid, 0)
+        try:
+            text = process.stdout.read()
+            _, status, used = os.wait4(process.pid, 0)
+        except BaseException:
+            process.kill()
+            raise
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(process.returncode)

@@ -21,7 +21,6 @@ response; TTFT is in milliseconds. docs/lab/end-to-end.md explains the defaults.
 
 import argparse
 import json
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +41,7 @@ from benchmarks.replays import (
 from benchmarks.served import Mode, Served, serve
 from benchmarks.workloads import Workload, load_data, read_rows
 from ragboost.types import Document, Request
+from scripts.processes import exit_on_sigterm
 
 MAX_MODEL_LEN = 32_768
 PADDED_CHARACTERS = 960  # of a document: about 380 tokens of the tiny models
@@ -58,7 +58,7 @@ class Loaded(NamedTuple):
 def main() -> None:
     """Measure and print."""
     options = parse(sys.argv[1:])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # stops the engines
+    exit_on_sigterm()
     loaded = load(options)
     with serve(
         modes(loaded, options),

@@ -26,6 +26,7 @@ import sys
 from typing import Any
 
 from benchmarks.engine_servers import environment, missing, python
+from scripts.processes import exit_on_sigterm
 
 PARTS = {
     "vllm": ("equality", "poisoning", "ttft", "itl", "sustained", "quality"),
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--policies", default="", help="of `quality`; default: six")
     parser.add_argument("--json", action="store_true", help="print one object on the last line")
     args = parser.parse_args()
+    exit_on_sigterm()
     reason = missing(args.engine)
     if reason:
         sys.exit(reason)

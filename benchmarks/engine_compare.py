@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from benchmarks.engine_servers import EngineServer, made_model, missing
+from scripts.processes import exit_on_sigterm
 
 SERVERS = ("embedded", "transformers", "vllm")
 SAMPLING = {"temperature": 0, "ignore_eos": True}  # transformers takes no `ignore_eos`
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="accepted for symmetry; always JSON")
     args = parser.parse_args()
+    exit_on_sigterm()
     model = (args.model or made_model("embedded", "tiny")).resolve()
     results: dict[str, Any] = {}
     for name in args.only or SERVERS:

@@ -35,6 +35,7 @@ from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
+from scripts.processes import exit_on_sigterm
 
 CACHE_TOKENS = {"small": 4096, "large": 32_768}
 DOCUMENTS, PER_REQUEST, LENGTHS = 60, 6, (40, 240)
@@ -297,6 +298,7 @@ def write_trace(trace: TextIO, samples: Sequence[Sample]) -> None:
 
 def main() -> None:
     options = parse_options()
+    exit_on_sigterm()
     with started(options) as run:
         contexts, questions = make_workload(
             options.requests, tokens_per_word=tokens_per_word(run.server_url)

@@ -34,6 +34,7 @@ from ragboost.rewriting.rewriter import Rewriter
 from ragboost.rewriting.sent_history import Conversations
 from ragboost.rewriting.tenants import Tenants
 from ragboost.types import Document
+from scripts.processes import exit_on_sigterm
 
 _DOCUMENTS = 10  # of a conversation, and of a sequence in the index
 _WORDS = 60
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=100_000, help="nodes of the context index")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
+    exit_on_sigterm()
     result = {}
     for kind in _KINDS:
         num = args.nodes if kind.startswith("nodes") else args.sessions

@@ -14,7 +14,6 @@ requests, one at a time. `benchmarks.open_loop_model` simulates the same.
 
 import argparse
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from ragboost.plots import check_plot
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from ragboost.types import Request
+from scripts.processes import exit_on_sigterm
 
 Lines = list[dict[str, Any]]
 
@@ -129,7 +129,7 @@ class Bench:
 def main() -> None:
     """Measure and print."""
     options = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # stops the engine
+    exit_on_sigterm()
     loaded = load(options)
     requests = loaded.requests[: options.requests + WARM_UP]
     server = EngineServer(

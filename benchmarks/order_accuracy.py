@@ -23,6 +23,7 @@ from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.serving import serve_in_thread
 from research.order_tasks import draw_questions
+from scripts.processes import exit_on_sigterm
 
 MODELS = Path(__file__).parent / "order_model"
 
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
+    exit_on_sigterm()
     results = {}
     for model in args.model or [MODELS / "hints", MODELS / "plain"]:
         results[model.name] = measure(

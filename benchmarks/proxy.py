@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.proxy_targets import KEY, Target, known_peers, last_cpu, running
+from scripts.processes import exit_on_sigterm
 
 NUM_DOCUMENTS = 15
 CLIENTS = (1, 64)
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="also with so many workers")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
+    exit_on_sigterm()
     names = args.only or list(known_peers())
     if args.workers:
         names.append(f"ragboost-{args.workers}-workers")

@@ -32,6 +32,7 @@ from benchmarks.proxy_targets import Target, first_cpu, free_port, last_cpu, lis
 from ragboost.config import Settings
 from ragboost.proxy.server import listen, make_server, serve
 from ragboost.proxy.upstream.backends import Backend
+from scripts.processes import exit_on_sigterm
 
 # Functions of each stage as `module:name`, looked up in the module that calls them.
 STAGES = {
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=15, help="measured blocks per server")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
+    exit_on_sigterm()
     result = {body: _measure(body, args) for body in args.body or ("1k", "45k", "400k")}
     if args.json:
         print(json.dumps(result))

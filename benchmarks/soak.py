@@ -24,7 +24,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from subprocess import STDOUT, Popen
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from benchmarks.proxy_targets import ROOT, free_port, listens, stop
 from benchmarks.soak_proxy import read_stages
 from benchmarks.soak_traffic import Outcome, Traffic
 from ragboost.plots import check_plot, line_plot
+from scripts.processes import exit_on_sigterm
 
 _WARM_UP_MINUTES = 10.0
 _RESTART_EVERY_S = 60.0
@@ -107,14 +108,22 @@ class Soak:
     seed: int
     folder: Path
     ports: list[int] = field(default_factory=lambda: [free_port(), free_port()])
-    engines: list[Popen[bytes]] = field(default_factory=list)
+    engines: dict[int, Popen[bytes]] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     kills: list[float] = field(default_factory=list)
     num_missed: int = 0  # samples without a response of the proxy
 
     async def run(self) -> Traffic:
         """Start everything, wait for the end of the traffic, stop everything."""
-        self.engines = [self._start_engine(port) for port in self.ports]
+        try:
+            for port in self.ports:
+                _wait_for_engine(self._spawn_engine(port), port)
+            return await self._run_proxy()
+        finally:
+            for engine in self.engines.values():
+                stop(engine)
+
+    async def _run_proxy(self) -> Traffic:
         port, memory_port = free_port(), free_port()
         environment = {**_BOUNDS, "RAGBOOST_SESSION__PATH": str(self.folder / "sessions.db")}
         backends = [f"--backend=http://127.0.0.1:{engine}" for engine in self.ports]
@@ -133,27 +142,24 @@ class Soak:
             await asyncio.gather(traffic.run(until), self._restart(until), watch)
             return traffic
         finally:
-            for process in (proxy, *self.engines):
-                stop(process)
+            stop(proxy)
 
-    def _start_engine(self, port: int) -> Popen[bytes]:
+    def _spawn_engine(self, port: int) -> Popen[bytes]:
         command = [sys.executable, "-m", "benchmarks.soak_engine", str(port)]
-        engine = _spawn(command, log=Path(os.devnull))
-        if not listens(engine, port):
-            raise SystemExit("an engine did not start")
-        return engine
+        self.engines[port] = _spawn(command, log=Path(os.devnull))
+        return self.engines[port]
 
     async def _restart(self, until: float) -> None:
         """Kill one engine after the other, and start it again."""
-        at = 0
-        while time.monotonic() + _RESTART_EVERY_S + _DOWN_S < until:
+        for port in cycle(self.ports):
+            if time.monotonic() + _RESTART_EVERY_S + _DOWN_S >= until:
+                return
             await asyncio.sleep(_RESTART_EVERY_S)
             self.kills.append(time.monotonic())
-            self.engines[at].kill()
-            await asyncio.to_thread(self.engines[at].wait)
+            self.engines[port].kill()
+            await asyncio.to_thread(self.engines[port].wait)
             await asyncio.sleep(_DOWN_S)
-            self.engines[at] = await asyncio.to_thread(self._start_engine, self.ports[at])
-            at = 1 - at
+            await asyncio.to_thread(_wait_for_engine, self._spawn_engine(port), port)
 
     async def _watch(self, proxy: "_Watched", *, started: float, until: float) -> None:
         every_s = min(5.0, self.minutes * 60 / 150)
@@ -175,6 +181,11 @@ def _spawn(
     environment = {**os.environ, **(env or {})}
     with log.open("ab") as output:
         return Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=STDOUT)
+
+
+def _wait_for_engine(engine: Popen[bytes], port: int) -> None:
+    if not listens(engine, port):
+        raise SystemExit("an engine did not start")
 
 
 class _Watched(NamedTuple):
@@ -240,6 +251,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write the samples to an .svg or .png file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
+    exit_on_sigterm()
     if options.plot:
         check_plot(options.plot)
     with tempfile.TemporaryDirectory() as folder:

@@ -76,6 +76,8 @@ def decode(raw: bytes, *, where: str = "") -> Any:
         raise RequestError(f"{prefix}not UTF-8 at byte {error.start + 1}") from None
     except RecursionError:
         raise RequestError(f"{prefix}nested too deeply") from None
+    except json.JSONDecodeError as error:  # its own line number is not that of the file
+        raise RequestError(f"{prefix}not JSON: {error.msg} at character {error.pos + 1}") from None
     except ValueError as error:
         raise RequestError(f"{prefix}not JSON: {error}") from None
 

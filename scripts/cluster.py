@@ -7,7 +7,6 @@ Every part is a process on loopback that can be killed and started again. Knows 
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from ragboost.errors import RagBoostError
+from scripts.processes import exit_on_sigterm
 
 ROOT = Path(__file__).resolve().parent.parent
 BALANCERS = {"nginx": ("nginx.conf", "-c"), "haproxy": ("haproxy.cfg", "-f")}
@@ -194,7 +194,7 @@ class Cluster:
         return parts if self.balancer is None else [*parts, self.balancer]
 
     def __enter__(self) -> Self:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so stop all parts
+        exit_on_sigterm()
         try:
             for group in ([*self.engines, self.redis], self.replicas, self.processes[5:]):
                 for each in group:

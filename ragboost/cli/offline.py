@@ -20,7 +20,10 @@ def batch(
         None, metavar="FILE.jsonl", help="JSONL of the documents that `doc_ids` refer to."
     ),
     cache_tokens: int | None = typer.Option(
-        None, min=0, help="Capacity of the prefix cache in tokens, for the prediction."
+        None,
+        min=0,
+        help="Capacity of the prefix cache in tokens, for the prediction; by default "
+        "index.capacity_tokens, else unbounded.",
     ),
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens per block of that cache; by default whole documents."
@@ -126,6 +129,9 @@ def simulate(
     \b
     A line of a trace is what your retriever returned for a question:
     {"question": "Who signed?", "documents": [{"id": "7", "text": "..."}, ...]}
+
+    \b
+    ragboost simulate trace.jsonl --cache-tokens 100000 --cache-tokens 400000
     """
     from ragboost.batch.forecast import forecast
     from ragboost.batch.report import forecast_sentence, forecast_table, progress_bar, write_plot
@@ -180,6 +186,8 @@ def warm(
     from ragboost.retrieval.warm import corpus_prior, imagine_contexts, make_retriever
 
     documents = Corpus.read(corpus)
+    if not documents:
+        raise RequestError(f"{corpus} has no documents", param="corpus")
     console = Console(stderr=True)
     with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
         contexts = imagine_contexts(

@@ -38,7 +38,9 @@ def eval_reuse(
         help="JSONL with question, documents and answers (texts), or with token ids.",
     ),
     policy: list[str] = typer.Option(
-        [], help=f"Policy to measure, repeatable; one of {', '.join(POLICIES)}."
+        [],
+        help=f"Policy to measure, repeatable; by default {DEFAULT_POLICY}; one of "
+        f"{', '.join(POLICIES)}.",
     ),
     ratio: list[float] = typer.Option(
         [0.05, 0.1, 0.15, 0.3], help="Recompute ratio to measure, repeatable."
@@ -53,7 +55,11 @@ def eval_reuse(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Measure the quality and speed of chunk reuse with your model on your prompts."""
+    """Measure the quality and speed of chunk reuse with your model on your prompts.
+
+    \b
+    ragboost eval-reuse --model ./Qwen3-0.6B --data questions.jsonl --policy gradual --ratio 0.15
+    """
     import_extra("torch", extra="engine")
     from ragboost.chunk_cache.commands.eval_reuse import run
 
@@ -122,6 +128,10 @@ def precompute(
     """Compute the KV of a corpus offline, each document after its likely neighbours.
 
     Neighbours come from BM25 unless --vectors, --edges or --trace says otherwise.
+
+    \b
+    ragboost precompute --corpus corpus.jsonl --model ./Qwen3-0.6B --out kv
+    ragboost precompute --corpus corpus.jsonl --engine http://127.0.0.1:8000    # a running vLLM
     """
     if (model is None) == (engine is None) or (model is None) != (out is None):
         raise ConfigError("precompute needs either --model and --out, or --engine")

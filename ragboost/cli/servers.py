@@ -66,6 +66,8 @@ def serve(
     """
     if embedded and backend is not None:
         raise ConfigError("--embedded starts its own backend: omit --backend")
+    if model is not None and not embedded:
+        raise ConfigError("--model is for --embedded; a backend names its own models")
     flags: dict[str, Any] = {
         "proxy.host": host,
         "proxy.port": port,
@@ -119,7 +121,12 @@ def engine(
 ) -> None:
     """Serve a Hugging Face model, or a small built-in one, with an exact prefix cache.
 
-    The built-in model has random weights: its answers are meaningless.
+    The built-in model has random weights: its answers are meaningless. Every setting can also be
+    given in ./ragboost.toml or in the environment, for example as RAGBOOST_ENGINE__REUSE.
+
+    \b
+    ragboost engine                                   # the built-in model, on port 8000
+    ragboost engine --model ./Qwen3-0.6B --port 8001
     """
     flags = {f"engine.{name}": value for name, value in locals().items()}
     settings = load_settings(flags).engine

@@ -19,6 +19,12 @@ from ragboost.errors import ConfigError
 
 TOML_NAME = "ragboost.toml"
 ENV_PREFIX = "RAGBOOST_"
+_SHAPES = {
+    "dict_type": "must be a table",
+    "extra_forbidden": "unknown setting",
+    "model_type": "must be a table",
+    "tuple_type": "must be a list",
+}
 
 
 class _Environment(Settings, BaseSettings):
@@ -37,7 +43,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None =
         ConfigError: a missing file, invalid TOML, an unknown key or an invalid value; the message
             names the source, and the closest key to an unknown one.
     """
-    toml = toml or (Path(TOML_NAME) if Path(TOML_NAME).is_file() else None)
+    toml = toml or (Path(TOML_NAME) if Path(TOML_NAME).exists() else None)
     given = {path: value for path, value in (flags or {}).items() if value is not None}
     values = _read_toml(toml)
     origin = {
@@ -124,9 +130,8 @@ def _check_known(path: str, source: str) -> None:
     if path in known or path in Settings.model_fields:
         return
     near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
-    advice = (
-        f"; did you mean {near[0]!r}?" if near else f"; known settings: {', '.join(sorted(known))}"
-    )
+    sections = ", ".join(Settings.model_fields)
+    advice = f"; did you mean {near[0]!r}?" if near else f"; the sections are {sections}"
     raise ConfigError(f"unknown setting {path!r} (from {source}){advice}")
 
 
@@ -139,6 +144,6 @@ def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
         source = f" (from {found})" if found else ""
         is_secret = any(part.startswith("api_key") for part in parts)
         given = "" if is_secret else f", got {hide_login(repr(problem['input']))}"
-        message = problem["msg"].removeprefix("Value error, ")
+        message = _SHAPES.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
         lines.append(f"{path}: {message}{given}{source}")
     return "; ".join(lines)

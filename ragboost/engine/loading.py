@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragboost.chunk_cache.commands.loading import check_device
 from ragboost.chunk_cache.dependency.depkv import DepCache
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.kv.base import KVStore
@@ -244,6 +245,7 @@ def _from_directory(settings: EngineSettings) -> tuple[Any, Any]:
 
 def _device(settings: EngineSettings) -> str:
     if settings.device != "auto":
+        check_device(settings.device, option="engine.device")
         return settings.device
     return "cuda" if torch.cuda.is_available() and settings.model is not None else "cpu"
 

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import uvicorn
 from starlette.types import ASGIApp
 
-from ragboost.config import ProxySettings, Settings
+from ragboost.config import ProxySettings, SessionSettings, Settings
 from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
@@ -25,6 +25,7 @@ from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection
 from ragboost.serving.supervisor import Supervisor, WorkerLink
+from ragboost.sessions import make_store
 
 logger = logging.getLogger(__name__)
 
@@ -41,19 +42,29 @@ def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = Non
 
     Raises:
         ConfigError: the address cannot be bound, or it is not a loopback address and there are no
-            API keys.
+            API keys, or a file that the settings name cannot be used.
     """
     proxy = settings.proxy
     _check_exposure(proxy)
+    asyncio.run(_check_store(settings.session))
     if proxy.workers > 1:
         _serve_with_workers(settings, set_up_logging)
         return
+    app = guarded(create_app(settings), proxy)
     listener = listen(proxy)
     _log_address(settings, listener)
-    server = make_server(guarded(create_app(settings), proxy), proxy)
+    server = make_server(app, proxy)
     _tune_malloc()
     with short_collections(), _signals_only_stop():
         server.run(sockets=[listener])
+
+
+async def _check_store(settings: SessionSettings) -> None:
+    """Open the file of the chat sessions once: an error inside the server is a traceback."""
+    if settings.store == "sqlite":
+        store = make_store(settings)
+        await store.open()
+        await store.close()
 
 
 def _check_exposure(proxy: ProxySettings) -> None:

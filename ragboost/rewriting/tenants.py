@@ -15,7 +15,7 @@ from ragboost.index import EvictionForecast
 from ragboost.ordering import CorpusPrior, read_prior
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.names import bounded_name
-from ragboost.tokens import TokenCounter, make_counter
+from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE, TokenCounter, make_counter
 
 _MAX_MODELS = 64
 
@@ -152,6 +152,8 @@ class Tenants:
         self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(
             max_entries=settings.proxy.max_tenants
         )
+        if settings.tokens.tokenizer is not None:
+            self._counter("")  # so that a missing file is said now, not to the first request
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -183,6 +185,11 @@ class Tenants:
         """Nodes of all context indexes."""
         return sum(tenant.num_nodes for tenant in self.all())
 
+    def tokens_per_byte(self, model: str) -> float:
+        """Return the ratio by which a model's texts are estimated, as its documents show it."""
+        counter = self.counters.peek(self._counter_name(model))
+        return counter.tokens_per_byte if counter is not None else DEFAULT_TOKENS_PER_BYTE
+
     def forget(self, backend: str) -> None:
         """Drop all mirrors of a backend that lost its prefix cache."""
         for tenant in self.all():
@@ -190,14 +197,16 @@ class Tenants:
 
     def _counter(self, model: str) -> TokenCounter:
         """Lengths depend on the text and the tokenizer alone, so that tenants may share them."""
-        if self._settings.tokens.tokenizer is not None:
-            model = ""
-        counter = self.counters.get(model)
+        name = self._counter_name(model)
+        counter = self.counters.get(name)
         if counter is None:
             counter = make_counter(self._settings.tokens)
             counter.is_counted = counter.is_counted or self.is_counting
-            self.counters.put(model, counter)
+            self.counters.put(name, counter)
         return counter
+
+    def _counter_name(self, model: str) -> str:
+        return model if self._settings.tokens.tokenizer is None else ""
 
 
 def user_of(headers: RawHeaders) -> str:

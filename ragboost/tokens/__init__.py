@@ -1,6 +1,12 @@
 """Lengths of documents in tokens: estimated at first, exact once counted."""
 
-from ragboost.tokens.counter import TokenCounter, Wanted
+from ragboost.tokens.counter import DEFAULT_TOKENS_PER_BYTE, TokenCounter, Wanted
 from ragboost.tokens.local import make_counter, make_offline_counter
 
-__all__ = ["TokenCounter", "Wanted", "make_counter", "make_offline_counter"]
+__all__ = [
+    "DEFAULT_TOKENS_PER_BYTE",
+    "TokenCounter",
+    "Wanted",
+    "make_counter",
+    "make_offline_counter",
+]

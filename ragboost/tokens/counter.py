@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ragboost.types import Document
 
-_BYTES_PER_TOKEN = 4
+DEFAULT_TOKENS_PER_BYTE = 0.25  # until documents are counted
 _MAX_WANTED = 4096
 _MAX_WANTED_BYTES = 64 * 1024 * 1024
 _MAX_IDS = 4_000_000  # token ids kept, 4 bytes each
@@ -56,7 +56,7 @@ class TokenCounter:
         self._wanted: OrderedDict[str, str] = OrderedDict()
         self._wanted_bytes = 0
         self._sizes: dict[str, int] = {}  # bytes of the documents being counted
-        self._ratio = 1.0 / _BYTES_PER_TOKEN
+        self._ratio = DEFAULT_TOKENS_PER_BYTE
         self._sample_tokens = self._sample_bytes = 0
         self._lock = Lock()
 

@@ -47,6 +47,12 @@ def prompt(length: int, *, first: int = 10) -> list[int]:
     return [10 + (first * 31 + i * i) % 1000 for i in range(length)]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.device cuda: torch finds no GPU here"):
+        load_model(SETTINGS.model_copy(update={"device": "cuda"}))
+
+
 def test_second_identical_request_is_a_hit_with_the_same_tokens(engine: Engine) -> None:
     first = Request(engine, prompt(100)).finish()
     second = Request(engine, prompt(100)).finish()

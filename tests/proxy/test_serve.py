@@ -13,6 +13,10 @@ import httpx
 import psutil
 import pytest
 
+from ragboost.cli import app
+from ragboost.config import Settings
+from ragboost.errors import ConfigError
+from ragboost.proxy.server import serve
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 
@@ -162,6 +166,27 @@ def test_embedded_and_backend_exclude_each_other() -> None:
         text=True,
     )
     assert (done.returncode, "--backend" in done.stderr) == (2, True)
+
+
+def test_a_model_without_the_embedded_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--model is for --embedded"):
+        app(["serve", "--model", "somewhere"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"session": {"store": "sqlite", "path": "/missing/x.db"}}, "session.path: cannot use"),
+        ({"tokens": {"tokenizer": "/missing"}}, "tokens.tokenizer: /missing/?.* does not exist"),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_of_the_settings_that_is_missing_is_said_before_the_first_request(
+    sections: dict[str, dict[str, str]], message: str, workers: int
+) -> None:
+    settings = Settings.model_validate({"proxy": {"port": 0, "workers": workers}, **sections})
+    with pytest.raises(ConfigError, match=message):
+        serve(settings)
 
 
 @pytest.mark.slow

@@ -78,6 +78,15 @@ def test_a_retriever_that_does_not_exist_is_one_sentence(tmp_path: Path, name: s
     assert "Traceback" not in done.stderr
 
 
+def test_an_empty_corpus_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    done = warm(tmp_path / "empty.jsonl", "-o", tmp_path / "prior.json")
+
+    assert done.returncode == 2
+    assert "empty.jsonl has no documents" in done.stderr
+    assert not (tmp_path / "prior.json").exists()
+
+
 class Pairs:
     """Finds the first and the last document, whatever is asked."""
 

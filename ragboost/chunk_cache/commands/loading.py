@@ -37,6 +37,20 @@ def check_paths(**paths: Path | None) -> None:
             raise ConfigError(f"--model {path} is not a model directory (it has no config.json)")
 
 
+def check_device(device: str, *, option: str) -> None:
+    """Check that torch can compute on a device.
+
+    Raises:
+        ConfigError: it cannot; the message names the option.
+    """
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ConfigError(f"{option} must be cpu or cuda, got {device!r}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{option} {device}: torch finds no GPU here")
+
+
 def load_tokenizer(model: Path) -> Any | None:
     """Return the tokenizer of a directory; None if it has none."""
     transformers = import_extra("transformers", extra="engine")
@@ -51,12 +65,7 @@ def load(model: Path, *, device: str) -> Loaded:
         ConfigError: the device does not exist.
         UnsupportedModelError: KV of the model cannot be reused.
     """
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise ConfigError(f"--device must be cpu or cuda, got {device!r}") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {device}: torch finds no GPU here")
+    check_device(device, option="--device")
     transformers = import_extra("transformers", extra="engine")
     causal_lm = transformers.AutoModelForCausalLM.from_pretrained(
         model, dtype="float32" if device == "cpu" else "auto"

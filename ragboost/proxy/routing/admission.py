@@ -22,8 +22,6 @@ from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.tenants import Tenant, Tenants
 from ragboost.types import Request
 
-_BYTES_PER_TOKEN = 4
-
 
 class Dispatcher:
     """Assign requests to backends, and hold them back until they may be sent.
@@ -33,6 +31,7 @@ class Dispatcher:
 
     def __init__(self, settings: Settings, *, backends: Backends, tenants: Tenants) -> None:
         self.backends = backends
+        self._tenants = tenants
         self.router = Router(backends, settings.router)
         self.room: AdaptiveRoom | WaitingRoom | None = None
         room = settings.waiting_room
@@ -137,8 +136,9 @@ class Dispatcher:
         """
         num_bytes = len(request.body.raw)
         if not (self.router.looks_at_caches or self._is_planning):
-            return RoutingRequest(prompt_tokens=num_bytes // _BYTES_PER_TOKEN)
+            return self.describe_unparsed(num_bytes, model=request.tenant_key.model)
         prefixes = self._prefixes(request) if self.router.looks_at_caches else ()
+        ratio = self._tenants.tokens_per_byte(request.tenant_key.model)
         is_lazy = isinstance(self.room, AdaptiveRoom)
         return RoutingRequest(
             tenant=tenant,
@@ -146,10 +146,16 @@ class Dispatcher:
             plan=plan if is_lazy else None,
             prefixes=prefixes,
             history=history,
-            prompt_tokens=self._prompt_tokens(num_bytes, prefixes, history),
+            prompt_tokens=int(self._sent_bytes(num_bytes, prefixes, history) * ratio),
+            tokens_per_byte=ratio,
             conversation=request.session or "",
             is_stream=request.body.fields.get("stream") is True,
         )
+
+    def describe_unparsed(self, num_bytes: int, *, model: str = "") -> RoutingRequest:
+        """Estimate the length of a request, and nothing else of it."""
+        ratio = self._tenants.tokens_per_byte(model)
+        return RoutingRequest(prompt_tokens=int(num_bytes * ratio), tokens_per_byte=ratio)
 
     def _prefixes(self, request: ParsedRequest) -> tuple[MessagePrefix, ...]:
         """Return the message prefixes that identify what a backend was or will be sent.
@@ -160,20 +166,20 @@ class Dispatcher:
         body = request.body
         parts = (*request.tenant_key, request.session or "")
         seed = b"%b %b" % (repr(parts).encode(), body.field_bytes("documents"))
-        prefixes = prefixes_of(body, seed=seed, bytes_per_token=_BYTES_PER_TOKEN)
+        prefixes = prefixes_of(body, seed=seed)
         is_unique = request.session is not None or FIELD not in body.fields
         return prefixes if is_unique else prefixes[:-1]
 
-    def _prompt_tokens(
+    def _sent_bytes(
         self, num_bytes: int, prefixes: tuple[MessagePrefix, ...], history: Link
     ) -> int:
-        """Estimate a prompt's length, including what earlier turns added to the client's text."""
+        """Estimate a prompt's bytes, including what earlier turns added to the client's text."""
         added = known = 0
         for backend in self.backends.all:
             sent, given = self.router.prefixes.longest(backend.name, prefixes)
             added = max(added, sent - given)
-            known = max(known, self.router.prefixes.tokens(backend.name, history))
-        return max(num_bytes // _BYTES_PER_TOKEN + added, known)
+            known = max(known, self.router.prefixes.num_bytes(backend.name, history))
+        return max(num_bytes + added, known)
 
 
 class Admission:
@@ -248,7 +254,7 @@ class Admission:
 
     async def take_unparsed(self, num_bytes: int) -> Assignment:
         """As `take`, for a body of which nothing but the length is known."""
-        return await self._enter(RoutingRequest(prompt_tokens=num_bytes // _BYTES_PER_TOKEN))
+        return await self._enter(self._dispatcher.describe_unparsed(num_bytes))
 
     def take_any(self) -> Assignment:
         """Assign the request to any backend, without waiting."""
@@ -271,10 +277,11 @@ class Admission:
         assignment, router = self.assignment, self._dispatcher.router
         assignment.cached_tokens = max(assignment.cached_tokens, cached_tokens)
         if router.looks_at_caches:
-            tokens, name = num_bytes // _BYTES_PER_TOKEN, assignment.backend.name
-            router.prefixes.remember(name, assignment.request.prefixes, num_tokens=tokens)
+            name, prefixes = assignment.backend.name, assignment.request.prefixes
+            router.prefixes.remember(name, prefixes, num_bytes=num_bytes)
             if history:
-                router.prefixes.remember(name, (MessagePrefix(history, tokens),), num_tokens=tokens)
+                whole = (MessagePrefix(history, num_bytes),)
+                router.prefixes.remember(name, whole, num_bytes=num_bytes)
 
     def prefill_done(self, *, is_stream: bool = False) -> None:
         """Note that the response has begun; see `Dispatcher.begun`."""

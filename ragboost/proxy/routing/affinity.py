@@ -1,7 +1,8 @@
 """Track the message prefixes recently sent to each backend, for cache-affinity routing.
 
-Knows hashes of the client's original messages and lengths of what was sent for them. Does not know
-documents: the context index does.
+Knows hashes of the client's original messages and lengths of what was sent for them, in bytes: a
+model's tokens per byte change as its documents are counted. Does not know documents: the context
+index does.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ from ragboost.rewriting.message_chain import Link, chain_links
 
 
 class MessagePrefix(NamedTuple):
-    """The messages up to one of them, and their length in tokens as the client gave them."""
+    """The messages up to one of them, and their length in bytes as the client gave them."""
 
     link: Link
-    num_tokens: int
+    num_bytes: int
 
 
 class PrefixAffinity:
@@ -34,23 +35,23 @@ class PrefixAffinity:
         """Find the longest prefix that a backend was sent.
 
         Returns:
-            Its tokens as they were sent, and as the client gave them; 0, 0 if there is none.
+            Its bytes as they were sent, and as the client gave them; 0, 0 if there is none.
         """
         sent = self._sent.get(backend)
         if sent is None:
             return 0, 0
-        for link, num_tokens in reversed(prefixes):
-            if (tokens := sent.peek(link)) is not None:
-                return tokens, num_tokens
+        for link, given in reversed(prefixes):
+            if (num_bytes := sent.peek(link)) is not None:
+                return num_bytes, given
         return 0, 0
 
-    def tokens(self, backend: str, link: Link) -> int:
-        """Return the tokens of a prefix as a backend was sent it; 0 for an empty or unknown one."""
+    def num_bytes(self, backend: str, link: Link) -> int:
+        """Return the bytes of a prefix as a backend was sent it; 0 for an empty or unknown one."""
         sent = self._sent.get(backend)
         return (sent.peek(link) or 0) if link and sent is not None else 0
 
-    def remember(self, backend: str, prefixes: Sequence[MessagePrefix], *, num_tokens: int) -> None:
-        """Note that a backend is sent these prefixes, the last one with `num_tokens`.
+    def remember(self, backend: str, prefixes: Sequence[MessagePrefix], *, num_bytes: int) -> None:
+        """Note that a backend is sent these prefixes, the last one with `num_bytes`.
 
         The earlier ones keep the length with which they were sent, where it is known.
         """
@@ -63,27 +64,24 @@ class PrefixAffinity:
             if prefix.link in sent:
                 sent.touch(prefix.link)
             else:
-                sent.put(prefix.link, prefix.num_tokens)
-        sent.put(prefixes[-1].link, num_tokens)
+                sent.put(prefix.link, prefix.num_bytes)
+        sent.put(prefixes[-1].link, num_bytes)
 
     def forget(self, backend: str) -> None:
         """Drop the prefixes of a backend that lost its prefix cache."""
         self._sent.pop(backend, None)
 
 
-def prefixes_of(
-    body: JsonBody, *, seed: bytes, bytes_per_token: int = 4
-) -> tuple[MessagePrefix, ...]:
+def prefixes_of(body: JsonBody, *, seed: bytes) -> tuple[MessagePrefix, ...]:
     """Return the prefixes of a body's messages.
 
     Args:
         body: of the request.
         seed: everything that precedes the messages in the prompt, or separates caches.
-        bytes_per_token: for the estimate of lengths.
     """
     prefixes, num_bytes = [], 0
     links = chain_links(body.message_digests, seed=seed)
     for message, link in zip(body.messages, links, strict=True):
         num_bytes += memoryview(message).nbytes
-        prefixes.append(MessagePrefix(link, num_bytes // bytes_per_token))
+        prefixes.append(MessagePrefix(link, num_bytes))
     return tuple(prefixes)

@@ -9,6 +9,7 @@ from ragboost.proxy.routing.affinity import MessagePrefix
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.rewriting.message_chain import Link
 from ragboost.rewriting.tenants import Tenant
+from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE
 from ragboost.types import Request
 
 # Planning takes place on the event loop; larger requests are boosted in a thread.
@@ -24,6 +25,7 @@ class RoutingRequest:
         prefixes: of its messages.
         history: hash of its history as the engine was sent it; empty if unknown.
         prompt_tokens: estimated length.
+        tokens_per_byte: of that estimate, as of the lengths of the tenant's documents.
         conversation: unique name; requests of one conversation keep their order. Empty: unnamed.
         is_stream: the first byte of its response shows that its prompt is computed.
         cached_by_backend: tokens of it that the caches hold, by name; empty if nobody asked.
@@ -39,6 +41,7 @@ class RoutingRequest:
         "prefixes",
         "prompt_tokens",
         "tenant",
+        "tokens_per_byte",
     )
 
     def __init__(
@@ -50,6 +53,7 @@ class RoutingRequest:
         prefixes: tuple[MessagePrefix, ...] = (),
         history: Link = b"",
         prompt_tokens: int = 0,
+        tokens_per_byte: float = DEFAULT_TOKENS_PER_BYTE,
         conversation: str = "",
         is_stream: bool = False,
     ) -> None:
@@ -57,6 +61,7 @@ class RoutingRequest:
         self.prefixes = prefixes
         self.history = history
         self.prompt_tokens = prompt_tokens
+        self.tokens_per_byte = tokens_per_byte
         self.conversation = conversation
         self.is_stream = is_stream
         self.cached_by_backend: Mapping[str, int] = {}

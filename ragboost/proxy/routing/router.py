@@ -94,7 +94,8 @@ class Router:
         backend = self.choose(request.prompt_tokens, cached_tokens=cached)
         assert backend is not None, "there are no backends"
         assignment = Assignment(request, backend, cached_tokens=cached.get(backend.name, 0))
-        self.prefixes.remember(backend.name, request.prefixes, num_tokens=request.prompt_tokens)
+        num_bytes = round(request.prompt_tokens / request.tokens_per_byte)
+        self.prefixes.remember(backend.name, request.prefixes, num_bytes=num_bytes)
         return assignment
 
     async def _cached_tokens(
@@ -110,8 +111,9 @@ class Router:
         if not self.looks_at_caches:
             return cached
         for backend in self.backends.candidates():
-            given, _ = self.prefixes.longest(backend.name, request.prefixes)
-            cached[backend.name] = max(given, self.prefixes.tokens(backend.name, request.history))
+            sent, _ = self.prefixes.longest(backend.name, request.prefixes)
+            sent = max(sent, self.prefixes.num_bytes(backend.name, request.history))
+            cached[backend.name] = int(sent * request.tokens_per_byte)
             if request.leading is None or request.tenant is None:
                 continue
             async with request.tenant.lock:

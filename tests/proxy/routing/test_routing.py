@@ -12,12 +12,14 @@ import pytest
 from ragboost.config import Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
+from ragboost.proxy.routing.admission import Dispatcher
 from ragboost.proxy.routing.affinity import PrefixAffinity, prefixes_of
 from ragboost.proxy.routing.assignment import RoutingRequest
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.tenants import TenantKey, Tenants
+from ragboost.rewriting.parsed_request import RequestParser
+from ragboost.rewriting.tenants import Tenant, TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
@@ -324,15 +326,63 @@ async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> 
     assert [(load.assigned, load.prefill_tokens) for load in loads] == [(0, 0)] * 2
 
 
+def one_token_per_byte(tenant: Tenant) -> None:
+    """Let a tenant's tokenizer count a document."""
+    tenant.tokens.is_counted = True
+    tenant.tokens.count_documents([Document("x" * 2000)])
+    for wanted in tenant.tokens.take_wanted(1):
+        tenant.tokens.learn(wanted.key, len(wanted.text))
+
+
+async def test_prompts_and_cached_documents_have_one_unit() -> None:
+    settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
+    tenants = Tenants(settings)
+    dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
+    messages = [{"role": "user", "content": "why?"}]
+    body = {"model": "m", "messages": messages, "ragboost": {"documents": documents(1, 2)}}
+    raw = json.dumps(body)
+    request = RequestParser(settings).parse(raw.encode(), (), session=None, team="")
+    tenant = tenants.get(request.tenant_key)
+    one_token_per_byte(tenant)
+    found = [Document(each["text"], id=each["id"]) for each in documents(1, 2)]
+    part, whole = dispatcher.backends.all
+    tenant.booster(part.name).boost("why?", found[:1])
+    tenant.booster(whole.name).boost("why?", found)
+    whole.load.dispatched = 1  # so that the other backend is chosen if both cost the same
+    with dispatcher.admission() as admission:
+        await admission.take(request, tenant=tenant, plan=lambda: Request("why?", tuple(found)))
+        assert admission.backend is whole
+        assert admission.assignment.request.prompt_tokens == len(raw)
+        assert 0.9 * len(raw) < admission.cached_tokens < len(raw)
+
+
+async def test_what_was_sent_is_compared_in_the_unit_of_today() -> None:
+    settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
+    tenants = Tenants(settings)
+    dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
+    raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 2000}]})
+    request = RequestParser(settings).parse(raw.encode(), (), session=None, team="")
+    tenant = tenants.get(request.tenant_key)
+    with dispatcher.admission() as admission:
+        await admission.take(request)
+        admission.rewritten(num_bytes=len(raw), cached_tokens=0)
+        first = admission.backend
+    one_token_per_byte(tenant)
+    with dispatcher.admission() as admission:
+        await admission.take(request)
+        assert admission.backend is first
+        assert admission.cached_tokens == len(raw)
+
+
 def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
     prefixes = PrefixAffinity(max_prefixes=2)
     seen = prefixes_of(JsonBody(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38)), seed=b"")
-    prefixes.remember("a", seen, num_tokens=500)
-    assert prefixes.longest("a", seen) == (500, 20)
-    assert prefixes.longest("a", seen[:1]) == (10, 10)
+    prefixes.remember("a", seen, num_bytes=500)
+    assert prefixes.longest("a", seen) == (500, 80)
+    assert prefixes.longest("a", seen[:1]) == (40, 40)
     assert prefixes.longest("b", seen) == (0, 0)
     other = prefixes_of(JsonBody(b'{"messages":["%b"]}' % (b"z" * 38)), seed=b"")
-    prefixes.remember("a", other, num_tokens=7)
+    prefixes.remember("a", other, num_bytes=7)
     assert prefixes.longest("a", seen[:1]) == (0, 0)
     prefixes.forget("a")
     assert prefixes.longest("a", seen) == (0, 0)
