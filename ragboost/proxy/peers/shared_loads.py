@@ -8,6 +8,7 @@ import msgspec
 
 from ragboost.config import SessionSettings
 from ragboost.proxy.peers.load_board import LoadBoard
+from ragboost.proxy.peers.messages import NO_MESSAGE
 from ragboost.proxy.peers.redis_channel import RedisChannel
 from ragboost.proxy.upstream.backends import Load
 
@@ -76,7 +77,7 @@ class SharedLoads:
             return
         try:
             report = _decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except NO_MESSAGE:
             return
         if report.source != self._name:
             self._board.put(report.source, report.loads)

@@ -5,7 +5,6 @@ documents, so that without this no other one could choose a backend, or an order
 that is lost costs hits; none can put a document into a prompt.
 """
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -15,14 +14,16 @@ from ragboost.config import SessionSettings
 from ragboost.proxy.peers.messages import SentPrompt, SentPrompts, decode_prompts, encode
 from ragboost.proxy.peers.prompt_learner import PromptLearner
 from ragboost.proxy.peers.redis_channel import RedisChannel
+from ragboost.proxy.peers.waiting_prompts import WaitingPrompts
 from ragboost.proxy.upstream.backends import Backend
+from ragboost.rewriting.names import bounded_name
 
 _CHANNEL = "ragboost:prompts"
 _INTERVAL_S = 0.05
-_MAX_WAITING = 2_000  # the oldest are dropped: the server is slow, or away
-_PER_MESSAGE = 200
-_MAX_BYTES = 4 * 1024 * 1024
-_MAX_SCALE = 100.0
+_MAX_WAITING, _MAX_DOCUMENTS = 2_000, 200_000  # the server is slow, or away
+# Decoding a message takes a few milliseconds; a single prompt may have more documents.
+_PER_MESSAGE, _DOCUMENTS_PER_MESSAGE = 200, 2_000
+_MAX_BYTES = 1024 * 1024
 
 
 class SharedPrompts:
@@ -55,7 +56,7 @@ class SharedPrompts:
         self._names = {each.key: each.name for each in backends}
         self._followers = followers
         self._name = name
-        self._waiting: deque[SentPrompt] = deque(maxlen=_MAX_WAITING)
+        self._waiting = WaitingPrompts(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
         self._channel = RedisChannel(
             settings,
             _CHANNEL,
@@ -78,11 +79,12 @@ class SharedPrompts:
         await self.learner.close()
 
     def _on_layout(self, key: str, request_id: str | None, layout: PromptLayout) -> None:
-        self._waiting.append(SentPrompt(key, request_id, layout))
+        self._waiting.add(SentPrompt(key, request_id, layout))
 
     def _report(self) -> bytes | None:
-        num = min(len(self._waiting), _PER_MESSAGE)
-        prompts = tuple(self._waiting.popleft() for _ in range(num))
+        prompts = self._waiting.take(
+            max_prompts=_PER_MESSAGE, max_documents=_DOCUMENTS_PER_MESSAGE
+        )
         return encode(SentPrompts(self._name, prompts)) if prompts else None
 
     def _receive(self, data: bytes) -> None:
@@ -91,7 +93,7 @@ class SharedPrompts:
             return
         for prompt in message.prompts:
             name = self._names.get(prompt.backend)
-            if name is not None and _is_sound(prompt.layout):
+            if name is not None and _is_sound(prompt):
                 self.learner.add(SentPrompt(name, prompt.request_id, prompt.layout))
 
 
@@ -99,10 +101,9 @@ def _group(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _is_sound(layout: PromptLayout) -> bool:
-    """Return False for a layout that no proxy has made: anybody may publish on the server."""
-    lengths = (*layout.tokens, *layout.frames, layout.tokens_before, layout.prompt_tokens)
-    num = len(layout.documents)
-    ends = num if layout.exact_ends is None else len(layout.exact_ends)
-    is_complete = num == len(layout.tokens) == len(layout.frames) and ends == num
-    return is_complete and num > 0 and min(lengths) >= 0 and 0 < layout.scale < _MAX_SCALE
+def _is_sound(prompt: SentPrompt) -> bool:
+    """Return False for a prompt that no proxy has sent: anybody may publish on the server."""
+    layout, names = prompt.layout, (*prompt.layout.tenant, prompt.request_id or "")
+    if any(bounded_name(name) != name for name in names):
+        return False
+    return layout.is_sound
