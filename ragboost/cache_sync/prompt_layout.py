@@ -122,7 +122,7 @@ class PromptLayout(NamedTuple):
             return False
         least, most = _SCALES
         lengths = *self.frames, self.tokens_before, self.prompt_tokens, self.unknown_tokens
-        is_possible = 0 <= min(lengths) and max(*lengths, *self.tokens) <= _MAX_LENGTH
+        is_possible = min(lengths) >= 0 and max(*lengths, *self.tokens) <= _MAX_LENGTH
         return is_possible and min(self.tokens) > 0 and least <= self.scale <= most
 
     @property

@@ -1,8 +1,9 @@
 """Tell replicas of the proxy which documents a prompt had, over Redis' publish/subscribe.
 
 An engine's events name blocks and requests. Only the replica that sent a request knows its
-documents, so that without this no other one could choose a backend, or an order, by them. A message
-that is lost costs hits; none can put a document into a prompt.
+documents, so that without this no other one could choose a backend, or an order, by them. One that
+starts hears what was told lately. A message that is lost costs hits; none can put a document into a
+prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,10 @@ _CHANNEL = "ragboost:prompts"
 _INTERVAL_S = 0.05
 _MAX_WAITING, _MAX_DOCUMENTS = 2_000, 200_000  # the server is slow, or away
 # Decoding a message takes a few milliseconds; a single prompt may have more documents.
-_PER_MESSAGE, _DOCUMENTS_PER_MESSAGE = 200, 2_000
+_PER_MESSAGE, _DOCUMENTS_PER_MESSAGE = 200, 600
+_MESSAGES_PER_INTERVAL = 5
 _MAX_BYTES = 1024 * 1024
+_NUM_KEPT = 500  # messages, for replicas that start: at most 32 MB on the server
 
 
 class SharedPrompts:
@@ -64,6 +67,7 @@ class SharedPrompts:
             interval_s=_INTERVAL_S,
             produce=self._report,
             on_message=self._receive,
+            num_kept=_NUM_KEPT,
         )
 
     async def open(self) -> None:
@@ -81,11 +85,10 @@ class SharedPrompts:
     def _on_layout(self, key: str, request_id: str | None, layout: PromptLayout) -> None:
         self._waiting.add(SentPrompt(key, request_id, layout))
 
-    def _report(self) -> bytes | None:
-        prompts = self._waiting.take(
-            max_prompts=_PER_MESSAGE, max_documents=_DOCUMENTS_PER_MESSAGE
-        )
-        return encode(SentPrompts(self._name, prompts)) if prompts else None
+    def _report(self) -> Sequence[bytes]:
+        bounds = {"max_prompts": _PER_MESSAGE, "max_documents": _DOCUMENTS_PER_MESSAGE}
+        taken = [self._waiting.take(**bounds) for _ in range(_MESSAGES_PER_INTERVAL)]
+        return [encode(SentPrompts(self._name, prompts)) for prompts in taken if prompts]
 
     def _receive(self, data: bytes) -> None:
         message = decode_prompts(data) if len(data) <= _MAX_BYTES else None

@@ -1,7 +1,7 @@
 """What replicas of the proxy tell each other of their prompts, through a real Redis server."""
 
-import asyncio
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,7 +62,7 @@ async def publish(replica: Replica, *messages: bytes) -> None:
     """Publish messages when the replica listens."""
     client: Any = make_client(replica.settings.session)
     while not await client.publish(CHANNEL, b""):
-        await asyncio.sleep(0)
+        pass
     for each in messages:
         await client.publish(CHANNEL, each)
     await client.aclose()
@@ -146,6 +146,56 @@ async def test_many_prompts_of_many_documents_at_once_all_arrive(redis: RedisSer
         await each.shared.close()
 
 
+@pytest.mark.asyncio
+async def test_a_replica_that_starts_hears_what_was_told_before(redis: RedisServer) -> None:
+    (one,) = await opened(redis.url, "one")
+    names = [str(number) for number in range(2_000)]
+    for name in names:
+        one.follower.on_sent(name, LAYOUT, cached_tokens=0)
+    client: Any = make_client(one.settings.session)
+    assert await client.xadd(CHANNEL, {b"not a message": b""})
+    while await client.xlen(CHANNEL) < 11:  # 200 prompts in each
+        pass
+    await one.shared.close()
+
+    after, fellow = await opened(redis.url, "after", "one/1")
+    await eventually_async(lambda: list(after.follower._layouts), equals=names)
+    assert not fellow.follower._layouts
+    assert 0 < await client.ttl(CHANNEL) <= 600
+    await client.aclose()
+    for each in (after, fellow):
+        await each.shared.close()
+
+
+@pytest.mark.asyncio
+async def test_the_server_keeps_a_bounded_number_of_messages(redis: RedisServer) -> None:
+    (one,) = await opened(redis.url, "one")
+    client: Any = make_client(one.settings.session)
+    for _ in range(2_000):
+        await one.shared._channel._send(told(SentPrompt(one.backend.key, "i", LAYOUT)))
+    assert 500 <= await client.xlen(CHANNEL) <= 700  # whole nodes of the stream are dropped
+    num_before = await client.xlen(CHANNEL)
+    await one.shared._channel._send(b"x" * 100_000)
+    assert await client.xlen(CHANNEL) == num_before
+    await client.aclose()
+    await one.shared.close()
+
+
+@pytest.mark.asyncio
+async def test_without_the_stream_a_replica_still_hears_the_others(redis: RedisServer) -> None:
+    (one,) = await opened(redis.url, "one")
+    client: Any = make_client(one.settings.session)
+    await one.shared.close()
+    await client.set(CHANNEL, b"of somebody else")
+    await client.aclose()
+    (other,) = await opened(redis.url, "other")
+
+    await publish(other, told(SentPrompt(other.backend.key, "good", LAYOUT)))
+
+    await eventually_async(lambda: set(other.follower._layouts), equals={"good"})
+    await other.shared.close()
+
+
 def test_a_replica_orders_by_what_another_has_sent(redis: RedisServer) -> None:
     numbers = itertools.count()
     session = {"store": "redis", "url": redis.url}
@@ -173,3 +223,7 @@ def test_a_replica_orders_by_what_another_has_sent(redis: RedisServer) -> None:
 
         # In the order given, nothing would be cached; a layout takes a moment to arrive.
         eventually(lambda: cached_for_the_other() > 100)
+        metrics = httpx.get(f"{two.url}/metrics").text
+        learned = re.search(r"^ragboost_replica_prompts_learned_total (.+)$", metrics, re.MULTILINE)
+        assert learned is not None
+        assert float(learned[1]) > 0
