@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from ragboost.config import ENV_PREFIX, Settings
 from ragboost.proxy.app import create_app
+from ragboost.proxy.peers.seat import WorkerSeat
 from scripts.openapi_page import openapi_page
 
 ROOT = Path(__file__).parent.parent
@@ -81,12 +82,15 @@ def _choices(info: FieldInfo) -> str:
 
 def metrics_page() -> str:
     """Return the page of the proxy's metrics with types and labels."""
-    registry = create_app(Settings()).state.metrics.registry
+    settings = Settings.model_validate({"session": {"store": "redis", "url": "redis://host"}})
+    seat, _ = WorkerSeat.of_all(2, "")
+    registry = create_app(settings, seat=seat).state.metrics.registry
     lines = [
         "# Metrics",
         "",
         "At `/metrics`, in Prometheus' text format. Labels never hold document, session or request "
-        "ids.",
+        "ids. `ragboost_workers_*` and `ragboost_worker_*` are there with several workers, "
+        "`ragboost_replica_*` with Redis.",
         "",
         "| metric | type | labels | |",
         "|---|---|---|---|",

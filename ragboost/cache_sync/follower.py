@@ -330,7 +330,7 @@ class CacheFollower:
         # Caches of other ranks, and blocks stored again in the meantime.
         resident = {name: self._resident_tokens(name) for name in list(self._layouts)}
         for name, layout in self._layouts.items():
-            if not resident[name]:
+            if not resident[name] and name not in self._in_flight:  # else its end is awaited
                 self._may_forget(name, layout)
         await self._apply({name: tokens for name, tokens in resident.items() if tokens})
 

@@ -48,6 +48,9 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._requests
+
     def add(
         self, request_id: str, *, prompt_tokens: int, cached_tokens: int, block_size: int
     ) -> None:

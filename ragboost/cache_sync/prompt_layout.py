@@ -19,6 +19,7 @@ _SLACK_COUNTED = 8
 _SLACK_ESTIMATED = 16
 _SLACK_SHARE = 0.01
 _SCALES = 0.25, 4.0
+_MAX_LENGTH = 10**9  # tokens of anything
 # Tokens of a prompt beyond its estimate, such as tools, are before the messages. Fewer than this
 # are an error of the estimates on both sides of the documents.
 _MIN_UNKNOWN_TOKENS = 48
@@ -110,6 +111,19 @@ class PromptLayout(NamedTuple):
             is_measured=is_measured,
             preamble=preamble,
         )
+
+    @property
+    def is_sound(self) -> bool:
+        """A context index can hold the documents, and the lengths are possible."""
+        num = len(self.documents)
+        ends = self.tokens if self.exact_ends is None else self.exact_ends
+        parts = self.tokens, self.frames, ends, set(self.documents)
+        if not num or any(len(part) != num for part in parts):
+            return False
+        least, most = _SCALES
+        lengths = *self.frames, self.tokens_before, self.prompt_tokens, self.unknown_tokens
+        is_possible = min(lengths) >= 0 and max(*lengths, *self.tokens) <= _MAX_LENGTH
+        return is_possible and min(self.tokens) > 0 and least <= self.scale <= most
 
     @property
     def start(self) -> int:

@@ -11,11 +11,11 @@ from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
 from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.rewriting.headers import RawHeaders, get_header, new_request_id
+from ragboost.rewriting.names import bounded_name
 from ragboost.tokens import TokenCounter
 
 SESSION_FIELD = "session_id"
 SESSION_HEADER = b"x-session-id"
-_MAX_NAME = 256
 
 
 class EngineRequestId(NamedTuple):
@@ -33,7 +33,8 @@ class EngineRequestId(NamedTuple):
     def of(cls, body: Mapping[str, Any], headers: RawHeaders) -> "EngineRequestId":
         """Return the client's own id, if it is where engines look for it, or else a new one.
 
-        An id that is too long to be kept stays in the body, and its events are not recognised.
+        An id that is too long to be kept, or that cannot be shown, such as half a surrogate pair,
+        stays in the body, and its events are not recognised.
         """
         extra = body.get("vllm_xargs")
         given = (
@@ -42,7 +43,7 @@ class EngineRequestId(NamedTuple):
             get_header(headers, SESSION_HEADER),
         )
         name = next((value for value in given if isinstance(value, str) and value), None)
-        if name is not None and len(name) > _MAX_NAME:
+        if name is not None and bounded_name(name) != name:
             return cls(new_request_id(), False)
         return cls(new_request_id(), True) if name is None else cls(name, False)
 

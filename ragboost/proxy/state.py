@@ -77,7 +77,12 @@ class ProxyState:
             fellows = FellowWorkers(seat, settings, sync=sync, board=board)
             metrics.watch_workers(fellows)
         name = f"{seat.group}/{seat.number}" if seat is not None else secrets.token_hex(8)
-        is_shared = settings.session.store == "redis"
+        loads = prompts = None
+        if settings.session.store == "redis":
+            loads = SharedLoads(settings.session, board, name=name)
+            if not settings.proxy.shadow:  # its prompts are not what was sent
+                prompts = SharedPrompts(settings.session, backends.all, sync.followers, name=name)
+                metrics.watch_replicas(prompts.learner)
         pipeline = ShadowPipeline if settings.proxy.shadow else BoostPipeline
         parts = {"tenants": tenants, "sync": sync, "chunk_reuse": chunk_reuse, "fellows": fellows}
         return cls(
@@ -92,10 +97,8 @@ class ProxyState:
             RunningTurns(),
             board,
             fellows,
-            SharedLoads(settings.session, board, name=name) if is_shared else None,
-            SharedPrompts(settings.session, backends.all, sync.followers, name=name)
-            if is_shared and not settings.proxy.shadow  # its prompts are not what was sent
-            else None,
+            loads,
+            prompts,
         )
 
     @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
+from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.engine_hooks.events import EventBatch, encode_batch
@@ -82,4 +83,18 @@ async def test_a_request_with_the_id_of_an_earlier_one_is_kept_for_its_own_time(
     await world.wait(40.0)
     assert world.follower.num_prompts == 1
     await world.wait(21.0)
+    assert world.follower.num_prompts == 0
+
+
+async def test_a_prompt_that_waits_in_its_engine_outlives_a_clear_of_the_cache() -> None:
+    world = World()
+    layout = PromptLayout(TENANT, ("a",), (30,), (5,), 5, 40)
+    layout = world.follower.on_sent("waits", layout, cached_tokens=0)
+    world.follower.on_change("toy", Changes({}, is_cleared=True))
+    await world.wait(0.0)
+    await world.wait(90.0)
+    assert world.follower.num_prompts == 1
+
+    world.follower.on_response("waits", layout, prompt_tokens=40)
+    await world.wait(61.0)
     assert world.follower.num_prompts == 0

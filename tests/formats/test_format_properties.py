@@ -8,10 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.config import Settings
-from ragboost.formats.text import find_groups
+from ragboost.formats.text import find_groups, xml_tags
 from tests.formats.rewriting import find, reorder, text_of, user
 
 PLAIN = Settings(hints={"order": False})
+MARK_PIECES = [
+    "<TAG>",
+    "</TAG>",
+    "<TAG",
+    "<TAG ",
+    "<TAG\n",
+    "TAG>",
+    "<document_content>",
+    "<doc",
+    "<",
+    "</",
+    ">",
+    "/>",
+    "<TAG/>",
+    "word ",
+    "word " * 100,
+    "\ud800",
+]
 HOSTILE = [
     "<document>",
     "</document>",
@@ -141,3 +159,18 @@ def test_a_reference_has_its_target_earlier_in_the_payload(turns: list[list[str]
             else:
                 assert name in standing
                 assert f'"{name} is the beginning.' in result["text"]
+
+
+@given(
+    st.sampled_from(xml_tags.TAGS),
+    st.lists(
+        st.sampled_from(MARK_PIECES).flatmap(lambda piece: st.integers(1, 40).map(piece.__mul__)),
+        max_size=40,
+    ),
+)
+@settings(max_examples=300, deadline=None)
+def test_marks_of_a_tag_are_those_that_one_expression_finds(tag: str, pieces: list[str]) -> None:
+    text = "".join(piece.replace("TAG", tag) for piece in pieces)
+    expression = xml_tags._MARKS[tag]
+    found = [mark.span() for mark in xml_tags._marks(text, tag)]
+    assert found == [mark.span() for mark in expression.finditer(text)]

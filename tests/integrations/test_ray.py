@@ -216,6 +216,14 @@ def test_an_error_of_a_batch_file_is_one_sentence_and_leaves_nothing(tmp_path: P
         run_batch_on_ray(source, tmp_path / "out.jsonl", window=0)
 
 
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"")
+    (tmp_path / ".out.jsonl.windows").write_text("of somebody else")
+    with pytest.raises(RequestError, match=r"cannot write .*windows: File exists"):
+        run_batch_on_ray(source, output, window=10)
+
+
 def test_the_proxy_serves_and_streams_in_ray_serve(engine: FakeEngine, serve_port: int) -> None:
     settings = Settings(backend={"url": engine.url})  # type: ignore[arg-type]
     serve.run(deploy(settings), name="one", route_prefix="/one")

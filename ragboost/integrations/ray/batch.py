@@ -57,43 +57,54 @@ def run_batch_on_ray(
     """
     if window < 1:
         raise RequestError(f"window must be at least 1, got {window}", param="window")
-    paths = [output, side_path(output, "positions"), side_path(output, "rejects")]
-    for path in paths:
-        check_output(path, inputs=[source, *([corpus] if corpus else [])])
+    paths = _outputs(output, inputs=[source, *([corpus] if corpus else [])])
     with open_input(source) as file:
         spans = list(split_file(file, window))
     start = BatchSummary(cache_tokens=cache_tokens, block_size=block_size)
-    folder = output.with_name(f".{output.name}.windows").resolve()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder = _make_folder(output)
     try:
-        options = {
-            "source": str(source.resolve()),
-            "folder": str(folder),
-            "settings": settings or Settings(),
-            "corpus": str(corpus.resolve()) if corpus else None,
-            "improve_s": improve_s,
-            "start": start,
-        }
-        summaries = _order(spans, options, on_progress=on_progress)
-        with GrowingFiles(paths, fingerprint="", resume=False, start=start) as growing:
-            summary = join_pieces(folder, summaries, growing.files)
-            if strict and summary.rejected:
-                growing.finish(2)
-                raise RejectedLinesError(
-                    f"{source}: malformed lines: {summary.rejected}, see {paths[2]}"
-                )
-            for number in range(len(paths)):
-                growing.finish(number)
-        return summary
+        summaries = _order(
+            spans,
+            on_progress=on_progress,
+            source=str(source.resolve()),
+            folder=str(folder),
+            settings=settings or Settings(),
+            corpus=str(corpus.resolve()) if corpus else None,
+            improve_s=improve_s,
+            start=start,
+        )
+        summary = _join(folder, summaries, paths, start=start, is_strict=strict)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if strict and summary.rejected:
+        raise RejectedLinesError(f"{source}: malformed lines: {summary.rejected}, see {paths[2]}")
+    return summary
 
 
-def _order(
-    spans: list[WindowSpan], options: dict[str, Any], *, on_progress: Progress
-) -> list[BatchSummary]:
-    """Order all windows, in any order, and return their summaries in that of the file."""
+def _outputs(output: Path, *, inputs: list[Path]) -> list[Path]:
+    """Return the files to write: the output, its positions and its rejects."""
+    paths = [output, side_path(output, "positions"), side_path(output, "rejects")]
+    for path in paths:
+        check_output(path, inputs=inputs)
+    return paths
+
+
+def _make_folder(output: Path) -> Path:
+    """Make an empty folder for the windows beside the output."""
+    folder = output.with_name(f".{output.name}.windows").resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise RequestError(f"cannot write {folder}: {error.strerror}") from None
+    return folder
+
+
+def _order(spans: list[WindowSpan], *, on_progress: Progress, **options: Any) -> list[BatchSummary]:
+    """Order all windows, in any order, and return their summaries in that of the file.
+
+    `options` are those of the processes that order them.
+    """
     ray_data: Any = import_extra("ray.data", extra="ray")
     rows = [{"number": n, "line": at.line, "offset": at.offset, "lines": m} for n, at, m in spans]
     windows = ray_data.from_items(rows, override_num_blocks=min(len(rows), _MAX_BLOCKS))
@@ -107,6 +118,22 @@ def _order(
         summaries[row["number"]] = BatchSummary.from_json(row["summary"])
         on_progress("planning", len(summaries), len(spans))
     return [summaries[number] for number in range(len(spans))]
+
+
+def _join(
+    folder: Path,
+    summaries: list[BatchSummary],
+    paths: list[Path],
+    *,
+    start: BatchSummary,
+    is_strict: bool,
+) -> BatchSummary:
+    """Put the windows together; only the rejects are written if there are any and it is strict."""
+    with GrowingFiles(paths, fingerprint="", resume=False, start=start) as growing:
+        summary = join_pieces(folder, summaries, growing.files)
+        for number in [2] if is_strict and summary.rejected else range(len(paths)):
+            growing.finish(number)
+        return summary
 
 
 class _WindowOrderer:

@@ -48,6 +48,16 @@ class _ByLabels(Generic[M, T]):
         return child
 
 
+class CollectedLearner(Protocol):
+    """The counters of what is learnt from other replicas.
+
+    Attributes:
+        learned: prompts of others that this process's indexes have taken over.
+    """
+
+    learned: int
+
+
 class CollectedWorkers(Protocol):
     """The counters of the exchange with other workers."""
 
@@ -266,6 +276,10 @@ class Metrics:
         """Add the metrics of the exchange with other workers."""
         self.registry.register(_WorkerMetrics(workers))
 
+    def watch_replicas(self, learner: CollectedLearner) -> None:
+        """Add the metrics of the exchange with other replicas."""
+        self.registry.register(_ReplicaMetrics(learner))
+
     def render(self) -> bytes:
         """Render all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -409,4 +423,20 @@ class _WorkerMetrics(Collector):
                 "Times that messages of other workers were lost, and a snapshot asked for.",
                 value=workers.num_lost,
             ),
+        ]
+
+
+class _ReplicaMetrics(Collector):
+    """The counters of what is learnt from other replicas."""
+
+    def __init__(self, learner: CollectedLearner) -> None:
+        self._learner = learner
+
+    def collect(self) -> list[Metric]:
+        return [
+            CounterMetricFamily(
+                "ragboost_replica_prompts_learned",
+                "Prompts of other replicas that this process's indexes have taken over.",
+                value=self._learner.learned,
+            )
         ]

@@ -4,7 +4,7 @@ Knows their fields. Does not know sockets, and trusts no sender beyond the types
 decoded is dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import msgspec
@@ -73,9 +73,20 @@ Shared = SentPrompt | KeptHistory
 PeerMessage = SentPrompt | KeptHistory | Beat | SnapshotEnd
 
 
-def _decode_document(_kind: type, value: Any) -> Any:
-    """Decode a document of a layout: its key, or a pair of the text before it and its key."""
-    return tuple(value) if isinstance(value, list) else value
+def _decode_document(_kind: type, value: Any) -> Hashable:
+    """Decode a document's name in a context index: its key, `(key, copy)` or `(preamble, either)`.
+
+    Raises:
+        ValueError: it is none of them; a list or a NaN among them would break an index.
+    """
+    match value:
+        case str():
+            return value
+        case [str() as first, str() | int() as second]:
+            return first, second
+        case [str() as preamble, [str() as key, int() as copy]]:
+            return preamble, (key, copy)
+    raise ValueError("a document has no such name")
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -83,6 +94,8 @@ _decoder: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(
     PeerMessage, dec_hook=_decode_document
 )
 _prompts_decoder = msgspec.msgpack.Decoder(SentPrompts, dec_hook=_decode_document)
+NO_MESSAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of a decoder whose data are none of its messages, or nested too deeply."""
 
 
 def encode(message: PeerMessage | SentPrompts) -> bytes:
@@ -94,7 +107,7 @@ def decode(data: bytes) -> PeerMessage | None:
     """Decode a message; None if it is none."""
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NO_MESSAGE:
         return None
 
 
@@ -102,5 +115,5 @@ def decode_prompts(data: bytes) -> SentPrompts | None:
     """Decode the prompts of a replica; None if they are none."""
     try:
         return _prompts_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NO_MESSAGE:
         return None

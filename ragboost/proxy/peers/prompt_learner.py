@@ -1,14 +1,14 @@
 """Take over the prompts that other processes have sent: events then say what of them is cached."""
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping
 
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.proxy.peers.messages import SentPrompt
+from ragboost.proxy.peers.waiting_prompts import WaitingPrompts
 
-_MAX_WAITING = 20_000  # the oldest are dropped, which costs hits
-_PER_PASS = 32  # before the event loop goes on
+_MAX_WAITING, _MAX_DOCUMENTS = 20_000, 500_000
+_PER_PASS, _DOCUMENTS_PER_PASS = 32, 1_000  # before the event loop goes on
 
 
 class PromptLearner:
@@ -24,13 +24,13 @@ class PromptLearner:
     def __init__(self, followers: Mapping[str, CacheFollower]) -> None:
         self.learned = 0
         self._followers = followers
-        self._waiting: deque[SentPrompt] = deque(maxlen=_MAX_WAITING)
+        self._waiting = WaitingPrompts(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
         self._has_more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, prompt: SentPrompt) -> None:
         """Take over a prompt soon."""
-        self._waiting.append(prompt)
+        self._waiting.add(prompt)
         self._has_more.set()
 
     async def open(self) -> None:
@@ -47,9 +47,11 @@ class PromptLearner:
         while True:
             await self._has_more.wait()
             self._has_more.clear()
-            while self._waiting:
-                for _ in range(min(len(self._waiting), _PER_PASS)):
-                    await self._learn(self._waiting.popleft())
+            while prompts := self._waiting.take(
+                max_prompts=_PER_PASS, max_documents=_DOCUMENTS_PER_PASS
+            ):
+                for prompt in prompts:
+                    await self._learn(prompt)
                 await asyncio.sleep(0)
 
     async def _learn(self, prompt: SentPrompt) -> None:

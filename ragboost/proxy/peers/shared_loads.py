@@ -4,10 +4,13 @@ A replica that dies falls silent, and its load is forgotten. Without Redis every
 own load only.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ragboost.config import SessionSettings
 from ragboost.proxy.peers.load_board import LoadBoard
+from ragboost.proxy.peers.messages import NO_MESSAGE
 from ragboost.proxy.peers.redis_channel import RedisChannel
 from ragboost.proxy.upstream.backends import Load
 
@@ -64,19 +67,19 @@ class SharedLoads:
         """Stop."""
         await self.channel.close()
 
-    def _report(self) -> bytes | None:
-        """Return the loads; None if they were zero the last time as well."""
+    def _report(self) -> Sequence[bytes]:
+        """Return the loads in a message; none if they were zero the last time as well."""
         loads = self._board.own()
         is_news = bool(loads) or not self._was_idle
         self._was_idle = not loads
-        return _encoder.encode(_LoadReport(self._name, loads)) if is_news else None
+        return [_encoder.encode(_LoadReport(self._name, loads))] if is_news else ()
 
     def _receive(self, data: bytes) -> None:
         if len(data) > _MAX_BYTES:
             return
         try:
             report = _decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except NO_MESSAGE:
             return
         if report.source != self._name:
             self._board.put(report.source, report.loads)

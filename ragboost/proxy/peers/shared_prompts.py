@@ -1,11 +1,11 @@
 """Tell replicas of the proxy which documents a prompt had, over Redis' publish/subscribe.
 
 An engine's events name blocks and requests. Only the replica that sent a request knows its
-documents, so that without this no other one could choose a backend, or an order, by them. A message
-that is lost costs hits; none can put a document into a prompt.
+documents, so that without this no other one could choose a backend, or an order, by them. One that
+starts hears what was told lately. A message that is lost costs hits; none can put a document into a
+prompt.
 """
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -15,14 +15,18 @@ from ragboost.config import SessionSettings
 from ragboost.proxy.peers.messages import SentPrompt, SentPrompts, decode_prompts, encode
 from ragboost.proxy.peers.prompt_learner import PromptLearner
 from ragboost.proxy.peers.redis_channel import RedisChannel
+from ragboost.proxy.peers.waiting_prompts import WaitingPrompts
 from ragboost.proxy.upstream.backends import Backend
+from ragboost.rewriting.names import bounded_name
 
 _CHANNEL = "ragboost:prompts"
 _INTERVAL_S = 0.05
-_MAX_WAITING = 2_000  # the oldest are dropped: the server is slow, or away
-_PER_MESSAGE = 200
-_MAX_BYTES = 4 * 1024 * 1024
-_MAX_SCALE = 100.0
+_MAX_WAITING, _MAX_DOCUMENTS = 2_000, 200_000  # the server is slow, or away
+# Decoding a message takes a few milliseconds; a single prompt may have more documents.
+_PER_MESSAGE, _DOCUMENTS_PER_MESSAGE = 200, 600
+_MESSAGES_PER_INTERVAL = 5
+_MAX_BYTES = 1024 * 1024
+_NUM_KEPT = 500  # messages, for replicas that start: at most 32 MB on the server
 
 
 class SharedPrompts:
@@ -55,7 +59,7 @@ class SharedPrompts:
         self._names = {each.key: each.name for each in backends}
         self._followers = followers
         self._name = name
-        self._waiting: deque[SentPrompt] = deque(maxlen=_MAX_WAITING)
+        self._waiting = WaitingPrompts(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
         self._channel = RedisChannel(
             settings,
             _CHANNEL,
@@ -63,6 +67,7 @@ class SharedPrompts:
             interval_s=_INTERVAL_S,
             produce=self._report,
             on_message=self._receive,
+            num_kept=_NUM_KEPT,
         )
 
     async def open(self) -> None:
@@ -78,12 +83,12 @@ class SharedPrompts:
         await self.learner.close()
 
     def _on_layout(self, key: str, request_id: str | None, layout: PromptLayout) -> None:
-        self._waiting.append(SentPrompt(key, request_id, layout))
+        self._waiting.add(SentPrompt(key, request_id, layout))
 
-    def _report(self) -> bytes | None:
-        num = min(len(self._waiting), _PER_MESSAGE)
-        prompts = tuple(self._waiting.popleft() for _ in range(num))
-        return encode(SentPrompts(self._name, prompts)) if prompts else None
+    def _report(self) -> Sequence[bytes]:
+        bounds = {"max_prompts": _PER_MESSAGE, "max_documents": _DOCUMENTS_PER_MESSAGE}
+        taken = [self._waiting.take(**bounds) for _ in range(_MESSAGES_PER_INTERVAL)]
+        return [encode(SentPrompts(self._name, prompts)) for prompts in taken if prompts]
 
     def _receive(self, data: bytes) -> None:
         message = decode_prompts(data) if len(data) <= _MAX_BYTES else None
@@ -91,7 +96,7 @@ class SharedPrompts:
             return
         for prompt in message.prompts:
             name = self._names.get(prompt.backend)
-            if name is not None and _is_sound(prompt.layout):
+            if name is not None and _is_sound(prompt):
                 self.learner.add(SentPrompt(name, prompt.request_id, prompt.layout))
 
 
@@ -99,10 +104,9 @@ def _group(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _is_sound(layout: PromptLayout) -> bool:
-    """Return False for a layout that no proxy has made: anybody may publish on the server."""
-    lengths = (*layout.tokens, *layout.frames, layout.tokens_before, layout.prompt_tokens)
-    num = len(layout.documents)
-    ends = num if layout.exact_ends is None else len(layout.exact_ends)
-    is_complete = num == len(layout.tokens) == len(layout.frames) and ends == num
-    return is_complete and num > 0 and min(lengths) >= 0 and 0 < layout.scale < _MAX_SCALE
+def _is_sound(prompt: SentPrompt) -> bool:
+    """Return False for a prompt that no proxy has sent: anybody may publish on the server."""
+    layout, names = prompt.layout, (*prompt.layout.tenant, prompt.request_id or "")
+    if any(bounded_name(name) != name for name in names):
+        return False
+    return layout.is_sound

@@ -78,6 +78,7 @@ async def pair(seats: tuple[WorkerSeat, ...]) -> AsyncIterator[list[Worker]]:
     [
         SentPrompt("b", "id", LAYOUT),
         SentPrompt("b", None, LAYOUT._replace(exact_ends=(4, 9))),
+        SentPrompt("b", "copies", LAYOUT._replace(documents=(("a", 1), ("before", ("a", 1))))),
         KeptHistory(b"\x00\xff"),
         Beat("e", 1, 2, {"b": Load(1, 2, 3)}, (1,)),
         SnapshotEnd(7),
@@ -87,7 +88,12 @@ async def test_a_message_is_decoded_as_it_was_encoded(message: Shared) -> None:
     assert decode(encode(message)) == message
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\xa4Beat", b"\x92\xaaSentPrompt\x01"])
+DEEP = b"\x94\xaaSentPrompt\xa1b\xc0\x96\x93\xa1m\xa0\xa0" + b"\x91" * 100_000
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x93\xa4Beat", b"\x92\xaaSentPrompt\x01", DEEP], ids=len
+)
 async def test_a_message_that_is_none_is_dropped(data: bytes) -> None:
     assert decode(data) is None
 

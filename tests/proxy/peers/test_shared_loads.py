@@ -84,7 +84,8 @@ async def test_rubbish_on_the_channel_is_ignored(
     redis: RedisServer, replicas: list[Replica]
 ) -> None:
     one, two = replicas
-    for data in (b"", b"\xff", b"x" * 100_000):
+    deep = b"\x93\xa1a\x80" + b"\x91" * 100_000
+    for data in (b"", b"\xff", b"x" * 100_000, deep):
         await one.shared.channel._client.publish("ragboost:load", data)
     one.backend.load.running = one.backend.load.assigned = 2
 

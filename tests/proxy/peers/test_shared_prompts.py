@@ -1,6 +1,7 @@
 """What replicas of the proxy tell each other of their prompts, through a real Redis server."""
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.fakes.redis import PROGRAM, RedisServer
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs redis-server or valkey-server")
 
+CHANNEL = "ragboost:prompts"
 TENANT = TenantKey("m", "")
 LAYOUT = PromptLayout(TENANT, ("a", ("text before", "b")), (100, 50), (5, 5), 20, 200)
 
@@ -56,10 +58,18 @@ async def opened(url: str, *names: str) -> list[Replica]:
     return replicas
 
 
-async def publish(replica: Replica, data: bytes) -> None:
+async def publish(replica: Replica, *messages: bytes) -> None:
+    """Publish messages when the replica listens."""
     client: Any = make_client(replica.settings.session)
-    await client.publish("ragboost:prompts", data)
+    while not await client.publish(CHANNEL, b""):
+        pass
+    for each in messages:
+        await client.publish(CHANNEL, each)
     await client.aclose()
+
+
+def told(prompt: SentPrompt) -> bytes:
+    return encode(SentPrompts("two", (prompt,)))
 
 
 @pytest.mark.asyncio
@@ -89,28 +99,101 @@ async def test_rubbish_and_impossible_layouts_are_ignored(redis: RedisServer) ->
     impossible = [
         LAYOUT._replace(tokens=(100,)),
         LAYOUT._replace(tokens=(100, -5)),
+        LAYOUT._replace(tokens=(100, 0)),
         LAYOUT._replace(frames=()),
         LAYOUT._replace(scale=-1.0),
         LAYOUT._replace(scale=float("inf")),
+        LAYOUT._replace(scale=4.1),
+        LAYOUT._replace(unknown_tokens=-1),
+        LAYOUT._replace(unknown_tokens=2**63),
         LAYOUT._replace(exact_ends=(7,)),
         LAYOUT._replace(documents=(), tokens=(), frames=()),
+        LAYOUT._replace(documents=("a", "a")),
+        LAYOUT._replace(documents=("a", ("b", {"c": 1}))),
+        LAYOUT._replace(documents=("a", float("nan"))),
+        LAYOUT._replace(documents=("a", [[]])),
+        LAYOUT._replace(tenant=TenantKey("m" * 1000, "")),
+        LAYOUT._replace(tenant=TenantKey("m", "\n")),
+        LAYOUT._replace(tenant=TenantKey("m", "", "t" * 1000)),
     ]
     bad = [b"", b"\xff", msgspec.msgpack.encode({"a": 1}), b"x" * 5_000_000]
-    bad += [encode(SentPrompts("two", (SentPrompt(key, "i", each),))) for each in impossible]
-    bad.append(encode(SentPrompts("two", (SentPrompt("http://another-backend", "i", LAYOUT),))))
-    good = encode(SentPrompts("two", (SentPrompt(key, "good", LAYOUT),)))
+    deep = b"\x94\xaaSentPrompt\xa1b\xc0\x96\x93\xa1m\xa0\xa0" + b"\x91" * 100_000
+    bad.append(b"\x93\xabSentPrompts\xa3two\x91" + deep)
+    bad += [told(SentPrompt(key, "i", each)) for each in impossible]
+    bad.append(told(SentPrompt("http://another-backend", "i", LAYOUT)))
+    bad.append(told(SentPrompt(key, "i" * 1000, LAYOUT)))
 
-    async def send() -> int:
-        for data in (*bad, good):
-            await publish(one, data)
-        return one.shared.learner.learned
-
-    while not await send():
-        pass
+    await publish(one, *bad, told(SentPrompt(key, "good", LAYOUT)))
 
     await eventually_async(lambda: one.num_nodes, equals=1)
     assert set(one.follower._layouts) == {"good"}
+    assert len(one.tenants) == 1
     await one.shared.close()
+
+
+@pytest.mark.asyncio
+async def test_many_prompts_of_many_documents_at_once_all_arrive(redis: RedisServer) -> None:
+    one, other = replicas = await opened(redis.url, "one", "other")
+    await publish(one)
+    many = tuple(("b" * 16, f"{i:032}") for i in range(1000))
+    layout = PromptLayout(TENANT, many, (100,) * 1000, (5,) * 1000, 20, 110_000)
+
+    for number in range(100):
+        one.follower.on_sent(str(number), layout, cached_tokens=0)
+
+    await eventually_async(lambda: set(other.follower._layouts), equals=set(map(str, range(100))))
+    for each in replicas:
+        await each.shared.close()
+
+
+@pytest.mark.asyncio
+async def test_a_replica_that_starts_hears_what_was_told_before(redis: RedisServer) -> None:
+    (one,) = await opened(redis.url, "one")
+    names = [str(number) for number in range(2_000)]
+    for name in names:
+        one.follower.on_sent(name, LAYOUT, cached_tokens=0)
+    client: Any = make_client(one.settings.session)
+    assert await client.xadd(CHANNEL, {b"not a message": b""})
+    while await client.xlen(CHANNEL) < 11:  # 200 prompts in each
+        pass
+    await one.shared.close()
+
+    after, fellow = await opened(redis.url, "after", "one/1")
+    await eventually_async(lambda: list(after.follower._layouts), equals=names)
+    assert not fellow.follower._layouts
+    assert 0 < await client.ttl(CHANNEL) <= 600
+    await client.aclose()
+    for each in (after, fellow):
+        await each.shared.close()
+
+
+@pytest.mark.asyncio
+async def test_the_server_keeps_a_bounded_number_of_messages(redis: RedisServer) -> None:
+    (one,) = await opened(redis.url, "one")
+    client: Any = make_client(one.settings.session)
+    for _ in range(2_000):
+        await one.shared._channel._send(told(SentPrompt(one.backend.key, "i", LAYOUT)))
+    assert 500 <= await client.xlen(CHANNEL) <= 700  # whole nodes of the stream are dropped
+    num_before = await client.xlen(CHANNEL)
+    await one.shared._channel._send(b"x" * 100_000)
+    assert await client.xlen(CHANNEL) == num_before
+    await client.aclose()
+    await one.shared.close()
+
+
+@pytest.mark.asyncio
+async def test_without_the_stream_a_replica_still_hears_the_others(redis: RedisServer) -> None:
+    (one,) = await opened(redis.url, "one")
+    client: Any = make_client(one.settings.session)
+    await one.shared.close()
+    await client.set(CHANNEL, b"of somebody else")
+    await client.aclose()
+    (other,) = await opened(redis.url, "other")
+
+    await publish(other, told(SentPrompt(other.backend.key, "good", LAYOUT)))
+
+    await eventually_async(lambda: set(other.follower._layouts), equals={"good"})
+    await other.shared.close()
 
 
 def test_a_replica_orders_by_what_another_has_sent(redis: RedisServer) -> None:
@@ -140,3 +223,7 @@ def test_a_replica_orders_by_what_another_has_sent(redis: RedisServer) -> None:
 
         # In the order given, nothing would be cached; a layout takes a moment to arrive.
         eventually(lambda: cached_for_the_other() > 100)
+        metrics = httpx.get(f"{two.url}/metrics").text
+        learned = re.search(r"^ragboost_replica_prompts_learned_total (.+)$", metrics, re.MULTILINE)
+        assert learned is not None
+        assert float(learned[1]) > 0
