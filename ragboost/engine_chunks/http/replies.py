@@ -120,7 +120,7 @@ class ReplySender:
     def _connect(self, name: str) -> "zmq.Socket[bytes]":
         if len(self._sockets) >= _MAX_SENDERS:
             self._drop_oldest()
-        socket = zmq.Context.instance().socket(zmq.PUSH)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._sockets.put(name, socket)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, _QUEUED)
