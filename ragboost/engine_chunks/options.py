@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
+from ragboost.engine_chunks.request import MAX_CHUNKS, MAX_TENANT
 from ragboost.errors import RequestError
 
 FIELD = "ragboost"
-MAX_CHUNKS = 4096
-_MAX_TENANT = 256
 _EXACT, _APPROX = "exact", "approx"
 
 
@@ -109,9 +108,9 @@ def read_tenant(given: Mapping[str, Any]) -> str:
         RequestError: `tenant` is no text of at most 256 characters.
     """
     tenant = given.get("tenant") or ""
-    if not isinstance(tenant, str) or len(tenant) > _MAX_TENANT:
+    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
         raise RequestError(
-            f"{FIELD}.tenant must be a text of at most {_MAX_TENANT} characters",
+            f"{FIELD}.tenant must be a text of at most {MAX_TENANT} characters",
             param=f"{FIELD}.tenant",
         )
     return tenant

@@ -5,8 +5,10 @@ Positions are not trusted: a chunk is looked up by the tokens of the request its
 position finds nothing. Malformed input turns reuse off for the request, with a reason.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +18,7 @@ PARAMS_KEY = "ragboost"
 """The key of our entry in `kv_transfer_params`."""
 VERSION = 1
 MAX_CHUNKS = 4096
+MAX_TENANT = 256
 SERVED_POLICIES = tuple(name for name in POLICIES if name != "oracle")
 """Policies that a request may name: no request carries the oracle's argument. Those in `MEASURED`
 reuse only chunks that were measured, see `EngineChunkRequest.measure`."""
@@ -63,19 +66,17 @@ def read_request(
     if told.get("version", VERSION) != VERSION:
         return EngineChunkRequest(reason="unknown_version")
     tenant = told.get("tenant") or ""
-    if not isinstance(tenant, str):
+    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
         return EngineChunkRequest(reason="bad_options")
     chunks = _read_chunks(told.get("chunks"), num_tokens)
     if chunks is None:
         return EngineChunkRequest(reason="bad_chunks")
     policy = told.get("policy") or defaults.policy
-    ratio = _number(told.get("ratio"), defaults.ratio)
+    ratio = _share(told.get("ratio"), defaults.ratio)
     granularity = told.get("granularity") or defaults.granularity
     is_valid = (
         isinstance(policy, str)
         and policy in SERVED_POLICIES
-        and ratio is not None
-        and 0.0 <= ratio <= 1.0
         and _is_integer(granularity)
         and 1 <= granularity <= num_tokens
         and isinstance(told.get("measure", False), bool)
@@ -85,6 +86,14 @@ def read_request(
     reason = None if told.get("reuse", True) is True else "reuse_off"
     measure = told.get("measure", False)
     return EngineChunkRequest(chunks, policy, ratio, granularity, tenant, reason, measure)
+
+
+def in_namespace(request: EngineChunkRequest, *names: str | None) -> EngineChunkRequest:
+    """Return the request with stored chunks apart from those of the engine's other namespaces."""
+    if not any(names):
+        return request
+    made_from = json.dumps([request.tenant, *names]).encode()
+    return replace(request, tenant=hashlib.sha256(made_from).hexdigest())
 
 
 def _read_chunks(told: Any, num_tokens: int) -> tuple[tuple[int, int], ...] | None:
@@ -108,8 +117,9 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _number(value: Any, default: float) -> float | None:
+def _share(value: Any, default: float) -> float | None:
+    """Return a number from 0 to 1; None if it is none."""
     if value is None:
         return default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    return float(value) if is_number and 0 <= value <= 1 else None

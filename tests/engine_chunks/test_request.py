@@ -87,3 +87,22 @@ def test_a_later_version_of_the_contract_is_computed_exactly() -> None:
 
     assert found is not None
     assert found.reason == "unknown_version"
+
+
+@pytest.mark.parametrize(
+    "ratio",
+    [pytest.param(10**400, id="huge"), -1, 1.01, float("nan"), float("inf"), "0.1", True],
+)
+def test_a_ratio_that_is_none_is_computed_exactly(ratio: Any) -> None:
+    found = read({"chunks": [[0, 10]], "ratio": ratio})
+
+    assert found is not None
+    assert found.reason == "bad_options"
+
+
+def test_a_tenant_of_any_length_is_computed_exactly() -> None:
+    """It is hashed once for each chunk, between two steps of the engine."""
+    found = read({"chunks": [[0, 10]], "tenant": "x" * 1_000_000})
+
+    assert found is not None
+    assert found.reason == "bad_options"

@@ -154,15 +154,23 @@ def planner_of(engine: ReuseLLM) -> Any:
 
 
 def check_failure(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
-    """A prompt that cannot be filled for want of memory is computed by vLLM."""
-    tokens, positions = prompts.prompt([1, 4, 2])
-    model = planner_of(engine)._filler.model
-    ran = failing(model)
+    """A prompt that cannot be filled for want of memory is computed by vLLM. Nothing is taken out
+    of the step that it failed in: that was computed over blocks without KV."""
+    tokens, positions = prompts.prompt([1, 4, 2], question=())
+    last, question = prompts.tokens(100), prompts.tokens(23)
+    positions = [*positions, [len(tokens), len(tokens) + len(last)]]
+    tokens = [*tokens, *last, *question]
+    planner = planner_of(engine)
+    ran = failing(planner._filler.model)
+    told = report(engine.run(tokens, positions, ratio=0.15))
+    engine.llm.reset_prefix_cache()
     got = engine.logprobs(tokens, positions, ratio=0.15)
-    del model.forward
+    del planner._filler.model.forward
     return {
         "num_failed": len(ran),
         "failed_error": float((got - engine.exact(tokens)).abs().max()),
+        "failed_reason": told["reason"],
+        "is_captured": planner._library.key(last) in planner._library,
     }
 
 

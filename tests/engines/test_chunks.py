@@ -85,8 +85,13 @@ def test_nothing_is_left_of_aborted_requests(told: Any) -> None:
 
 
 def test_a_prompt_that_cannot_be_filled_is_computed(told: Any) -> None:
-    assert told["check_failure"]["num_failed"] == 1
+    assert told["check_failure"]["num_failed"] == 2
     assert told["check_failure"]["failed_error"] < ROUNDING
+    assert told["check_failure"]["failed_reason"] == "fill_failed"
+
+
+def test_nothing_is_stored_of_a_step_whose_filling_failed(told: Any) -> None:
+    assert not told["check_failure"]["is_captured"]
 
 
 def test_a_long_filling_is_spread_over_steps_in_which_others_decode(told: Any) -> None:

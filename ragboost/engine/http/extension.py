@@ -19,12 +19,12 @@ from ragboost.engine.http.protocol import Fields, Text, read_fields
 from ragboost.engine.text.cutting import TextSpan
 from ragboost.engine.text.graph_prompts import GraphRequest
 from ragboost.engine_chunks.options import (
-    MAX_CHUNKS,
     ReuseDefaults,
     ReuseOptions,
     read_options,
     read_positions,
 )
+from ragboost.engine_chunks.request import MAX_CHUNKS
 from ragboost.errors import RequestError
 from ragboost.graph.retrieve import paths_of
 from ragboost.graph.triplets import RelationPath, as_triplet

@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import zmq
@@ -27,6 +27,7 @@ _WAITING = 65_536
 _MAX_SENDERS = 64
 _QUEUED = 1_000
 _MAX_BYTES = 4096
+_ReplyTo = tuple[str, Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]
 
 
 class ReplyInbox:
@@ -105,24 +106,26 @@ class ReplySender:
             report: see `TokenOrigins`.
         """
         try:
-            name, number = msgspec.convert(reply_to, tuple[str, int])
+            name, number = msgspec.convert(reply_to, _ReplyTo)
         except msgspec.ValidationError:
             return
         if not _NAME.fullmatch(name) or not Path(tempfile.gettempdir(), name).is_dir():
             return
-        socket = self._sockets.get(name)
-        if socket is None:
-            socket = zmq.Context.instance().socket(zmq.PUSH)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.SNDHWM, _QUEUED)
-            socket.connect(_address(name))
-            if len(self._sockets) >= _MAX_SENDERS:
-                self._drop_oldest()
-            self._sockets.put(name, socket)
         try:
+            socket = self._sockets.get(name) or self._connect(name)
             socket.send(msgspec.msgpack.encode((number, report)), zmq.NOBLOCK)
-        except zmq.Again:
-            logger.debug("the API server does not take reports of chunk reuse")
+        except zmq.ZMQError as error:
+            logger.debug("the API server does not take reports of chunk reuse: %s", error)
+
+    def _connect(self, name: str) -> "zmq.Socket[bytes]":
+        if len(self._sockets) >= _MAX_SENDERS:
+            self._drop_oldest()
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self._sockets.put(name, socket)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, _QUEUED)
+        socket.connect(_address(name))
+        return socket
 
     def _drop_oldest(self) -> None:
         socket = self._sockets.pop(next(iter(self._sockets)))

@@ -4,7 +4,6 @@ Called by the radix cache, in the scheduler's thread. Knows requests and positio
 KV or the tree.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +14,12 @@ from weakref import WeakKeyDictionary
 from ragboost.engine_chunks.fill import FilledPrompt, FillSteps
 from ragboost.engine_chunks.pacing import StepBudget
 from ragboost.engine_chunks.prompt_plan import PromptPlan, align_plan, find_chunks, plan_prompt
-from ragboost.engine_chunks.request import PARAMS_KEY, EngineChunkRequest, read_request
+from ragboost.engine_chunks.request import (
+    PARAMS_KEY,
+    EngineChunkRequest,
+    in_namespace,
+    read_request,
+)
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.sglang.requests import request_refusal
 
@@ -277,7 +281,7 @@ class ReusePlanner:
         if isinstance(told, str):
             try:
                 told = json.loads(told)
-            except ValueError:
+            except (ValueError, RecursionError):
                 told = None
         tokens = list(req.origin_input_ids)
         wanted = read_request(
@@ -287,9 +291,7 @@ class ReusePlanner:
         refused = request_refusal(req)
         if refused is not None:
             wanted = replace(wanted, reason=refused, chunks=())
-        if req.extra_key or req.cache_salt:  # SGLang's own namespaces
-            names = json.dumps([wanted.tenant, req.extra_key, req.cache_salt]).encode()
-            wanted = replace(wanted, tenant=hashlib.sha256(names).hexdigest())
+        wanted = in_namespace(wanted, req.extra_key, req.cache_salt)
         keys = find_chunks(wanted, tokens, self._filler.library)
         if wanted.reason is None:
             self._filler.library.store.prefetch(list(keys.values()))

@@ -135,7 +135,10 @@ class ChunkFiller:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def capture(self, work: ChunkCapture) -> None:
-        """Copy a chunk's KV into the store, if that succeeds."""
+        """Copy a chunk's KV into the store, if that succeeds. A chunk that was computed over KV
+        whose filling failed is left out."""
+        if work.request_id in self.failed_requests or self.failed_blocks.intersection(work.blocks):
+            return
         try:
             self._capture(work)
         except Exception:

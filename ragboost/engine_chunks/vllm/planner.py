@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ragboost.bounded_map import BoundedMap
 from ragboost.engine_chunks.pacing import StepBudget
 from ragboost.engine_chunks.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
-from ragboost.engine_chunks.request import PARAMS_KEY, EngineChunkRequest, read_request
+from ragboost.engine_chunks.request import (
+    PARAMS_KEY,
+    EngineChunkRequest,
+    in_namespace,
+    read_request,
+)
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.vllm.requests import request_refusal, salt_blocks
 from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill, StepWork
@@ -92,6 +97,7 @@ class ChunkPlanner:
         )
         if wanted is None:
             return
+        wanted = in_namespace(wanted, request.cache_salt)
         if wanted.measure and wanted.chunks and _length(wanted.chunks[-1]) > self._most_rows:
             wanted = replace(wanted, reason="chunk_too_long")
         refused = request_refusal(request)
@@ -116,9 +122,9 @@ class ChunkPlanner:
         if tracked is None:
             return 0
         self._paced.discard(request.request_id)
+        self._filler.outcomes.pop(request.request_id, None)  # nothing of an earlier one is left
         if request.request_id in self._filler.failed_requests:
             tracked.wanted = replace(tracked.wanted, reason="fill_failed")
-            tracked.reason = "fill_failed"
         if tracked.wanted.reason is not None or request_refusal(request):
             tracked.held = held
             return 0
@@ -178,6 +184,8 @@ class ChunkPlanner:
         """
         for request_id, count in num_scheduled.items():
             tracked = self._tracked.get(request_id)
+            if request_id in self._filler.failed_requests:
+                continue  # vLLM may not know yet, and compute over blocks that are not filled
             if tracked is not None and tracked.uncaptured:
                 self._capture(tracked, tracked.request.num_computed_tokens + count)
         work, self._work = self._work, StepWork()
@@ -190,13 +198,16 @@ class ChunkPlanner:
         if request.request_id in self._paced:
             self._paced.discard(request.request_id)
             self._work.cancelled.append(request.request_id)
-        self._filler.failed_requests.discard(request.request_id)
         filled = self._filler.outcomes.pop(request.request_id, None)
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return None
+        if request.request_id in self._filler.failed_requests:
+            self._filler.failed_requests.discard(request.request_id)
+            tracked.reason = "fill_failed"
         self._withdraw(tracked)
-        total, held = int(request.num_prompt_tokens), tracked.held or 0
+        total = int(request.num_prompt_tokens)
+        held = min(tracked.held or 0, total)  # after a preemption it may cover generated tokens
         salted = held if tracked.salted_from is None else self._salted_tokens(tracked)
         stale = max(0, held - salted)  # approximate blocks of an equal request
         if filled is None:
@@ -235,6 +246,7 @@ class ChunkPlanner:
             blocks = blocks or self._block_ids(tracked.request.request_id)
             self._work.captures.append(
                 ChunkCapture(
+                    tracked.request.request_id,
                     tracked.keys[number],
                     tracked.tokens[:stop],
                     start,

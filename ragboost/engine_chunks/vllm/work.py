@@ -28,6 +28,7 @@ class ChunkCapture:
     """A chunk to take out of the cache after a step.
 
     Attributes:
+        request_id: id of the request that computes it.
         key: the chunk's key.
         tokens: token ids of the prompt up to the chunk's end.
         start: position of its first token.
@@ -36,6 +37,7 @@ class ChunkCapture:
         is_first: no other chunk precedes it.
     """
 
+    request_id: str
     key: str
     tokens: list[int]
     start: int

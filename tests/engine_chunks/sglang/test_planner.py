@@ -219,7 +219,9 @@ def test_what_is_not_supported_is_computed_with_the_reason(
     assert report[1]["reason"] == reason
 
 
-@pytest.mark.parametrize("told", ["no JSON", "3", "[]", '{"version": 2}', {"chunks": [[5, 1]]}])
+@pytest.mark.parametrize(
+    "told", ["no JSON", "3", "[]", "[" * 100_000, '{"version": 2}', {"chunks": [[5, 1]]}]
+)
 def test_malformed_plans_are_computed(bench: Bench, told: Any) -> None:
     req = Req(list(range(50)), told)
 

@@ -77,7 +77,7 @@ class DiskTier:
             raise ChunkCacheError(f"{directory} cannot hold chunk files: {error}") from error
 
     def __contains__(self, key: str) -> bool:
-        return self._path(key).exists()
+        return os.path.exists(self._path(key))  # False too if the disk fails
 
     def __len__(self) -> int:
         return sum(1 for _ in self.directory.glob(f"*{_SUFFIX}"))
@@ -100,6 +100,13 @@ class DiskTier:
             return None
         self._touch(file)
         return file
+
+    def check(self, key: str) -> bool:
+        """Return True if there is a file whose header and size are valid, see `open`."""
+        file = self.open(key)
+        if file is not None:
+            file.close()
+        return file is not None
 
     def load(self, key: str) -> ChunkKV | None:
         """Read a chunk; None if there is no valid file."""

@@ -105,12 +105,14 @@ class TieredStore:
         return chunk.to(self._device) if isinstance(chunk.layers, tuple) else chunk
 
     def put(self, key: str, chunk: ChunkKV) -> bool:
-        """Store KV and record the speed of computing it."""
+        """Store KV and record the speed of computing it. KV that is stored already is kept, but a
+        broken file is replaced."""
         if chunk.compute_s is not None:
             self.speeds.computed(len(chunk.tokens), chunk.compute_s)
-        if key in self:
-            with self._lock:
-                self._from_memory(key)
+        with self._lock:
+            if self._from_memory(key) is not None:
+                return True
+        if self.disk is not None and self.disk.check(key):
             return True
         with self._lock:
             is_kept = self._place(key, chunk)

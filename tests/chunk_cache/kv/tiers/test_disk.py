@@ -1,5 +1,6 @@
 """The disk tier is bounded, ranks by heat, and survives dying writers, full disks and others."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -219,3 +220,17 @@ def test_books_that_cannot_be_read_are_made_again(tmp_path: Path) -> None:
     for key in "bcd":
         assert tier.save(key, make_chunk())
         assert tier.size_bytes <= tier.capacity_bytes
+
+
+def test_a_disk_that_fails_has_no_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines ask between two steps, where an error would end them."""
+    disk = DiskTier(tmp_path, capacity_bytes=1 << 24)
+    disk.save("a", make_chunk())
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", fail)
+        assert "a" not in disk
+    assert "a" in disk

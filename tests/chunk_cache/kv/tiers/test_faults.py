@@ -118,7 +118,9 @@ def serve(directory: Path, *, step: int) -> Iterator[bool]:
         got = reuse.prefill(system, chosen, question, policy="reuse", stored=stored)
         store.close()
         is_bounded = disk.size_bytes <= CAPACITY
-        yield torch.equal(got.logits, want.logits) and disk.num_refused == 0 and is_bounded
+        # Close, not equal: the processes may compute with another number of threads.
+        is_right = torch.allclose(got.logits, want.logits, atol=1e-4)
+        yield is_right and disk.num_refused == 0 and is_bounded
 
 
 def test_processes_that_share_a_store_answer_right_and_one_that_is_killed_harms_nobody(

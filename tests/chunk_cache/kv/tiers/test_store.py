@@ -224,6 +224,22 @@ def test_a_broken_file_is_a_miss_and_the_chunk_can_be_stored_again(disk: DiskTie
     store.close()
 
 
+def test_storing_a_chunk_replaces_a_broken_file_and_keeps_a_whole_one(disk: DiskTier) -> None:
+    for key in ("broken", "whole"):
+        disk.save(key, make_chunk(1))
+    path = disk.directory / "broken.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    store = TieredStore(host_bytes=10 * SIZE, disk=disk)
+
+    assert store.put("broken", make_chunk(2))
+    assert store.put("whole", make_chunk(2))
+    store.close()
+
+    assert same(disk.load("broken"), make_chunk(2))
+    assert same(disk.load("whole"), make_chunk(1))
+    assert disk.num_refused == 1
+
+
 def test_many_threads_get_only_what_was_put(disk: DiskTier) -> None:
     store = TieredStore(host_bytes=3 * SIZE, disk=disk)
 

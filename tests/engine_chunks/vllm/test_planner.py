@@ -1,0 +1,190 @@
+"""Requests of vLLM are planned, captured and reported once."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.pace import AT_ONCE
+from ragboost.engine_chunks.fill import fill_prompt
+from ragboost.engine_chunks.settings import EngineChunkSettings
+from ragboost.engine_chunks.vllm.planner import ChunkPlanner
+from ragboost.engine_chunks.vllm.work import StepWork
+from tests.chunk_cache.families import build_adapter, make_prompt
+from tests.engine_chunks.prompts import exact_prefix, learn, make_library, make_request
+from tests.engine_chunks.vllm.test_requests import SIZE, Request
+
+ORIGINS = ("exact", "reused", "recomputed", "computed")
+
+
+class EngineRequest(Request):
+    """The fields of vLLM's request that chunk reuse reads."""
+
+    def __init__(
+        self, tokens: list[int], told: Any, *, number: str = "a", cache_salt: str | None = None
+    ) -> None:
+        super().__init__(tokens)
+        self.request_id = number
+        self.kv_transfer_params = {"ragboost": told}
+        self.prompt_token_ids = list(tokens)
+        self.num_prompt_tokens = len(tokens)
+        self.num_computed_tokens = 0
+        self.sampling_params = SimpleNamespace(prompt_logprobs=None)
+        self.skip_reading_prefix_cache, self.mm_features, self.prompt_embeds = False, [], None
+        self.cache_salt = cache_salt
+
+
+class Bench:
+    """A planner, and requests of a prompt whose chunks may be stored."""
+
+    def __init__(self, adapter: ModelAdapter) -> None:
+        self.adapter, self.library = adapter, make_library(adapter)
+        self.system, self.chunks, self.question = make_prompt()
+        self.filler: Any = SimpleNamespace(
+            library=self.library,
+            block_size=SIZE,
+            model=adapter,
+            outcomes={},
+            failed_requests=set(),
+        )
+        config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=1000))
+        self.planner = ChunkPlanner(self.filler, config, settings=EngineChunkSettings())
+        self.planner.blocks = SimpleNamespace(get_block_ids=lambda _: [list(range(1000))])
+
+    def learn(self, chunks: list[list[int]]) -> None:
+        learn(self.library, self.adapter, self.system, chunks)
+
+    def request(self, **fields: Any) -> EngineRequest:
+        request, tokens = make_request(self.system, self.chunks, self.question)
+        told = {"version": 1, "chunks": request.chunks, "ratio": 0.0}
+        found = EngineRequest(tokens, told, **fields)
+        self.planner.add(found)
+        return found
+
+    def schedule(self, request: EngineRequest, *, held: int = 0) -> StepWork:
+        """Schedule the whole prompt in one step, as vLLM does."""
+        filled = self.planner.match(request, held)
+        assert filled is not None
+        self.planner.allocated(request, filled)
+        request.num_computed_tokens = held + filled
+        return self.planner.next_step(
+            {request.request_id: len(request.tokens) - request.num_computed_tokens}
+        )
+
+    def fill(self, work: StepWork) -> None:
+        """Do the worker's part of a step."""
+        for fill in work.fills:
+            plan = fill.plan
+            prefix = exact_prefix(self.adapter, plan.tokens[: plan.held]) if plan.held else None
+            self.filler.outcomes[fill.request_id] = fill_prompt(
+                self.adapter, plan, prefix=prefix, backend=None, pace=AT_ONCE
+            )
+
+    def finish(self, request: EngineRequest) -> dict[str, Any]:
+        report = self.planner.finish(request)
+        assert report is not None
+        told: dict[str, Any] = report["ragboost"]
+        return told
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    return build_adapter("qwen3-qk-norm")
+
+
+@pytest.fixture
+def bench(adapter: ModelAdapter) -> Bench:
+    return Bench(adapter)
+
+
+def check(told: dict[str, Any], request: EngineRequest) -> None:
+    """Check that the origins of a prompt's tokens are numbers of tokens and add up."""
+    assert sum(told[name] for name in ORIGINS) == request.num_prompt_tokens
+    assert min(told[name] for name in ORIGINS) >= 0
+
+
+def test_a_request_that_was_filled_reports_it(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    request = bench.request()
+
+    bench.fill(bench.schedule(request))
+
+    told = bench.finish(request)
+    check(told, request)
+    assert told["reused"] > 0
+    assert "reason" not in told
+
+
+def test_a_preempted_request_that_finds_its_own_blocks_reports_them_once(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    request = bench.request()
+    bench.fill(bench.schedule(request))
+
+    request.append(list(range(2 * SIZE)))
+    bench.schedule(request, held=len(request.prompt_token_ids) // SIZE * SIZE)
+
+    told = bench.finish(request)
+    check(told, request)
+    assert told["reused"] > 0
+
+
+def test_a_preempted_request_whose_answer_is_cached_too_reports_its_prompt(bench: Bench) -> None:
+    request = bench.request()
+    bench.schedule(request)
+
+    request.append(list(range(2 * SIZE)))
+    bench.schedule(request, held=len(request.tokens) // SIZE * SIZE)
+
+    check(bench.finish(request), request)
+
+
+def test_a_request_whose_filling_failed_says_so(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    request = bench.request()
+    bench.schedule(request)
+    bench.filler.failed_requests.add(request.request_id)  # vLLM computes it, without asking again
+
+    told = bench.finish(request)
+
+    check(told, request)
+    assert told["reason"] == "fill_failed"
+    assert bench.planner.reasons == {"fill_failed": 1}
+    assert not bench.filler.failed_requests
+
+
+def test_chunks_behind_a_filled_one_are_captured(bench: Bench) -> None:
+    bench.learn(bench.chunks[:-1])
+    request = bench.request()
+
+    work = bench.schedule(request)
+
+    assert [capture.start for capture in work.captures] == [
+        len(request.tokens) - len(bench.chunks[-1]) - len(bench.question)
+    ]
+    assert work.captures[0].request_id == request.request_id
+
+
+def test_nothing_is_captured_in_later_steps_of_a_request_whose_filling_failed(
+    bench: Bench,
+) -> None:
+    bench.learn(bench.chunks[:-1])
+    request = bench.request()
+    filled = bench.planner.match(request, 0)
+    assert filled
+    bench.planner.allocated(request, filled)
+    request.num_computed_tokens = filled
+    assert bench.planner.next_step({request.request_id: 1}).captures == []
+
+    bench.filler.failed_requests.add(request.request_id)
+    work = bench.planner.next_step({request.request_id: len(request.tokens) - filled})
+
+    assert work.captures == []
+
+
+def test_namespaces_of_vllm_have_stored_chunks_of_their_own(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    shared, salted = bench.request(), bench.request(number="b", cache_salt="another tenant")
+
+    assert bench.planner.match(shared, 0)
+    assert bench.planner.match(salted, 0) == 0
