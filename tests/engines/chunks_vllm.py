@@ -259,6 +259,24 @@ def check_preemption(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     }
 
 
+def check_new_weights(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """After new weights nothing is reused that the old ones computed; with the old ones, it is."""
+    tokens, positions = prompts.prompt([4, 0, 2])
+
+    def renew(worker: Any, *, factor: float) -> None:
+        runner = worker.model_runner
+        parameters = list(runner.get_model().parameters())
+        runner.reload_weights = lambda: [each.data.mul_(factor) for each in parameters]
+        worker.reload_weights()
+
+    told = []
+    for factor in (1.0, 2.0, 0.5):
+        engine.llm.collective_rpc(renew, kwargs={"factor": factor})
+        engine.llm.reset_prefix_cache()
+        told.append(report(engine.run(tokens, positions, ratio=0.0)))
+    return {"reused": [each["reused"] > 0 for each in told], "reason": told[1]["reason"]}
+
+
 CHECKS = (
     check_reuse,
     check_batch,
@@ -268,6 +286,7 @@ CHECKS = (
     check_failure,
     check_pacing,
     check_preemption,
+    check_new_weights,
 )
 
 

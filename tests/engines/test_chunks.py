@@ -109,3 +109,7 @@ def test_a_long_filling_is_spread_over_steps_in_which_others_decode(told: Any) -
 def test_preempted_requests_get_the_same_text_and_poison_nothing(told: Any) -> None:
     assert told["check_preemption"]["is_preempted_right"]
     assert told["check_preemption"]["preempted_poison"] < ROUNDING
+
+
+def test_new_weights_reuse_nothing_of_the_old_ones(told: Any) -> None:
+    assert told["check_new_weights"] == {"reused": [True, False, True], "reason": "nothing_stored"}

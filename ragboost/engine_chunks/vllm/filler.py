@@ -59,12 +59,9 @@ class ChunkFiller:
             )
             for layer in self.model.layers
         ]
-        identity = Identity(
-            model=self.model.fingerprint(), dtype=str(self.model.dtype).removeprefix("torch.")
-        )
-        self.library = ChunkLibrary(
-            settings.make_store(), identity=identity, regime=self.model.regime(1)
-        )
+        self._store = settings.make_store()
+        self._weights = ""
+        self.library = self._open_library()
         self.outcomes: dict[str, FilledPrompt] = {}
         self.failed_blocks: set[int] = set()
         self.failed_requests: set[str] = set()
@@ -73,6 +70,12 @@ class ChunkFiller:
         self._steps: FillSteps | None = None  # of the first of them, once it has begun
         self._backend = make_backend(settings.backend)
         self._pace = RowPace(int(config.scheduler_config.max_num_batched_tokens))
+
+    def check_weights(self) -> None:
+        """After new weights, find what was stored with these only."""
+        if self.model.fingerprint() != self._weights:
+            self.library = self._open_library()
+            logger.info("the model has new weights: chunks of the old ones are not reused")
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def begin(self, work: StepWork) -> None:
@@ -95,6 +98,12 @@ class ChunkFiller:
             self._steps = self._steps or self._begin(fill)
             if self._advance(fill, self._steps, rows=work.rows):
                 self._end(fill.request_id)
+
+    def _open_library(self) -> ChunkLibrary:
+        self._weights = self.model.fingerprint()
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        identity = Identity(model=self._weights, dtype=dtype)
+        return ChunkLibrary(self._store, identity=identity, regime=self.model.regime(1))
 
     def _end(self, request_id: str) -> None:
         if next(iter(self._waiting)) == request_id:

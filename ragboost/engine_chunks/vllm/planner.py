@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ragboost.bounded_map import BoundedMap
+from ragboost.engine_chunks.library import ChunkLibrary
 from ragboost.engine_chunks.pacing import StepBudget
 from ragboost.engine_chunks.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
 from ragboost.engine_chunks.request import (
@@ -35,6 +36,7 @@ class _Tracked:
         request: vLLM's request.
         wanted: its chunks and options.
         tokens: token ids of its prompt.
+        library: what held the stored chunks when it arrived; another one belongs to new weights.
         keys: keys of the chunks worth keeping, by number.
         reason: why it is computed exactly; None if it reuses chunks.
         salted_from: number of its first block with approximate KV; None if there is none.
@@ -47,6 +49,7 @@ class _Tracked:
     request: Any
     wanted: EngineChunkRequest
     tokens: list[int]
+    library: ChunkLibrary
     keys: dict[int, str]
     reason: str | None
     digest: bytes = b""
@@ -77,7 +80,7 @@ class ChunkPlanner:
         self.blocks: Any = None
         self.reasons: Counter[str] = Counter()
         self.withdrawn: list[Any] = []
-        self._filler, self._library = filler, filler.library
+        self._filler = filler
         self._block_size = filler.block_size
         self._defaults = settings.defaults
         scheduled = int(config.scheduler_config.max_num_batched_tokens)
@@ -87,6 +90,10 @@ class ChunkPlanner:
         self._known: BoundedMap[bytes, int] = BoundedMap(max_entries=_MAX_KNOWN_PLANS)
         self._work = StepWork()
         self._paced: set[str] = set()  # requests that wait while they are filled
+
+    @property
+    def _library(self) -> ChunkLibrary:
+        return self._filler.library  # another one after new weights
 
     def add(self, request: Any) -> None:
         """Begin to track a request. KV that is only on disk starts loading."""
@@ -103,7 +110,8 @@ class ChunkPlanner:
         refused = request_refusal(request)
         tokens = [] if refused else list(request.prompt_token_ids)
         keys = {} if refused else find_chunks(wanted, tokens, self._library)
-        tracked = _Tracked(request, wanted, tokens, keys, reason=refused or wanted.reason)
+        reason = refused or wanted.reason
+        tracked = _Tracked(request, wanted, tokens, self._library, keys, reason=reason)
         self._tracked[request.request_id] = tracked
         if refused:
             return
@@ -125,6 +133,9 @@ class ChunkPlanner:
         self._filler.outcomes.pop(request.request_id, None)  # nothing of an earlier one is left
         if request.request_id in self._filler.failed_requests:
             tracked.wanted = replace(tracked.wanted, reason="fill_failed")
+        if tracked.library is not self._library:
+            tracked.wanted = replace(tracked.wanted, reason="new_weights")
+            tracked.reason = "new_weights"
         if tracked.wanted.reason is not None or request_refusal(request):
             tracked.held = held
             return 0
@@ -186,7 +197,7 @@ class ChunkPlanner:
             tracked = self._tracked.get(request_id)
             if request_id in self._filler.failed_requests:
                 continue  # vLLM may not know yet, and compute over blocks that are not filled
-            if tracked is not None and tracked.uncaptured:
+            if tracked is not None and tracked.uncaptured and tracked.library is self._library:
                 self._capture(tracked, tracked.request.num_computed_tokens + count)
         work, self._work = self._work, StepWork()
         work.rows = self._budget.rows_left(sum(num_scheduled.values()))

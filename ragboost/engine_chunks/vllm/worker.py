@@ -21,6 +21,25 @@ class ChunkWorker(_PlatformWorker):  # type: ignore[misc]  # vLLM is untyped her
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
-        connector = get_kv_transfer_group() if has_kv_transfer_group() else None
-        if isinstance(connector, ChunkConnector):
+        connector = _connector()
+        if connector is not None:
             connector.start(self.model_runner)
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        super().reload_weights(*args, **kwargs)
+        _check_weights()
+
+    def finish_weight_update(self) -> None:
+        super().finish_weight_update()
+        _check_weights()
+
+
+def _connector() -> ChunkConnector | None:
+    connector = get_kv_transfer_group() if has_kv_transfer_group() else None
+    return connector if isinstance(connector, ChunkConnector) else None
+
+
+def _check_weights() -> None:
+    connector = _connector()
+    if connector is not None and connector.filler is not None:
+        connector.filler.check_weights()

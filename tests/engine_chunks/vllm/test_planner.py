@@ -104,6 +104,21 @@ def check(told: dict[str, Any], request: EngineRequest) -> None:
     assert min(told[name] for name in ORIGINS) >= 0
 
 
+def test_a_request_from_before_new_weights_is_computed_and_leaves_nothing(bench: Bench) -> None:
+    bench.learn(bench.chunks[:1])
+    before = bench.request()
+    bench.filler.library = make_library(bench.adapter)
+
+    work = bench.schedule(before)
+
+    assert not work.fills
+    assert not work.captures
+    told = bench.finish(before)
+    check(told, before)
+    assert told["reason"] == "new_weights"
+    assert bench.schedule(bench.request(number="b")).captures
+
+
 def test_a_request_that_was_filled_reports_it(bench: Bench) -> None:
     bench.learn(bench.chunks)
     request = bench.request()
