@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,9 +66,16 @@ def main() -> None:
     model = (args.model or made_model("embedded", "tiny")).resolve()
     results: dict[str, Any] = {}
     for name in args.only or SERVERS:
-        reason = missing("vllm") if name == "vllm" else None
+        reason = _missing(name)
         results[name] = reason or measure(name, model, args)
     print(json.dumps({"model": model.name, "prompt_words": args.prompt_words, **results}))
+
+
+def _missing(name: str) -> str | None:
+    """Return why a server cannot be started; None if it can."""
+    if name == "transformers" and find_spec("accelerate") is None:
+        return "`transformers serve` needs accelerate: pip install accelerate"
+    return missing("vllm") if name == "vllm" else None
 
 
 def measure(name: str, model: Path, args: argparse.Namespace) -> dict[str, Any]:
