@@ -108,6 +108,11 @@ class CacheFollower:
         return len(self._layouts)
 
     @property
+    def num_preambles(self) -> int:
+        """Number of texts before documents of which a cached prompt is known."""
+        return len(self._by_preamble)
+
+    @property
     def is_exact(self) -> bool:
         """The indexes hold what events report."""
         return self._mode.is_exact
@@ -282,7 +287,15 @@ class CacheFollower:
         while self._ended and self._ended[0].deadline <= now:
             _, request_id, layout = self._ended.popleft()
             if self._layouts.peek(request_id) is layout and not self._resident_tokens(request_id):
-                self._layouts.pop(request_id)
+                self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        layout = self._layouts.pop(request_id)
+        if layout is None:
+            return
+        preamble = layout.tenant, layout.preamble
+        if self._by_preamble.peek(preamble) == request_id:
+            self._by_preamble.pop(preamble)
 
     def _learn(self, layout: PromptLayout) -> None:
         """Correct later layouts by a reported prompt length."""
@@ -342,14 +355,11 @@ class CacheFollower:
             layout = self._layouts.peek(request_id)
             if layout is not None:
                 await self._set_resident(layout, tokens)
-                preamble = layout.tenant, layout.preamble
                 if tokens:
-                    self._by_preamble.put(preamble, request_id)
-                elif self._by_preamble.peek(preamble) == request_id:
-                    self._by_preamble.pop(preamble)
+                    self._by_preamble.put((layout.tenant, layout.preamble), request_id)
             self._in_flight.confirm(request_id, tokens)
             if not tokens:
-                self._layouts.pop(request_id)
+                self._forget(request_id)
             if number % _CHANGES_PER_STEP == 0:
                 await asyncio.sleep(0)
 

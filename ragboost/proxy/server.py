@@ -1,7 +1,6 @@
 """Serve the proxy on a socket: uvicorn with uvloop, limits, graceful shutdown."""
 
 import asyncio
-import ctypes
 import logging
 import signal
 import socket
@@ -21,6 +20,7 @@ from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
 from ragboost.proxy.garbage import short_collections
+from ragboost.proxy.malloc import bounded_malloc
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection
@@ -30,7 +30,6 @@ from ragboost.sessions import make_store
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 4096
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of <malloc.h>
 
 
 def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = None) -> None:
@@ -54,8 +53,7 @@ def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = Non
     listener = listen(proxy)
     _log_address(settings, listener)
     server = make_server(app, proxy)
-    _tune_malloc()
-    with short_collections(), _signals_only_stop():
+    with bounded_malloc(), short_collections(), _signals_only_stop():
         server.run(sockets=[listener])
 
 
@@ -138,8 +136,7 @@ def _run_worker(
     seat = replace(seat, port=own.getsockname()[1])
     app = guarded(create_app(settings, seat=seat), proxy)
     server = _WorkerServer(_server_config(app, proxy), link)
-    _tune_malloc()
-    with short_collections(), _signals_only_stop():
+    with bounded_malloc(), short_collections(), _signals_only_stop():
         server.run(sockets=[listener, own])
 
 
@@ -203,20 +200,6 @@ def _server_config(app: ASGIApp, settings: ProxySettings) -> uvicorn.Config:
         timeout_graceful_shutdown=settings.drain_s,
         backlog=_BACKLOG,
     )
-
-
-def _tune_malloc() -> None:
-    """Let glibc's malloc keep up to 64 MB of freed memory for the next large bodies, in one heap.
-
-    Memory returned to the kernel is zeroed again on reuse, a fifth of the cost of a 400 KB request.
-    With a heap per thread, each of the threads for bodies, stores and event streams would keep its
-    own peak: new threads follow every restart of an engine. The GIL leaves little to contend for.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # only glibc has it
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, 4 * 1024 * 1024)
-        mallopt(_M_TRIM_THRESHOLD, 64 * 1024 * 1024)
 
 
 @contextmanager

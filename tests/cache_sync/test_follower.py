@@ -30,7 +30,7 @@ class World:
         self.follower.on_change("toy", changes)  # type: ignore[arg-type]
 
     async def ask(self, request_id: str, *, is_cached: bool) -> None:
-        layout = PromptLayout(TENANT, (request_id,), (30,), (5,), 5, 40)
+        layout = PromptLayout(TENANT, (request_id,), (30,), (5,), 5, 40, preamble=request_id)
         layout = self.follower.on_sent(request_id, layout, cached_tokens=0)
         if is_cached:
             self.cache.run(TOKENS, request_id)
@@ -73,6 +73,7 @@ async def test_the_prompts_of_an_engine_that_lost_its_cache_are_forgotten() -> N
     await world.wait(61.0)
     await world.wait(61.0)
     assert world.follower.num_prompts == 1
+    assert world.follower.num_preambles == 1
 
 
 async def test_a_request_with_the_id_of_an_earlier_one_is_kept_for_its_own_time() -> None:
