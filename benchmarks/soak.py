@@ -45,6 +45,8 @@ _RESTART_EVERY_S = 60.0
 _DOWN_S = 5.0
 _KILL_S = 1.0  # after a kill, running requests may still fail
 _SPANS = 24
+_POINTS = 40  # of a line in the plot
+_PLOTTED = ("RSS, MB", "malloc in use, MB", "Python objects, MB", "open files", "threads", "tasks")
 _JUDGED_MINUTES = 30.0  # shorter runs end before the bounded maps are full
 # Slopes per hour that do not count as growth, whatever their interval.
 _SMALL = {"RSS, MB": 1.0, "open files": 1.0, "threads": 0.5, "tasks": 1.0}
@@ -292,12 +294,15 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
 
 
 def _plot(path: Path, samples: Sequence[Sample]) -> None:
-    """Plot each value relative to its highest."""
+    """Plot means of spans, each value relative to its highest mean."""
+    edges = range(0, len(samples), max(1, len(samples) // _POINTS))
+    spans = [samples[a:b] for a, b in pairwise(edges)] or [samples]
     lines = {}
-    for name in samples[0].values:
-        top = max(sample.values[name] for sample in samples) or 1.0
-        label = f"{name} (highest: {top:,.0f})"
-        lines[label] = [(sample.minute, sample.values[name] / top) for sample in samples]
+    for name in (name for name in _PLOTTED if name in samples[0].values):
+        means = [statistics.fmean(sample.values[name] for sample in span) for span in spans]
+        top = max(means) or 1.0
+        points = ((span[0].minute, mean / top) for span, mean in zip(spans, means, strict=True))
+        lines[f"{name} (highest: {top:,.0f})"] = list(points)
     line_plot(path, lines, x_label="minutes", y_label="share of the highest value", y_top=1.1)
 
 
