@@ -10,6 +10,7 @@ from ragboost.chunk_cache.kv.base import KVStore
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.keys import Identity, chunk_key
 from ragboost.engine_chunks.measure import ChunkMeasure
+from ragboost.engine_chunks.nested_model import NestedModel
 
 
 class ChunkLibrary:
@@ -25,6 +26,19 @@ class ChunkLibrary:
         self.store = store
         self.regime = regime
         self._identity = identity
+
+    @classmethod
+    def of(cls, model: NestedModel, store: KVStore) -> "ChunkLibrary":
+        """Return the chunks that a model has computed with its present weights."""
+        dtype = str(model.dtype).removeprefix("torch.")
+        identity = Identity(model=model.fingerprint(), dtype=dtype)
+        return cls(store, identity=identity, regime=model.regime(1))
+
+    def renewed(self, model: NestedModel) -> "ChunkLibrary":
+        """Return the library of a model's present weights: this one if they are the same."""
+        if model.fingerprint() == self._identity.model:
+            return self
+        return ChunkLibrary.of(model, self.store)
 
     def key(self, tokens: Sequence[int], *, tenant: str = "") -> str:
         """Return the key of a chunk."""

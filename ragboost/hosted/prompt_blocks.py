@@ -17,7 +17,7 @@ _UNMARKED_TYPES = ("thinking", "redacted_thinking")
 
 
 class BlockPlace(NamedTuple):
-    """Where a block stands in a body.
+    """The place of a block in a body.
 
     Attributes:
         field: `tools`, `system` or `messages`.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ragboost.chunk_cache.kv.chunk import ChunkKV
-from ragboost.chunk_cache.kv.keys import Identity, tokens_digest
+from ragboost.chunk_cache.kv.keys import tokens_digest
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.engine_chunks.fill import FilledPrompt, FillSteps, RowPace, advance, fill_steps
 from ragboost.engine_chunks.library import ChunkLibrary
@@ -40,9 +40,7 @@ class SlotFiller:
         self.model = SGLangModel(runner)
         self._backend = make_backend(settings.backend)
         self._pace = RowPace(rows)
-        self._store = settings.make_store()
-        self._weights = ""
-        self.library = self._open_library()
+        self.library = ChunkLibrary.of(self.model, settings.make_store())
 
     @property
     def num_passes(self) -> int:
@@ -51,10 +49,8 @@ class SlotFiller:
 
     def check_weights(self) -> bool:
         """Return True if the weights are the same; else the stored chunks are forgotten."""
-        if self.model.fingerprint() == self._weights:
-            return True
-        self.library = self._open_library()
-        return False
+        old, self.library = self.library, self.library.renewed(self.model)
+        return self.library is old
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def begin(self, plan: PromptPlan, *, held: torch.Tensor) -> FillSteps:
@@ -146,13 +142,7 @@ class SlotFiller:
 
     def close(self) -> None:
         """Write what is only in memory to disk, if there is a disk tier."""
-        self._store.close()
-
-    def _open_library(self) -> ChunkLibrary:
-        self._weights = self.model.fingerprint()
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        identity = Identity(model=self._weights, dtype=dtype)
-        return ChunkLibrary(self._store, identity=identity, regime=self.model.regime(1))
+        self.library.store.close()
 
     @contextmanager
     def _forward_stream(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ragboost.chunk_cache.kv.chunk import ChunkKV
-from ragboost.chunk_cache.kv.keys import Identity, tokens_digest
+from ragboost.chunk_cache.kv.keys import tokens_digest
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.engine_chunks.fill import FilledPrompt, FillSteps, RowPace, advance, fill_steps
 from ragboost.engine_chunks.library import ChunkLibrary
@@ -59,9 +59,7 @@ class ChunkFiller:
             )
             for layer in self.model.layers
         ]
-        self._store = settings.make_store()
-        self._weights = ""
-        self.library = self._open_library()
+        self.library = ChunkLibrary.of(self.model, settings.make_store())
         self.outcomes: dict[str, FilledPrompt] = {}
         self.failed_blocks: set[int] = set()
         self.failed_requests: set[str] = set()
@@ -73,8 +71,8 @@ class ChunkFiller:
 
     def check_weights(self) -> None:
         """After new weights, find what was stored with these only."""
-        if self.model.fingerprint() != self._weights:
-            self.library = self._open_library()
+        old, self.library = self.library, self.library.renewed(self.model)
+        if self.library is not old:
             logger.info("the model has new weights: chunks of the old ones are not reused")
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
@@ -98,12 +96,6 @@ class ChunkFiller:
             self._steps = self._steps or self._begin(fill)
             if self._advance(fill, self._steps, rows=work.rows):
                 self._end(fill.request_id)
-
-    def _open_library(self) -> ChunkLibrary:
-        self._weights = self.model.fingerprint()
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        identity = Identity(model=self._weights, dtype=dtype)
-        return ChunkLibrary(self._store, identity=identity, regime=self.model.regime(1))
 
     def _end(self, request_id: str) -> None:
         if next(iter(self._waiting)) == request_id:

@@ -49,21 +49,15 @@ class _ByLabels(Generic[M, T]):
 
 
 class CollectedLearner(Protocol):
-    """The counters of what is learnt from other replicas.
-
-    Attributes:
-        learned: prompts of others that this process's indexes have taken over.
-    """
-
-    learned: int
-
-
-class CollectedWorkers(Protocol):
-    """The counters of the exchange with other workers."""
+    """The counters of what is learnt from other processes."""
 
     @property
     def learned(self) -> int:
-        """Prompts of others that this worker's indexes have taken over."""
+        """Prompts of others that this process's indexes have taken over."""
+
+
+class CollectedWorkers(CollectedLearner, Protocol):
+    """The counters of the exchange with other workers."""
 
     @property
     def num_alive(self) -> int:
