@@ -7,9 +7,10 @@
 One engine, and a fresh proxy and an empty cache for each run. Saturation is measured first: the
 plain requests per second that `--saturation-clients` clients get which wait for each response. Then
 each arm gets the same requests at the same times, at each share of saturation, from a driver
-process of its own; `--clients N` adds closed loops. The TTFT bound of goodput is TTFT_BOUND times
-the median TTFT of plain requests that find the engine idle. Each run begins with WARM_UP unmeasured
-requests, one at a time. `benchmarks.open_loop_model` simulates the same.
+process of its own, `--repeats` times with other times, all arms in turn; `--clients N` adds closed
+loops. The TTFT bound of goodput is TTFT_BOUND times the median TTFT of plain requests that find the
+engine idle. Each run begins with WARM_UP unmeasured requests, one at a time.
+`benchmarks.open_loop_model` simulates the same.
 """
 
 import argparse
@@ -166,24 +167,32 @@ def main() -> None:
 def measure(
     bench: Bench, full: float, count: int, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Measure all arms under all loads."""
+    """Measure all arms under all loads; figures are medians over repeats, each with all arms."""
     runs: list[tuple[Any, float]] = [
         (arrivals, load) for arrivals in options.arrivals for load in options.load
     ]
     runs += [("closed", float(clients)) for clients in options.clients]
     rows, started, console = [], time.monotonic(), Console(stderr=True)
     for arrivals, amount in runs:
-        for arm in options.arm:
+        repeats: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arm}
+        for seed in range(options.seed, options.seed + options.repeats):
             clients, gaps = int(amount), [0.0] * count
             if arrivals != "closed":
-                clients = 0
-                gaps = arrival_gaps(
-                    count, per_s=amount * full, arrivals=arrivals, seed=options.seed
-                )
-            figures = bench.run(arm, gaps, clients=clients)
-            rows.append({"arrivals": arrivals, "load": amount, "arm": arm, **figures})
-            console.print(f"{time.monotonic() - started:.0f} s: {rows[-1]}")
+                clients, per_s = 0, amount * full
+                gaps = arrival_gaps(count, per_s=per_s, arrivals=arrivals, seed=seed)
+            for arm in options.arm:
+                repeats[arm].append(bench.run(arm, gaps, clients=clients))
+                console.print(f"{time.monotonic() - started:.0f} s: {arm} {repeats[arm][-1]}")
+        for arm, figures in repeats.items():
+            rows.append({"arrivals": arrivals, "load": amount, "arm": arm, **medians(figures)})
+            if options.repeats > 1:
+                rows[-1]["repeats"] = figures
     return rows
+
+
+def medians(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each figure."""
+    return {name: statistics.median(each[name] for each in repeats) for name in repeats[0]}
 
 
 def parse() -> argparse.Namespace:
@@ -204,8 +213,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--saturation-clients", type=int, default=32)
     parser.add_argument("--cache-tokens", type=int, default=100_000, help="prefix cache size")
     parser.add_argument("--answer-tokens", type=int, default=1)
-    parser.add_argument("--model", choices=["tiny", "wide"], default="tiny")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", choices=["tiny", "wide", "deep"], default="tiny")
+    parser.add_argument("--seed", type=int, default=1, help="of the first repeat's arrivals")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each arm, in turn")
     parser.add_argument("--plot", type=Path, metavar="F.svg", help="goodput over load")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.load_arms import Response, arms, arrival_gaps, compare_rows, load_figures
+from benchmarks.open_loop import medians
 from benchmarks.open_loop_model import Model, saturation, simulate_load, sweep
 from benchmarks.workloads import generate
 from tests.eventually import SERVER_START_S
@@ -83,6 +84,11 @@ def test_arrivals_have_the_rate_that_was_asked_for(arrivals: str) -> None:
 def test_the_arms_are_those_of_the_question() -> None:
     assert len(arms()) == 4 + 5 * 4 * 2
     assert arms()["adaptive"]["waiting_room"] == {"mode": "adaptive"}
+
+
+def test_figures_of_repeats_are_medians() -> None:
+    repeats = [{"goodput_per_s": 1.0}, {"goodput_per_s": 5.0}, {"goodput_per_s": 2.0}]
+    assert medians(repeats) == {"goodput_per_s": 2.0}
 
 
 @pytest.mark.slow
