@@ -16,6 +16,7 @@ from ragboost.proxy.observability.metrics import HANDED_OVER
 
 _INTERVAL_S = 5.0
 _MAX_SAMPLES = 720
+_COLUMNS = ("prompt_tokens", "cached_tokens", "requests")
 RESULTS = ("boosted", "bypassed")
 
 
@@ -104,7 +105,7 @@ class TotalsHistory:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._samples: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=_MAX_SAMPLES)
+        self._samples: deque[tuple[float, ...]] = deque(maxlen=_MAX_SAMPLES)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -120,14 +121,14 @@ class TotalsHistory:
 
     def as_json(self, now: Mapping[str, float]) -> dict[str, list[float]]:
         """Return the samples in columns; `now` are the current totals, for the last row."""
-        samples = [*self._samples, (time.time(), now)]
-        columns = ("prompt_tokens", "cached_tokens", "requests")
-        return {
-            "time": [at for at, _ in samples],
-            **{name: [totals[name] for _, totals in samples] for name in columns},
-        }
+        columns = zip(*self._samples, _sample(now), strict=True)
+        return dict(zip(("time", *_COLUMNS), map(list, columns), strict=True))
 
     async def _run(self) -> None:
         while True:
-            self._samples.append((time.time(), read_totals(self._registry.collect())))
+            self._samples.append(_sample(read_totals(self._registry.collect())))
             await asyncio.sleep(_INTERVAL_S)
+
+
+def _sample(totals: Mapping[str, float]) -> tuple[float, ...]:
+    return (time.time(), *(totals[name] for name in _COLUMNS))
