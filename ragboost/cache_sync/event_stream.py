@@ -214,7 +214,7 @@ class EventStream:
     def replay(self, seq: int, payload: bytes) -> None:
         """Handle a frame of the requested replay."""
         replay = self._replay
-        if replay is None or replay.has_hole:
+        if replay is None:
             return
         if replay.is_full:
             self._reset(is_partial=seq != 0)
@@ -230,8 +230,7 @@ class EventStream:
             replay.has_progress = True
             self._apply(seq, payload)
         elif self._next_seq is None or seq > self._next_seq:
-            # A ROUTER drops frames for a slow reader: request the rest again.
-            replay.has_hole = True
+            self.replay_failed()
 
     def replay_ended(self) -> None:
         """Handle the end mark of a replay."""
@@ -245,17 +244,20 @@ class EventStream:
             self._next_seq = 0
         elif not replay.is_verified:
             self._restart()
-        elif replay.has_hole and replay.has_progress:
-            self._request_replay(is_full=False, is_needed=True)
-        elif replay.has_hole:
-            self._replay = replay
-            self.replay_failed()
         elif replay.is_gap and not replay.has_progress:
             self._count("num_disproved", "no batch was missing", level=logging.DEBUG)
 
     def replay_failed(self) -> None:
-        """Handle a replay that did not end; continue without replays until `probe` succeeds."""
+        """Handle a replay with a gap or without an end.
+
+        A ROUTER drops what its reader is too slow for, and the end mark with it: the rest of a
+        replay that brought batches is requested. After one that brought none the stream continues
+        without replays until `probe` succeeds.
+        """
         replay, self._replay = self._replay, None
+        if replay is not None and replay.has_progress:
+            self._request_replay(is_full=False, is_needed=True)
+            return
         self._is_replay_down = True
         if replay is not None and replay.is_needed:
             self._count("num_failed_replays", "replay failed, clearing its mirror")
@@ -350,5 +352,4 @@ class _Replay:
         self.is_needed = is_needed  # a batch is known to be missing
         self.is_verified = is_verified  # the publisher is the one whose batches were applied
         self.is_gap = is_gap  # requested because a frame's number was not the next one
-        self.has_hole = False
         self.has_progress = False

@@ -324,7 +324,9 @@ class _Link:
             frame = self._parse_frame(parts)
             if frame is not None:
                 self._stream.replay(*frame)
-            if not self._stream.is_replaying or self._stream.has_request:
+            if not self._stream.is_replaying:
+                self._drop_dealer()
+            if self._dealer is None or self._stream.has_request:
                 return
             time.sleep(0)
 

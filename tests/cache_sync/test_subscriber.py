@@ -281,6 +281,16 @@ def test_a_replay_longer_than_the_router_holds_is_asked_for_again(
         toy.check(stream)
 
 
+def test_a_replay_whose_end_is_dropped_is_continued(rig: Callable[..., Rig]) -> None:
+    toy = rig(max_replayed=10)
+    toy.serve(35)
+    eventually(lambda: toy.publisher.num_published >= 0)
+    with toy.listening(replay_timeout_s=0.2) as stream:
+        toy.check(stream)
+        assert stream.status().num_failed_replays == 0
+        assert stream.status().num_batches == toy.publisher.sent
+
+
 def test_a_stopped_listener_that_starts_again_knows_the_same(rig: Callable[..., Rig]) -> None:
     toy = rig()
     for _ in range(3):

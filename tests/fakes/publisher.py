@@ -20,6 +20,8 @@ class Publisher:
             or reorder.
         has_topic: replayed messages carry the topic (vLLM and current SGLang; not older ones).
         is_mute: the replay endpoint receives requests and never responds.
+        max_replayed: frames of a replay, behind which everything is dropped, the end mark too, as a
+            ROUTER does for a slow reader.
         is_connecting: connect to the endpoint instead of binding it, as engines do for an address
             without a wildcard.
     """
@@ -34,10 +36,12 @@ class Publisher:
         deliver: Callable[[int, bytes], list[tuple[int, bytes]]] | None = None,
         has_topic: bool = True,
         is_mute: bool = False,
+        max_replayed: int | None = None,
         is_connecting: bool = False,
     ) -> None:
         self.deliver = deliver or (lambda seq, payload: [(seq, payload)])
         self.is_mute = is_mute
+        self._max_replayed = max_replayed
         self._is_connecting = is_connecting
         self.sent = 0
         self.is_subscribed = False
@@ -74,7 +78,8 @@ class Publisher:
 
     def _bind(self, kind: int, endpoint: str) -> tuple["zmq.Socket[bytes]", str]:
         bound = self._context.socket(kind)
-        bound.set_hwm(100_000)
+        if kind == zmq.XPUB:  # the engines leave their ROUTER's at libzmq's 1,000
+            bound.set_hwm(100_000)
         if self._is_connecting and kind == zmq.XPUB:
             bound.connect(endpoint)
         else:
@@ -104,7 +109,8 @@ class Publisher:
         if self.is_mute:
             return
         topic = [self.topic.encode()] if self._has_topic else []
-        for seq, payload in self.frames:
-            if seq >= int.from_bytes(start, "big"):
-                router.send_multipart([client, b"", *topic, seq.to_bytes(8, "big"), payload])
-        router.send_multipart([client, b"", *([b""] if topic else []), END, b""])
+        wanted = [frame for frame in self.frames if frame[0] >= int.from_bytes(start, "big")]
+        for seq, payload in wanted[: self._max_replayed]:
+            router.send_multipart([client, b"", *topic, seq.to_bytes(8, "big"), payload])
+        if self._max_replayed is None or len(wanted) <= self._max_replayed:
+            router.send_multipart([client, b"", *([b""] if topic else []), END, b""])
