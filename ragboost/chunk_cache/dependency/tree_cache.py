@@ -200,7 +200,7 @@ class TreeCache:
                 continue
             if count and cursor is not None:
                 taken = [self._free.pop() for _ in range(count)]
-                parent = self._split(cursor)
+                parent = self._split(cursor, ends)
                 tokens = tuple(request.layout.tokens[at : run.stop])
                 node = self._new(parent, tokens, taken)
                 slots += range(at, run.stop)
@@ -286,9 +286,10 @@ class TreeCache:
         size = len(node.tokens)
         self._policy.used(node.key, Use(self._clock, size=size, cost=size, is_hit=is_hit))
 
-    def _split(self, cursor: Cursor) -> CachedRun:
+    def _split(self, cursor: Cursor, ends: list[Cursor | None]) -> CachedRun:
         """Return a node that ends at the cursor, splitting the node there. The lower part becomes a
-        new node, whose history begins with this request."""
+        new node, whose history begins with this request; those of `ends` that lie in it move with
+        it."""
         node, offset = cursor
         if offset == len(node.tokens):
             return node
@@ -301,6 +302,9 @@ class TreeCache:
         node.tokens, node.rows = node.tokens[:offset], node.rows[:offset]
         node.children = {lower.tokens[0]: lower}
         self._use(lower, is_hit=False)
+        for number, end in enumerate(ends):
+            if end is not None and end.node is node and end.offset > offset:
+                ends[number] = Cursor(lower, end.offset - offset)
         return node
 
     def _is_host(self, node: CachedRun) -> bool:

@@ -52,6 +52,19 @@ def test_a_branch_inside_a_stored_run_splits_it() -> None:
     assert tree.num_tokens == 7
 
 
+def test_a_part_continues_the_one_it_depends_on_though_another_part_split_that() -> None:
+    tree = TreeCache(100, make_eviction_policy("lru"))
+    system, first = LinearNode("system", (1, 2)), LinearNode("first", (5, 6), ("system",))
+    alike = LinearNode("alike", (5, 7), ("system",))
+    behind = LinearNode("behind", (9, 8), ("system", "first"))
+    task = LinearNode("task", (3,), ("system", "first", "alike", "behind"))
+    whole = TreeRequest("", lay_out(DepPrompt((system, first, alike, behind, task))))
+    store(tree, whole)
+
+    assert tree.match(whole).slots == list(range(8))
+    assert tree.num_tokens == 7, "the first tokens of two parts are one"
+
+
 def test_only_leaves_go_and_never_those_in_use() -> None:
     tree = TreeCache(8, make_eviction_policy("lru"))
     store(tree, request((5, 6), (7, 8)))
