@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks.chunk_load import measure
@@ -38,7 +39,8 @@ def test_reuse_computes_fewer_tokens_of_the_same_prompts(tmp_path: Path) -> None
     )
 
     prefix, reuse = result["prefix"], result["0.15"]
-    assert prefix["prompt_tokens"] == reuse["prompt_tokens"]
+    # Documents are tokenised one by one for reuse.
+    assert prefix["prompt_tokens"] == pytest.approx(reuse["prompt_tokens"], rel=0.03)
     assert prefix["tokens"]["approx_cached"] == prefix["tokens"]["recomputed"] == 0
     assert reuse["tokens"]["approx_cached"] > reuse["tokens"]["recomputed"] > 0
     assert reuse["computed"] < prefix["computed"]

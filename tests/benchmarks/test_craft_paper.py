@@ -29,7 +29,7 @@ def test_a_prefix_cache_takes_the_same_beginning_and_set_cache_any_order_of_it()
 def test_the_baselines_lie_between_reuse_and_full_attention() -> None:
     found = summary([quality(MODEL, 101, 2)])
 
-    assert found["full"]["work"] > found["prefix cache"]["work"] >= found["set cache"]["work"]
+    assert found["full"]["work"] >= found["prefix cache"]["work"] > found["set cache"]["work"]
     assert found["full"]["score"] == found["prefix cache"]["score"] == 1.0
     assert found["full cache, 30%"]["score"] < 0.7
     assert found["h2o, 30%"]["work"] == found["random, 30%"]["work"]
