@@ -149,7 +149,9 @@ def prefill(
     )
     rows = done.num_recomputed + done.num_computed
     right = float(int(done.logits.argmax()) == case.answer)
-    return Outcome(right, ratio, rows / done.num_tokens, stopped=False)
+    reused = sum(len(kv.tokens) for kv in stored if kv is not None)
+    fixed = done.num_recomputed / reused if reused else 0.0
+    return Outcome(right, fixed, rows / done.num_tokens, stopped=False)
 
 
 def served(
