@@ -35,7 +35,8 @@ class Articles:
     """A corpus and questions about some of its articles.
 
     Attributes:
-        documents: token ids; article i is documents 8 i to 8 i + 7, in order.
+        documents: token ids; article i is documents size i to size i + size - 1, in order.
+        size: documents of an article.
         cases: questions; a case's documents are one whole article.
         asked: number of articles with questions; they are the first ones.
         vectors: unit-length embeddings, (documents, dimension).
@@ -43,22 +44,32 @@ class Articles:
     """
 
     documents: list[tuple[int, ...]]
+    size: int
     cases: list[Case]
     asked: int
     vectors: npt.NDArray[np.float32]
     trace: list[tuple[int, ...]]
 
 
-def make_articles(*, seed: int, asked: int, num_articles: int = 200) -> Articles:
+def make_articles(
+    *,
+    seed: int,
+    asked: int,
+    num_articles: int = 200,
+    size: int = DOCUMENTS,
+    length: int = LENGTH,
+) -> Articles:
     """Draw a corpus; deterministic for given arguments.
 
     Args:
         seed: seed of all draws.
         asked: number of articles with questions: one per task where the task applies.
         num_articles: articles in the corpus, at least `asked`.
+        size: documents of an article.
+        length: tokens of a document.
     """
     rng = np.random.default_rng([seed, 77])
-    world = make_world(rng, num_articles, documents=DOCUMENTS, length=LENGTH)
+    world = make_world(rng, num_articles, documents=size, length=length)
     documents = [tuple(row) for article in world.documents.tolist() for row in article]
     cases: list[Case] = []
     for task in TASKS:
@@ -69,34 +80,34 @@ def make_articles(*, seed: int, asked: int, num_articles: int = 200) -> Articles
         cases += [
             Case(
                 SYSTEM,
-                tuple(documents[DOCUMENTS * row : DOCUMENTS * (row + 1)]),
+                tuple(documents[size * row : size * (row + 1)]),
                 tuple(questions.tokens[row].tolist()),
                 task=task,
                 answer=int(questions.answer[row]),
             )
             for row in np.flatnonzero(usable[:asked]).tolist()
         ]
-    vectors = _embeddings(rng, num_articles)
-    return Articles(documents, cases, asked, vectors, _trace(rng, num_articles))
+    vectors = _embeddings(rng, num_articles, size)
+    return Articles(documents, size, cases, asked, vectors, _trace(rng, num_articles, size))
 
 
-def _embeddings(rng: np.random.Generator, num_articles: int) -> npt.NDArray[np.float32]:
+def _embeddings(rng: np.random.Generator, num_articles: int, size: int) -> npt.NDArray[np.float32]:
     topic = rng.normal(size=(num_articles, 1, DIMENSION)) / np.sqrt(DIMENSION)
-    place = np.arange(DOCUMENTS) * np.pi / DOCUMENTS
+    place = np.arange(size) * np.pi / size
     rotation = DRIFT * np.stack([np.cos(place), np.sin(place)], -1)
-    noise = NOISE * rng.normal(size=(num_articles, DOCUMENTS, DIMENSION)) / np.sqrt(DIMENSION)
+    noise = NOISE * rng.normal(size=(num_articles, size, DIMENSION)) / np.sqrt(DIMENSION)
     vectors = np.concatenate(
-        [topic + noise, np.broadcast_to(rotation, (num_articles, DOCUMENTS, 2))], -1
-    ).reshape(num_articles * DOCUMENTS, -1)
+        [topic + noise, np.broadcast_to(rotation, (num_articles, size, 2))], -1
+    ).reshape(num_articles * size, -1)
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
 
 
-def _trace(rng: np.random.Generator, num_articles: int) -> list[tuple[int, ...]]:
+def _trace(rng: np.random.Generator, num_articles: int, size: int) -> list[tuple[int, ...]]:
     requests = []
     for article in range(num_articles):
         for _ in range(REQUESTS):
-            own = rng.choice(DOCUMENTS, RETRIEVED, replace=False) + DOCUMENTS * article
-            unrelated = rng.integers(num_articles * DOCUMENTS)
+            own = rng.choice(size, min(RETRIEVED, size), replace=False) + size * article
+            unrelated = rng.integers(num_articles * size)
             requests.append((*own.tolist(), int(unrelated)))
     return requests
 
@@ -114,7 +125,7 @@ def _linked(articles: Articles, top_n: int) -> Neighbours:
     edges = [
         (number, before, 1.0 / (number - before))
         for number in range(len(articles.documents))
-        for before in range(number - number % DOCUMENTS, number)
+        for before in range(number - number % articles.size, number)
     ]
     return by_edges(edges, num_documents=len(articles.documents), top_n=top_n)
 

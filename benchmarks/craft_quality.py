@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.articles import DOCUMENTS, Articles, make_articles
+from benchmarks.articles import DOCUMENTS, LENGTH, Articles, make_articles
 from benchmarks.parts import part
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
@@ -62,17 +62,24 @@ class Outcome:
     stopped: bool
 
 
-def warm_up(craft: CraftReuse, articles: Articles, *, seed: int) -> None:
-    """Prefill the earlier requests, which store chunk versions."""
+def earlier_requests(articles: Articles, *, seed: int) -> list[list[tuple[int, ...]]]:
+    """Return the documents of each earlier request, in its order."""
     rng = np.random.default_rng([seed, 5])
-    system, question = articles.cases[0].system, articles.cases[0].question
+    size, requests = articles.size, []
     for article in range(articles.asked):
         for _ in range(WARM_UP):
-            own = rng.choice(DOCUMENTS, OWN, replace=False) + DOCUMENTS * article
-            others = rng.integers(DOCUMENTS * articles.asked, len(articles.documents), STRANGERS)
+            own = rng.choice(size, min(OWN, size), replace=False) + size * article
+            others = rng.integers(size * articles.asked, len(articles.documents), STRANGERS)
             mixed = rng.permutation(np.concatenate([own, others]))
-            chunks = [articles.documents[number] for number in mixed.tolist()]
-            craft.prefill(system, chunks, question)
+            requests.append([articles.documents[number] for number in mixed.tolist()])
+    return requests
+
+
+def warm_up(craft: CraftReuse, articles: Articles, *, seed: int) -> None:
+    """Prefill the earlier requests, which store chunk versions."""
+    system, question = articles.cases[0].system, articles.cases[0].question
+    for chunks in earlier_requests(articles, seed=seed):
+        craft.prefill(system, chunks, question)
 
 
 def alpha_for(craft: CraftReuse, cases: Sequence[Case], *, ratio: float) -> float:
@@ -110,11 +117,18 @@ def baseline(craft: CraftReuse, case: Case, *, policy: SelectionPolicy, ratio: f
     return Outcome(right, ratio, rows / done.num_tokens, stopped=False)
 
 
-def warmed(model: Path, *, seed: int, asked: int) -> tuple[ChunkReuse, Variants, Articles]:
-    """Return the chunk versions stored by the earlier requests, and the questions."""
+def load(model: Path) -> ChunkReuse:
+    """Return a model with an empty store."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=2 << 30))
-    articles = make_articles(seed=seed, asked=asked)
+    return ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=2 << 30))
+
+
+def warmed(
+    model: Path, *, seed: int, asked: int, documents: int = DOCUMENTS, length: int = LENGTH
+) -> tuple[ChunkReuse, Variants, Articles]:
+    """Return the chunk versions stored by the earlier requests, and the questions."""
+    reuse = load(model)
+    articles = make_articles(seed=seed, asked=asked, size=documents, length=length)
     variants = Variants(capacity=100_000)
     # Recompute everything, so that every request stores a version for its context.
     first = CraftReuse(reuse, variants=variants, literal=True, alpha=1e9, order="change")

@@ -3,12 +3,13 @@
     python -m benchmarks.depcache --workload zipf --json
 
 Compares ordinary attention over flattened paths (`self_attention`), dependency attention
-(`dependency`) and dependency attention with subgraph reuse (`dependency_reuse`). Every query names
-`--entities` entities of a synthetic graph, each with a two-hop subgraph of `--paths` relation
-paths. The model is the engine's built-in one with random weights. Every query runs with all three
-variants in succession, so that noise affects them alike. `ttft_ms` is the median processor time
-with one thread, including layout, matching and assembly. `self_attention` runs the model's own
-causal kernel on the whole prompt.
+(`dependency`), dependency attention with subgraph reuse (`dependency_reuse`), and the way for
+untuned models: flattened paths, subgraphs independent of each other and reused (`subgraphs_reuse`).
+Every query names `--entities` entities of a synthetic graph, each with a two-hop subgraph of
+`--paths` relation paths. The model is the engine's built-in one with random weights. Every query
+runs with all variants in succession, so that noise affects them alike. `ttft_ms` is the median
+processor time with one thread, including layout, matching and assembly. `self_attention` runs the
+model's own causal kernel on the whole prompt.
 """
 
 import argparse
@@ -25,7 +26,8 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.dependency.depkv import DepCache
-from ragboost.chunk_cache.dependency.prompt import DepPrompt
+from ragboost.chunk_cache.dependency.layout import Positions
+from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine.builtin import build_model
 
@@ -37,6 +39,7 @@ RECENT, RECENT_SHARE = 30, 0.8
 """Temporal workload: number of recent entities, and the share of draws from them."""
 
 Paths = list[tuple[int, ...]]
+Prompt = Callable[[list[int]], DepPrompt]
 
 
 def make_graph(rng: random.Random, *, roots: int, paths: int, vocabulary: int) -> list[Paths]:
@@ -79,7 +82,7 @@ def make_queries(
 
 
 class Bench:
-    """One model and one workload, with three variants of answering a query."""
+    """One model and one workload, with four variants of answering a query."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.adapter = ModelAdapter(build_model("small", seed=args.seed))
@@ -96,22 +99,48 @@ class Bench:
         )
         self.system = tuple(rng.randrange(3, vocabulary) for _ in range(SYSTEM))
         self.task = tuple(rng.randrange(3, vocabulary) for _ in range(TASK))
-        options: dict[str, Any] = {"positions": args.positions}
-        self.plain = DepCache(self.adapter, capacity_tokens=0, **options)
-        self.reusing = DepCache(
+        self.plain = DepCache(self.adapter, capacity_tokens=0, positions=args.positions)
+        self.window = args.window
+        self.next = 0
+        self.reusing = self._reusing(args, args.positions, self.tree)
+        self.apart = self._reusing(args, "preorder", self.subgraphs)
+
+    def _reusing(self, args: argparse.Namespace, positions: Positions, prompt: Prompt) -> DepCache:
+        """Return a cache that looks ahead at the waiting queries' prompts."""
+        depcache = DepCache(
             self.adapter,
             capacity_tokens=args.capacity_tokens,
             host_tokens=args.host_tokens,
             replacement=args.replacement,
-            **options,
+            positions=positions,
         )
-        self.window = args.window
-        self.next = 0
-        self.reusing.look_ahead(self._waiting)
+        depcache.look_ahead(
+            lambda: [
+                (depcache.layout(prompt(query)), "")
+                for query in self.queries[self.next : self.next + self.window]
+            ]
+        )
+        return depcache
 
-    def prompt(self, query: list[int]) -> DepPrompt:
+    def tree(self, query: list[int]) -> DepPrompt:
+        """Return the prompt with the paths as a tree."""
         paths = [path for entity in query for path in self.graph[entity]]
         return DepPrompt.of(self.system, paths, self.task)
+
+    def subgraphs(self, query: list[int]) -> DepPrompt:
+        """Return the prompt with each entity's paths written out, seeing no other entity's."""
+        parts = [
+            LinearNode(
+                f"subgraph {entity}",
+                tuple(t for path in self.graph[entity] for t in path),
+                ("system",),
+            )
+            for entity in query
+        ]
+        seen = ("system", *(part.name for part in parts))
+        return DepPrompt(
+            (LinearNode("system", self.system), *parts, LinearNode("task", self.task, seen))
+        )
 
     def self_attention(self, query: list[int]) -> dict[str, float]:
         written = [t for entity in query for path in self.graph[entity] for t in path]
@@ -134,8 +163,7 @@ class Bench:
             "attention_pairs": count * (count + 1) // 2,
         }
 
-    def dependency(self, query: list[int], depcache: DepCache) -> dict[str, float]:
-        prompt = self.prompt(query)
+    def dependency(self, prompt: DepPrompt, depcache: DepCache) -> dict[str, float]:
         begin = time.process_time()
         kv = depcache.compute_depkv(prompt)
         first = time.process_time()
@@ -147,10 +175,6 @@ class Bench:
             "computed_tokens": len(kv.computed),
             "attention_pairs": kv.layout.num_pairs(kv.computed),
         }
-
-    def _waiting(self) -> list[Any]:
-        coming = self.queries[self.next : self.next + self.window]
-        return [(self.reusing.layout(self.prompt(query)), "") for query in coming]
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -168,24 +192,27 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     bench = Bench(args)
     variants: dict[str, Callable[[list[int]], dict[str, float]]] = {
         "self_attention": bench.self_attention,
-        "dependency": lambda query: bench.dependency(query, bench.plain),
-        "dependency_reuse": lambda query: bench.dependency(query, bench.reusing),
+        "dependency": lambda query: bench.dependency(bench.tree(query), bench.plain),
+        "dependency_reuse": lambda query: bench.dependency(bench.tree(query), bench.reusing),
+        "subgraphs_reuse": lambda query: bench.dependency(bench.subgraphs(query), bench.apart),
     }
     for variant in variants.values():  # warm up: the first call allocates memory
         variant(bench.queries[0])
-    if bench.reusing.tree is not None:
-        bench.reusing.tree.clear()
+    for depcache in (bench.reusing, bench.apart):
+        if depcache.tree is not None:
+            depcache.tree.clear()
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     for number, query in enumerate(bench.queries):
         bench.next = number + 1
         if number < args.warm:
-            bench.reusing.compute_depkv(bench.prompt(query))
+            bench.reusing.compute_depkv(bench.tree(query))
+            bench.apart.compute_depkv(bench.subgraphs(query))
             continue
         for name, variant in variants.items():
             rows[name].append(variant(query))
         print(f"query {number - args.warm + 1} of {args.queries}", file=sys.stderr)
     found = {name: summary(row) for name, row in rows.items()}
-    plain, tree, reuse = found.values()
+    plain, tree, reuse, apart = found.values()
     return {
         "workload": args.workload,
         **found,
@@ -194,6 +221,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "reuse": round(tree["ttft_ms"] / reuse["ttft_ms"], 2),
             "ttft": round(plain["ttft_ms"] / reuse["ttft_ms"], 2),
             "throughput": round(reuse["requests_per_s"] / plain["requests_per_s"], 2),
+            "subgraphs": round(plain["ttft_ms"] / apart["ttft_ms"], 2),
+            "subgraphs_throughput": round(apart["requests_per_s"] / plain["requests_per_s"], 2),
         },
         "positions": args.positions,
         "replacement": args.replacement,
@@ -247,7 +276,7 @@ def main() -> None:
         print(json.dumps(result))
         return
     print(f"{'':17} {'prompt':>7} {'reused':>7} {'pairs':>10} {'TTFT ms':>8} {'req/s':>6}")
-    for name in ("self_attention", "dependency", "dependency_reuse"):
+    for name in ("self_attention", "dependency", "dependency_reuse", "subgraphs_reuse"):
         row = result[name]
         print(
             f"{name:17} {row['prompt_tokens']:7} {row['reuse_rate']:7.0%} "

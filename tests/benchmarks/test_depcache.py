@@ -44,11 +44,12 @@ def test_subgraphs_have_the_paths_asked_for_and_one_root() -> None:
 def test_every_way_is_measured_on_the_same_queries() -> None:
     result = measure(arguments())
 
-    plain, tree, reuse = (
-        result[name] for name in ("self_attention", "dependency", "dependency_reuse")
-    )
+    names = ("self_attention", "dependency", "dependency_reuse", "subgraphs_reuse")
+    plain, tree, reuse, apart = (result[name] for name in names)
     assert plain["prompt_tokens"] == 64 + 32 + 2 * 4 * 13
     assert tree["prompt_tokens"] == reuse["prompt_tokens"] < plain["prompt_tokens"]
     assert tree["attention_pairs"] < plain["attention_pairs"]
     assert reuse["attention_pairs"] < tree["attention_pairs"]
     assert plain["reuse_rate"] == tree["reuse_rate"] == 0 < reuse["reuse_rate"]
+    assert apart["prompt_tokens"] == plain["prompt_tokens"]
+    assert apart["reuse_rate"] > 0

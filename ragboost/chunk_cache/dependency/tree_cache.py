@@ -53,7 +53,8 @@ class TreeMatch(NamedTuple):
 
     Attributes:
         slots, rows: slot in the layout, ascending, and row in the pool of each stored token.
-        nodes: their nodes, each after its parent.
+        nodes: their nodes, each once and after its parent; parts of a prompt that begin alike share
+            nodes.
     """
 
     slots: list[int]
@@ -134,6 +135,7 @@ class TreeCache:
     def match(self, request: TreeRequest) -> TreeMatch:
         """Return the stored part of a layout without counting it as a use."""
         found = TreeMatch([], [], [])
+        known: set[int] = set()
         root = self._trees.get(request.tree)
         ends: list[Cursor | None] = []
         for run in request.layout.runs:
@@ -144,7 +146,8 @@ class TreeCache:
             for node, first, last in self._walk(cursor, request.layout, run):
                 found.slots.extend(range(at, at + last - first))
                 found.rows.extend(node.rows[first:last])
-                if first == 0:
+                if node.key not in known:
+                    known.add(node.key)
                     found.nodes.append(node)
                 at, cursor = at + last - first, Cursor(node, last)
             ends.append(cursor if at == run.stop else None)
@@ -197,7 +200,7 @@ class TreeCache:
                 continue
             if count and cursor is not None:
                 taken = [self._free.pop() for _ in range(count)]
-                parent = self._split(cursor)
+                parent = self._split(cursor, ends)
                 tokens = tuple(request.layout.tokens[at : run.stop])
                 node = self._new(parent, tokens, taken)
                 slots += range(at, run.stop)
@@ -224,6 +227,8 @@ class TreeCache:
             ChunkCacheError: they are inconsistent; the message has the numbers.
         """
         rows = [*self._free, *self._free_host]
+        if any(row >= self.num_rows for row in self._free):
+            raise ChunkCacheError(f"rows of the tier below {self.num_rows} are free above it")
         for root in self._trees.values():
             for node in _below(root):
                 rows += node.rows
@@ -281,9 +286,10 @@ class TreeCache:
         size = len(node.tokens)
         self._policy.used(node.key, Use(self._clock, size=size, cost=size, is_hit=is_hit))
 
-    def _split(self, cursor: Cursor) -> CachedRun:
+    def _split(self, cursor: Cursor, ends: list[Cursor | None]) -> CachedRun:
         """Return a node that ends at the cursor, splitting the node there. The lower part becomes a
-        new node, whose history begins with this request."""
+        new node, whose history begins with this request; those of `ends` that lie in it move with
+        it."""
         node, offset = cursor
         if offset == len(node.tokens):
             return node
@@ -296,6 +302,9 @@ class TreeCache:
         node.tokens, node.rows = node.tokens[:offset], node.rows[:offset]
         node.children = {lower.tokens[0]: lower}
         self._use(lower, is_hit=False)
+        for number, end in enumerate(ends):
+            if end is not None and end.node is node and end.offset > offset:
+                ends[number] = Cursor(lower, end.offset - offset)
         return node
 
     def _is_host(self, node: CachedRun) -> bool:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ragboost.chunk_cache.dependency.layout import lay_out
-from ragboost.chunk_cache.dependency.prompt import DepPrompt
+from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
 from ragboost.chunk_cache.dependency.tree_cache import TreeCache, TreeMatch, TreeRequest
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.errors import ChunkCacheError
@@ -13,6 +13,13 @@ from ragboost.errors import ChunkCacheError
 
 def request(*graph: tuple[int, ...]) -> TreeRequest:
     return TreeRequest("", lay_out(DepPrompt.of((1, 2), graph, (3,))))
+
+
+def apart(*parts: tuple[int, ...]) -> TreeRequest:
+    """Texts behind the same system text that do not see each other."""
+    nodes = [LinearNode(f"part {n}", tokens, ("system",)) for n, tokens in enumerate(parts)]
+    task = LinearNode("task", (3,), ("system", *(node.name for node in nodes)))
+    return TreeRequest("", lay_out(DepPrompt((LinearNode("system", (1, 2)), *nodes, task))))
 
 
 def store(tree: TreeCache, one: TreeRequest) -> TreeMatch:
@@ -43,6 +50,19 @@ def test_a_branch_inside_a_stored_run_splits_it() -> None:
     assert after.rows == before.rows
     assert len(after.nodes) == len(before.nodes) + 1
     assert tree.num_tokens == 7
+
+
+def test_a_part_continues_the_one_it_depends_on_though_another_part_split_that() -> None:
+    tree = TreeCache(100, make_eviction_policy("lru"))
+    system, first = LinearNode("system", (1, 2)), LinearNode("first", (5, 6), ("system",))
+    alike = LinearNode("alike", (5, 7), ("system",))
+    behind = LinearNode("behind", (9, 8), ("system", "first"))
+    task = LinearNode("task", (3,), ("system", "first", "alike", "behind"))
+    whole = TreeRequest("", lay_out(DepPrompt((system, first, alike, behind, task))))
+    store(tree, whole)
+
+    assert tree.match(whole).slots == list(range(8))
+    assert tree.num_tokens == 7, "the first tokens of two parts are one"
 
 
 def test_only_leaves_go_and_never_those_in_use() -> None:
@@ -109,6 +129,20 @@ def test_what_the_tier_below_cannot_hold_is_evicted() -> None:
     assert tree.num_evicted == 8
 
 
+def test_what_two_parts_begin_with_is_promoted_once() -> None:
+    tree = TreeCache(8, make_eviction_policy("lru"), num_host_rows=20)
+    alike = apart((5, 6), (5, 7))
+    store(tree, alike)
+    store(tree, apart((8, 9, 10, 11, 12)))
+    assert tree.num_demoted > 0
+
+    found = store(tree, alike)
+
+    assert len(found.slots) == 6
+    assert len({node.key for node in found.nodes}) == len(found.nodes)
+    assert max(tree.match(alike).rows) < tree.num_rows
+
+
 @pytest.mark.parametrize("host_rows", [0, 5, 40])
 @pytest.mark.parametrize("policy", ["lru", "lfu", "heat", "lacr"])
 def test_random_requests_leave_the_books_right(policy: str, host_rows: int) -> None:
@@ -119,10 +153,10 @@ def test_random_requests_leave_the_books_right(policy: str, host_rows: int) -> N
             tuple(rng.randrange(5, 9) for _ in range(rng.randrange(1, 7)))
             for _ in range(rng.randrange(1, 7))
         ]
-        one = request(*graph)
+        one = rng.choice((request, apart))(*graph)
         store(tree, one)
-        rows = tree.match(one)
-        assert len(set(rows.rows)) == len(rows.rows)
+        nodes = tree.match(one).nodes
+        assert len({node.key for node in nodes}) == len(nodes)
     assert tree.num_evicted > 0
     assert (tree.num_demoted > 0) == (host_rows > 0)
     tree.clear()
