@@ -1,10 +1,10 @@
 """Compare the tokens that policies recompute, and the attention that results, with full attention.
 
     python -m benchmarks.attention_maps --json
-    python -m benchmarks.attention_maps --model benchmarks/needle_model --documents 16 --haystack 16
+    python -m benchmarks.attention_maps --model benchmarks/second_model --json
 
 The two observations of A3 (Fig. 2 and 3), on the cross-chunk tasks of `research.tasks`. `hit_rate`:
-of the document tokens to which the question attends most in full attention (mean over heads and
+of the reused tokens to which the question attends most in full attention (mean over heads and
 layers; as many as are recomputed), the share that a policy recomputes; `random` has about the
 ratio. `loss[policy][layer]`: L2 distance between the question's attention after the policy and that
 of full attention, both distributions over the prompt averaged over heads and question tokens;
@@ -70,9 +70,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             ):
                 case = prompt.case()
                 reuse.precompute(case.system, case.chunks)
-                truth, _ = look(reuse, case, policy="full", ratio=1.0)
-                start, stop = len(case.system), truth.shape[1] - len(case.question)
-                best = truth[:, start:stop].mean(0).argsort(descending=True) + start
+                truth, reused = look(reuse, case, policy="full", ratio=1.0)
+                order = truth[:, list(reused)].mean(0).argsort(descending=True)
+                best = torch.tensor(reused)[order]
                 for policy in policies:
                     got, selected = look(reuse, case, policy=policy, ratio=args.ratio)
                     losses[policy].append((got - truth).norm(dim=1))

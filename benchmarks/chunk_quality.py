@@ -4,7 +4,7 @@
     python -m benchmarks.chunk_quality --split development   # the default policy was chosen on this
     python -m benchmarks.chunk_quality --neighbours similarity --json     # see prepared_quality
     python -m benchmarks.chunk_quality --craft --json                     # see craft_quality
-    python -m benchmarks.chunk_quality --model benchmarks/needle_model --documents 16 --haystack 48
+    python -m benchmarks.chunk_quality --documents 16 --haystack 8 --policies full,reuse,a3
 
 The model is the project's own, trained on these tasks by scripts/train_reference_model.py. The
 splits share no prompts with the training stream or with each other. `score[task][policy][ratio]` is
