@@ -113,7 +113,7 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
         }
         for number, turn in enumerate(drawn):
             for mode in MODES:
-                answers[mode].append(served[mode].ask(_body(turn, mode, args.ratio)))
+                answers[mode].append(served[mode].ask(request_body(turn, mode, args.ratio)))
             print(f"\rworkload {number + 1}/{len(drawn)}", end="", file=sys.stderr)
         chunk_scheduler = served["approx"].engine.chunk_scheduler
         assert chunk_scheduler is not None
@@ -154,7 +154,8 @@ def _ratios(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-def _body(turn: WorkloadTurn, mode: str, ratio: float) -> dict[str, Any]:
+def request_body(turn: WorkloadTurn, mode: str, ratio: float) -> dict[str, Any]:
+    """Return a chat completion request for a turn in one of the modes."""
     system = {"role": "system", "content": "Answer from the documentation, briefly."}
     body: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
     if mode == "plain":
@@ -285,7 +286,7 @@ def measure_itl(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     with serve(settings) as served:
         for turn in drawn:
             rotated = turn._replace(documents=turn.documents[1:] + turn.documents[:1])
-            served.ask(_body(rotated, "approx", args.ratio))
+            served.ask(request_body(rotated, "approx", args.ratio))
         for turn in drawn:
             for mode in gaps:
                 served.engine.reset_prefix_cache().result(60)
@@ -318,7 +319,7 @@ def _gaps_beside(
     thread.start()
     if mode != "alone":
         time.sleep(0.1)
-        prompt = {**_body(turn, mode, args.ratio), "max_tokens": 1}
+        prompt = {**request_body(turn, mode, args.ratio), "max_tokens": 1}
         with httpx.Client(timeout=600) as client:
             served._replace(client=client).ask(prompt)
     thread.join()

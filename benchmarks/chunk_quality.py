@@ -4,6 +4,7 @@
     python -m benchmarks.chunk_quality --split development   # the default policy was chosen on this
     python -m benchmarks.chunk_quality --neighbours similarity --json     # see prepared_quality
     python -m benchmarks.chunk_quality --craft --json                     # see craft_quality
+    python -m benchmarks.chunk_quality --documents 16 --haystack 8 --policies full,reuse,a3
 
 The model is the project's own, trained on these tasks by scripts/train_reference_model.py. The
 splits share no prompts with the training stream or with each other. `score[task][policy][ratio]` is
@@ -56,6 +57,8 @@ def measure(
     policies: list[str],
     granularity: int,
     stored: str = "alone",
+    documents: int = 8,
+    haystack: int = 0,
     parts: Path | None = None,
 ) -> list[EvalRow]:
     """Evaluate `prompts` prompts of every task, drawn with this seed; finished tasks are saved in
@@ -65,7 +68,8 @@ def measure(
     names = "all" if policies == list(POLICIES) else "+".join(policies)
 
     def on_task(task: str) -> list[Any]:
-        drawn = [prompt.case() for prompt in make_prompts(task, prompts, seed=seed)]
+        made = make_prompts(task, prompts, seed=seed, documents=documents, haystack=haystack)
+        drawn = [prompt.case() for prompt in made]
         if MEASURED & set(policies):
             unrelated = make_prompts("local", 4, seed=seed + 1000)
             for case in drawn:
@@ -90,7 +94,8 @@ def measure(
 
     rows = []
     for task in TASKS:
-        name = f"{task}-{seed}-{prompts}-{granularity}-{stored}-{names}"
+        sizes = f"{prompts}-{granularity}-{documents}-{haystack}"
+        name = f"{model.name}-{task}-{seed}-{sizes}-{stored}-{names}"
         rows += [EvalRow(**row) for row in part(parts, name, partial(on_task, task))]
         print(f"seed {seed}: {task} done", file=sys.stderr)
     return rows
@@ -199,6 +204,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="reference model")
     parser.add_argument("--split", choices=SPLITS, default="test", help="prompts to evaluate on")
     parser.add_argument("--prompts", type=int, default=100, help="prompts per task and seed")
+    parser.add_argument("--documents", type=int, default=8, help="2 to 16 per prompt")
+    parser.add_argument(
+        "--haystack", type=int, default=0, help="documents of fillers alone among them"
+    )
     parser.add_argument("--policies", default="", help="comma-separated; default: all")
     parser.add_argument("--granularity", type=int, default=1, help="tokens per selected block")
     parser.add_argument(
@@ -231,6 +240,8 @@ def main() -> None:
             policies=policies,
             granularity=args.granularity,
             stored=args.stored,
+            documents=args.documents,
+            haystack=args.haystack,
             parts=args.parts,
         )
         for seed in SPLITS[args.split]
@@ -244,6 +255,8 @@ def main() -> None:
         "prompts": args.prompts,
         "granularity": args.granularity,
         "stored": args.stored,
+        "documents": args.documents,
+        "haystack": args.haystack,
         "cpu_s": round(time.process_time() - begin),
     }
     if args.json:

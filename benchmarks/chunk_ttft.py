@@ -6,8 +6,9 @@
 The model has random weights, which timing does not depend on. Times are seconds: processor time of
 the process on a CPU, where it is less noisy than wall time; synchronised wall time on an
 accelerator. Token selection is included. The variants alternate, with more repeats for shorter
-prompts. `ratio[tokens][recompute]` is median full prefill / median reuse; `assembly_share` is the
-time to assemble the stored KV as a share of a full prefill.
+prompts. `ratio[tokens][recompute]` is median full prefill / median reuse, with `--disk` also of KV
+that is read from disk first; `assembly_share` is the time to assemble the stored KV as a share of a
+full prefill.
 """
 
 import argparse
@@ -15,8 +16,10 @@ import json
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +27,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.kv.tiers.store import TieredStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
@@ -97,18 +102,32 @@ def default_repeats(num_tokens: int) -> int:
     return max(3, min(7, 20_000 // num_tokens))
 
 
-def measure(adapter: ModelAdapter, num_tokens: int, args: argparse.Namespace) -> dict[str, Any]:
-    vocabulary = int(adapter.config.vocab_size)
+def draw(num_tokens: int, *, vocabulary: int) -> tuple[list[int], list[list[int]], list[int]]:
+    """Return a random prompt of about `num_tokens` tokens: system prompt, chunks, question."""
     count = max(2, round((num_tokens - SYSTEM - QUESTION) / CHUNK))
     generator = torch.Generator().manual_seed(num_tokens)
 
-    def draw(length: int) -> list[int]:
+    def some(length: int) -> list[int]:
         ids: list[int] = torch.randint(vocabulary, (length,), generator=generator).tolist()
         return ids
 
-    system, chunks, question = draw(SYSTEM), [draw(CHUNK) for _ in range(count)], draw(QUESTION)
+    return some(SYSTEM), [some(CHUNK) for _ in range(count)], some(QUESTION)
+
+
+def measure(
+    adapter: ModelAdapter, num_tokens: int, directory: Path, args: argparse.Namespace
+) -> dict[str, Any]:
+    prompt = draw(num_tokens, vocabulary=int(adapter.config.vocab_size))
+    system, chunks, question = prompt
     reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 36), backend=args.backend)
     reuse.precompute(system, chunks)
+    disk = DiskTier(directory / str(num_tokens), capacity_bytes=1 << 36)
+    if args.disk:
+        key = reuse.chunks.key
+        for name in (key((), system), *(key(system, chunk) for chunk in chunks)):
+            kv = reuse.store.get(name)
+            assert kv is not None, "it is in memory"
+            disk.save(name, kv)
     ids = torch.tensor([[*system, *(t for c in chunks for t in c), *question]])
     ids = ids.to(adapter.device)
 
@@ -116,22 +135,22 @@ def measure(adapter: ModelAdapter, num_tokens: int, args: argparse.Namespace) ->
         with torch.no_grad():
             adapter.model(ids, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
 
-    def reused(ratio: float) -> None:
-        reuse.prefill(
-            system,
-            chunks,
-            question,
-            policy=args.policy,
-            ratio=ratio,
-            granularity=args.granularity,
-        )
+    def from_disk(ratio: float) -> None:
+        store = TieredStore(host_bytes=1 << 36, disk=disk)
+        reused(ratio, ChunkReuse(adapter, store, identity=reuse.identity, backend=args.backend))
+        store.close()
+
+    def reused(ratio: float, by: ChunkReuse = reuse) -> None:
+        by.prefill(*prompt, policy=args.policy, ratio=ratio, granularity=args.granularity)
 
     runs: dict[str, Callable[[], Any]] = {
         "full": full,
-        "assembly": lambda: reuse.assemble(system, chunks, question),
+        "assembly": lambda: reuse.assemble(*prompt),
     }
     for ratio in args.ratios:
         runs[f"{ratio:g}"] = lambda ratio=ratio: reused(ratio)
+        if args.disk:
+            runs[f"{ratio:g} disk"] = lambda ratio=ratio: from_disk(ratio)
     repeats, name = args.repeats or default_repeats(num_tokens), str(num_tokens)
     if args.device != "cpu":
         interleave(runs, repeats=1, device=args.device, name=f"warming up, {name}")
@@ -161,6 +180,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="small", help="model shape")
     parser.add_argument("--layers", type=int, help="layers; default: those of the shape")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--disk", action="store_true", help="measure KV on disk as well")
     parser.add_argument("--repeats", type=int, help="default: more for shorter prompts")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -168,7 +188,11 @@ def main() -> None:
         parser.error(f"--device {args.device}: no accelerator available")
     args.ratios = [float(ratio) for ratio in args.ratios.split(",")]
     adapter = build(args.shape, layers=args.layers, device=args.device)
-    found = {tokens: measure(adapter, int(tokens), args) for tokens in args.tokens.split(",")}
+    with tempfile.TemporaryDirectory() as name:
+        found = {
+            tokens: measure(adapter, int(tokens), Path(name), args)
+            for tokens in args.tokens.split(",")
+        }
     result = {
         "ratio": {tokens: one["ratio"] for tokens, one in found.items()},
         "assembly_share": {
@@ -192,7 +216,7 @@ def main() -> None:
         print(f"{one['prompt_tokens']} tokens: full prefill {one['full_s']:.2f} s, ", end="")
         print(f"assembly {100 * share:.1f} % of it")
         for ratio, value in one["ratio"].items():
-            print(f"  recompute {ratio:>4}: {one['reuse_s'][ratio]:.3f} s, {value:.2f}x")
+            print(f"  recompute {ratio:>9}: {one['reuse_s'][ratio]:.3f} s, {value:.2f}x")
 
 
 if __name__ == "__main__":

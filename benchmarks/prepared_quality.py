@@ -74,7 +74,7 @@ def measure_seed(
         return [asdict(row) for row in found]
 
     for number in top_n:
-        name = f"{source}-{seed}-{number}-{asked}-{'+'.join(policies)}"
+        name = f"{model.name}-{source}-{seed}-{number}-{asked}-{'+'.join(policies)}"
         for fields in part(parts, name, partial(make, number)):
             row = EvalRow(**fields)
             rows[row.task, row.policy, number, f"{row.ratio:g}"] = row

@@ -111,7 +111,8 @@ class World:
     """A batch of n document sets and their meaning.
 
     Attributes:
-        documents: token ids, (n, documents, length).
+        documents: token ids, (n, documents + haystack, length).
+        place: index of each document among all of its prompt, (n, documents).
         it_slot: index of the IT token in each document, 0 for none, (n, documents).
         value: value of the document's IT token, -1 for none, (n, documents).
         antecedent: entity of the IT token, -1 for none, (n, documents).
@@ -120,6 +121,7 @@ class World:
     """
 
     documents: Ids
+    place: Ids
     it_slot: Ids
     value: Ids
     antecedent: Ids
@@ -147,7 +149,9 @@ class Questions:
     hard: npt.NDArray[np.bool_]
 
 
-def make_world(rng: np.random.Generator, num_prompts: int, *, documents: int, length: int) -> World:
+def make_world(
+    rng: np.random.Generator, num_prompts: int, *, documents: int, length: int, haystack: int = 0
+) -> World:
     """Draw document sets.
 
     Args:
@@ -155,6 +159,7 @@ def make_world(rng: np.random.Generator, num_prompts: int, *, documents: int, le
         num_prompts: number of rows.
         documents: documents per prompt, 2 to `NUM_VALUES`.
         length: tokens per document, at least 4.
+        haystack: documents of fillers alone, at random places among the others.
     """
     n, d = num_prompts, documents
     rows = np.arange(n)[:, None]
@@ -187,7 +192,21 @@ def make_world(rng: np.random.Generator, num_prompts: int, *, documents: int, le
         old = np.take_along_axis(tokens, place[:, :, None], 2)
         new = np.where(content[:, :, None] >= 0, content[:, :, None], old)
         np.put_along_axis(tokens, place[:, :, None], new, 2)
-    return World(tokens, np.where(value >= 0, it_slot, 0), value, antecedent, last_value, word)
+    everything, place = _spread(rng, tokens, haystack)
+    it_slot = np.where(value >= 0, it_slot, 0)
+    return World(everything, place, it_slot, value, antecedent, last_value, word)
+
+
+def _spread(rng: np.random.Generator, documents: Ids, haystack: int) -> tuple[Ids, Ids]:
+    """Return the documents among as many of fillers, in their order, and their places."""
+    n, d, length = documents.shape
+    if haystack == 0:
+        return documents, np.tile(np.arange(d), (n, 1))
+    everything = first_id("filler") + rng.integers(0, NUM_FILLERS, (n, d + haystack, length))
+    everything[:, :, 0] = DOCUMENT
+    place = np.sort(_permutations(rng, n, d + haystack)[:, :d], 1)
+    np.put_along_axis(everything, place[:, :, None], documents, 1)
+    return everything, place
 
 
 def ask(rng: np.random.Generator, world: World, *, task: str) -> Questions:
@@ -233,7 +252,13 @@ def ask(rng: np.random.Generator, world: World, *, task: str) -> Questions:
 
 
 def make_prompts(
-    task: str, num_prompts: int, *, seed: int, documents: int = 8, length: int = 12
+    task: str,
+    num_prompts: int,
+    *,
+    seed: int,
+    documents: int = 8,
+    length: int = 12,
+    haystack: int = 0,
 ) -> list[TaskPrompt]:
     """Draw prompts of one task; the same arguments give the same prompts.
 
@@ -242,7 +267,9 @@ def make_prompts(
     rng = np.random.default_rng([seed, TASKS.index(task)])
     prompts: list[TaskPrompt] = []
     while len(prompts) < num_prompts:
-        world = make_world(rng, 4 * num_prompts, documents=documents, length=length)
+        world = make_world(
+            rng, 4 * num_prompts, documents=documents, length=length, haystack=haystack
+        )
         asked = ask(rng, world, task=task)
         usable = asked.answer >= 0
         if task == "update":
@@ -255,8 +282,8 @@ def _prompt(world: World, asked: Questions, task: str, row: int) -> TaskPrompt:
     chunks = tuple(tuple(ids) for ids in world.documents[row].tolist())
     length = len(chunks[0])
     dependent = tuple(
-        len(SYSTEM) + i * length + slot
-        for i, slot in enumerate(world.it_slot[row].tolist())
+        len(SYSTEM) + place * length + slot
+        for place, slot in zip(world.place[row].tolist(), world.it_slot[row].tolist(), strict=True)
         if slot > 0
     )
     question = tuple(asked.tokens[row].tolist())

@@ -49,17 +49,19 @@ def solve(prompt: TaskPrompt) -> int:
     return first_id("value") + max(last[entity] for entity in pair)
 
 
+@pytest.mark.parametrize("haystack", [0, 5])
 @pytest.mark.parametrize("task", TASKS)
-def test_answers_are_right_and_drawn_prompts_repeat(task: str) -> None:
-    prompts = make_prompts(task, 60, seed=3)
+def test_answers_are_right_and_drawn_prompts_repeat(task: str, haystack: int) -> None:
+    prompts = make_prompts(task, 60, seed=3, haystack=haystack)
     assert [solve(prompt) for prompt in prompts] == [prompt.answer for prompt in prompts]
-    assert prompts == make_prompts(task, 60, seed=3)
-    assert prompts != make_prompts(task, 60, seed=4)
+    assert prompts == make_prompts(task, 60, seed=3, haystack=haystack)
+    assert prompts != make_prompts(task, 60, seed=4, haystack=haystack)
     assert len({len(prompt.tokens) for prompt in prompts}) == 1
 
 
-def test_dependent_tokens_are_the_statements_about_it() -> None:
-    for prompt in make_prompts("anaphora", 20, seed=0):
+@pytest.mark.parametrize("haystack", [0, 5])
+def test_dependent_tokens_are_the_statements_about_it(haystack: int) -> None:
+    for prompt in make_prompts("anaphora", 20, seed=0, haystack=haystack):
         it = range(first_id("it"), first_id("it") + 16)
         positions = [i for i, token in enumerate(prompt.tokens) if token in it]
         assert positions == list(prompt.dependent)
@@ -70,3 +72,15 @@ def test_every_token_has_parts() -> None:
     parts = composition()
     assert len(parts) == VOCAB_SIZE
     assert len({p for one in parts for p in one}) < VOCAB_SIZE
+
+
+def test_a_haystack_is_fillers_alone_at_other_places_in_each_prompt() -> None:
+    fillers = range(first_id("filler"), first_id("filler") + 60)
+
+    def is_hay(chunk: tuple[int, ...]) -> bool:
+        return all(token in fillers for token in chunk[1:])
+
+    prompts = make_prompts("local", 20, seed=0, haystack=5)
+    assert {len(prompt.chunks) for prompt in prompts} == {13}
+    assert {sum(map(is_hay, prompt.chunks)) for prompt in prompts} == {5}
+    assert len({tuple(map(is_hay, prompt.chunks)) for prompt in prompts}) > 10
