@@ -1,11 +1,11 @@
-"""Narrow the candidates in two steps: a shallow look at all tokens, and a deeper one at twice the
-budget.
+"""Narrow the candidates in two steps: a shallow look at all tokens, and a deeper one at three times
+the budget.
 
 A stale token spoils the answer if the question reads it and other chunks change it. The first look,
-at layer 1, covers every token, but little information from other chunks has arrived there. The
-second, one layer deeper, covers only the most promising tokens (CacheBlend filters gradually too,
-by change alone). The question's attention is taken from fresh keys (A3) and from the reused KV
-(FusionRAG), each of which misses tokens that the other finds.
+at layer 1, covers every token. The question's attention is taken from fresh keys (A3) and from the
+reused KV (FusionRAG), each of which misses tokens that the other finds. Both miss a token that the
+question finds deeper, by a key that other chunks change: so what has changed most in layer 1 is
+looked at again, too, read or not (CacheBlend). The second look, one layer deeper, sees such keys.
 """
 
 import torch
@@ -14,7 +14,7 @@ from ragboost.chunk_cache.selection.base import SelectionPolicy, choose
 from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.view import CHECK_LAYER, SelectionView
 
-WIDTH = 2
+WIDTH = 3
 """Number of tokens in the second look, as a multiple of the budget."""
 
 
@@ -29,10 +29,15 @@ class Gradual(SelectionPolicy):
         fresh = view.fresh_layer()
         reused = view.mean_question_attention()
         read = torch.maximum(rank(fresh.attention[here]), rank(reused[here]))
-        first = read + rank(fresh.value_change[here])
+        changed = rank(fresh.value_change[here])
+        first = rank(read + changed)
         if view.num_layers <= CHECK_LAYER + 1:
             return first
-        promising = choose(view.assembly, first, num_tokens=min(len(here), WIDTH * view.budget))
+        promising = choose(
+            view.assembly,
+            torch.maximum(first, changed),
+            num_tokens=min(len(here), WIDTH * view.budget),
+        )
         deeper = view.deeper_layer(promising)
         second = deeper.attention[here] * deeper.value_change[here].sqrt()
-        return torch.maximum(rank(first), rank(second))
+        return torch.maximum(first, rank(second))

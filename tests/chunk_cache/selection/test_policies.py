@@ -24,7 +24,7 @@ from ragboost.errors import ChunkCacheError
 from research.tasks import make_prompts
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 
-REFERENCE = Path(__file__).parents[3] / "benchmarks" / "reference_model"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SYSTEM, CHUNKS, QUESTION = make_prompt()
 TOKENS = [*SYSTEM, *flat(CHUNKS), *QUESTION]
 
@@ -294,16 +294,23 @@ def test_the_pass_behind_a_deeper_look_begins_where_that_ended(reuse: ChunkReuse
     assert (deep.layer, shallow.layer) == (2, 1)
 
 
-def test_gradual_finds_a_token_that_another_chunk_changes_and_the_question_reads() -> None:
-    """The reference model answers from the second document only if its IT token is repaired."""
-    model = AutoModelForCausalLM.from_pretrained(REFERENCE, dtype=torch.float32)
-    reuse = ChunkReuse(ModelAdapter(model), ChunkStore())
+@pytest.mark.parametrize(
+    ("model", "task", "ratio"),
+    [("reference_model", "anaphora", 0.1), ("third_model", "two_hop", 0.15)],
+)
+def test_gradual_finds_a_token_that_another_chunk_changes_and_the_question_reads(
+    model: str, task: str, ratio: float
+) -> None:
+    """The models answer from the second document only if its IT token is repaired. The third one's
+    question finds it in layer 2, by a key that is wrong until then."""
+    causal_lm = AutoModelForCausalLM.from_pretrained(BENCHMARKS / model, dtype=torch.float32)
+    reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore())
     right = {"gradual": 0, "reuse": 0}
-    for prompt in make_prompts("anaphora", 20, seed=5):
+    for prompt in make_prompts(task, 20, seed=5):
         reuse.precompute(prompt.system, prompt.chunks)
         for policy in right:
             result = reuse.prefill(
-                prompt.system, prompt.chunks, prompt.question, policy=policy, ratio=0.1
+                prompt.system, prompt.chunks, prompt.question, policy=policy, ratio=ratio
             )
             right[policy] += int(result.logits.argmax()) == prompt.answer
     assert right["gradual"] >= 18
