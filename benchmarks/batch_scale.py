@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +32,14 @@ from ragboost.simulate import HitRate, SimulatedCache
 from scripts.processes import exit_on_sigterm
 
 _FILE = "requests-{lines}-{workload}-{words}.jsonl"
+# Between this process and the command: a child's peak memory begins with that of its parent.
+_MEASURED = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss)
+sys.exit(code)
+"""
 _WORDS = ("the", "lease", "was", "signed", "in", "spring", "and", "names", "both", "parties")
 
 
@@ -140,22 +149,23 @@ def run(source: Path, output: Path, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "ragboost", "batch", str(source), "-o", str(output)]
     command += ["--memory", "1000000", "--no-progress", "--json", *options]
     started = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", _MEASURED, *command], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
         try:
-            text = process.stdout.read()
-            _, status, used = os.wait4(process.pid, 0)
+            text, _ = process.communicate()
         except BaseException:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             raise
-        process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(process.returncode)
+    *result, used = text.splitlines()
+    cpu_s, peak_kb = used.split()
     return {
-        "windows": json.loads(text)["windows"],
+        "windows": json.loads(b"".join(result))["windows"],
         "wall_s": round(time.monotonic() - started, 1),
-        "cpu_s": round(used.ru_utime + used.ru_stime, 1),
-        "peak_rss_mb": round(used.ru_maxrss / 1024),
+        "cpu_s": round(float(cpu_s), 1),
+        "peak_rss_mb": round(int(peak_kb) / 1024),
     }
 
 
