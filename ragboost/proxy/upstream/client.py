@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes, self._ends_at_close = 0, False
         self._headers, self._response = [], None
         self._num_bytes = len(head) + len(body)
-        self._waiter = self._loop.create_future()
+        self._waiter = waiter = self._loop.create_future()
         self._last_read = self._loop.time()
         self._timer = self._loop.call_later(self._pool.read_timeout_s, self._check_timeout)
         if body:
@@ -185,11 +185,14 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.write(head)
         try:
-            return await self._waiter
+            return await waiter
         except asyncio.CancelledError:
-            self._waiter = None
-            self.close()
+            if self._waiter is waiter:  # else all has arrived, and the connection may be another's
+                self._waiter = None
+                self.close()
             raise
+        finally:
+            del waiter  # its error's traceback refers to this frame
 
     def close(self) -> None:
         """Close the connection at once."""

@@ -309,6 +309,34 @@ async def test_giving_up_a_request_closes_its_connection() -> None:
         await is_closed.wait()
 
 
+async def test_giving_up_a_request_that_was_just_answered_leaves_its_connection_to_others() -> None:
+    answer = OK + b"content-length: 5\r\n\r\n"
+    has_come, is_due = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        has_come.set()
+        await reader.readuntil(b"\r\n\r\n")
+        await is_due.wait()
+        writer.write(answer + b"other")
+
+    async with backend(serve) as one:
+        pool = one._connections
+        connection = await pool.connect()
+        head = b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n"
+        given_up = asyncio.create_task(connection.exchange(head, b"", is_head_request=False))
+        await has_come.wait()
+        # What one turn of the event loop can bring, in this order: another request, the answer to
+        # the first one, and the departure of its client.
+        other = asyncio.create_task(get(one))
+        connection.data_received(answer + b"first")
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        is_due.set()
+        assert await asyncio.wait_for(other, DEADLINE_S) == b"other"
+
+
 @pytest.mark.parametrize("value", [b"a\r\nx-evil: 1", b"a\nb", b"a\rb"])
 async def test_a_line_break_in_a_header_makes_no_request(value: bytes) -> None:
     async with backend(answers(OK + b"content-length: 0\r\n\r\n")) as one:
