@@ -177,7 +177,8 @@ class Connection(asyncio.Protocol):
         self._head_bytes, self._ends_at_close = 0, False
         self._headers, self._response = [], None
         self._num_bytes = len(head) + len(body)
-        self._waiter = waiter = self._loop.create_future()
+        waiter: asyncio.Future[UpstreamResponse] = self._loop.create_future()
+        self._waiter = waiter
         self._last_read = self._loop.time()
         self._timer = self._loop.call_later(self._pool.read_timeout_s, self._check_timeout)
         if body:
