@@ -33,7 +33,7 @@ PARTS = {
     "sglang": ("equality", "poisoning", "ttft", "itl", "sustained"),
     "embedded": ("sustained",),
 }
-FORWARDED = ("tokens", "layers", "questions", "dtype", "seeds", "prompts", "policies")
+FORWARDED = ("tokens", "layers", "workers", "questions", "dtype", "seeds", "prompts", "policies")
 
 
 def run_part(engine: Any, part: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -59,6 +59,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts, separated by commas; default: all")
     parser.add_argument("--tokens", default="1024,4096,8192", help="prompt lengths of `ttft`")
     parser.add_argument("--layers", type=int, default=24, help="layers of the timed model")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="of vLLM in `ttft`; above 1 times are wall time"
+    )
     parser.add_argument("--questions", type=int, default=1000, help="requests of `sustained`")
     parser.add_argument(
         "--dtype",

@@ -87,6 +87,7 @@ def ttft(args: argparse.Namespace) -> dict[str, Any]:
         blocks=3 * most // 32 + 8,
         max_model_len=most + 128,
         max_num_batched_tokens=most + 128,
+        tensor_parallel_size=args.workers,
     )
     prompts = Prompts(system=64, chunks=most // CHUNK - 1, size=CHUNK, question=32)
     engine.learn(prompts)
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="1024,4096,8192")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--seeds", default="201,202,203")
     parser.add_argument("--prompts", type=int, default=100)

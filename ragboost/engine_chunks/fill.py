@@ -15,6 +15,7 @@ from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.attention.base import AttentionBackend
 from ragboost.chunk_cache.model.base import ReusableModel
 from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.model.ranks import together
 from ragboost.chunk_cache.pace import Pace
 from ragboost.chunk_cache.recompute import rows_to_compute
 from ragboost.chunk_cache.reuse import is_exact
@@ -22,7 +23,7 @@ from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import choose
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.engine_chunks.measure import ChunkMeasure, measure_last_chunk
-from ragboost.engine_chunks.prompt_plan import PromptPlan
+from ragboost.engine_chunks.prompt_plan import FillCounts, PromptPlan
 
 
 class RowPace(Pace):
@@ -48,17 +49,13 @@ class FilledPrompt:
     Attributes:
         cache: KV of every token; from `stop` on unspecified.
         selected: positions of the recomputed tokens, ascending.
-        num_exact, num_reused, num_recomputed, num_computed: the tokens of the prompt by origin;
-            those that the engine held count as exact.
+        counts: the tokens of the prompt by origin.
         measure: measurements of the last chunk; None unless the request asked for them.
     """
 
     cache: RequestCache
     selected: tuple[int, ...]
-    num_exact: int
-    num_reused: int
-    num_recomputed: int
-    num_computed: int
+    counts: FillCounts
     measure: ChunkMeasure | None = None
 
 
@@ -122,7 +119,7 @@ def fill_steps(
         backend: attention backend.
         pace: pieces of the computation, one per step; the selection is a step of its own.
     """
-    assembly = _assemble(model, plan, prefix)
+    assembly = together(model.ranks, lambda: _assemble(model, plan, prefix))
     num_missing = int((assembly.source == TokenSource.MISSING).sum())
 
     def compute(rows: torch.Tensor) -> Iterator[int]:
@@ -148,13 +145,11 @@ def fill_steps(
     else:
         yield from compute(rows[rows < plan.stop])
     num_exact = int((assembly.source == TokenSource.EXACT).sum()) - len(lead)
+    num_reused = len(plan.tokens) - num_exact - num_missing - len(selected)
     return FilledPrompt(
         assembly.cache,
         tuple(selected.tolist()),
-        num_exact=num_exact,
-        num_reused=len(plan.tokens) - num_exact - num_missing - len(selected),
-        num_recomputed=len(selected),
-        num_computed=num_missing,
+        FillCounts(num_exact, num_reused, len(selected), num_missing),
         measure=measure,
     )
 

@@ -17,6 +17,7 @@ from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.attention.base import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import DenseAttention
 from ragboost.chunk_cache.model.plan import ForwardPlan, StopForwardError
+from ragboost.chunk_cache.model.ranks import ONE_RANK, Ranks, together
 from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, find_layouts
 from ragboost.engine_chunks.rotary import read_frequencies
 from ragboost.errors import UnsupportedModelError
@@ -57,9 +58,10 @@ class NestedModel(ABC):
         vocabulary: number of token ids.
         dtype: dtype of keys and values.
         device: device of the model.
+        ranks: the processes that hold the model together.
 
     Attributes:
-        model, shapes: as given.
+        model, shapes, ranks: as given.
         name, num_layers, device, dtype, layouts, can_resume: see `ReusableModel`.
 
     Raises:
@@ -74,29 +76,34 @@ class NestedModel(ABC):
         vocabulary: int,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
-        self.model, self.shapes = model, list(shapes)
+        self.model, self.shapes, self.ranks = model, list(shapes), ranks
         self.name = type(model).__name__
         self.num_layers = len(self.shapes)
         self.device, self.dtype = device, dtype
         self.can_resume = False
         self._vocabulary = vocabulary
         self._frequencies = self._read_frequencies()
-        self.layouts: tuple[RotaryLayout, ...] = find_layouts(
-            self._probe_keys(0),
-            self._probe_keys(_PROBE_SHIFT),
-            self._frequencies,
-            shift=_PROBE_SHIFT,
-            tolerance=self._tolerance,
-            model=self.name,
+        keys = self._probe_keys(0), self._probe_keys(_PROBE_SHIFT)
+        self.layouts: tuple[RotaryLayout, ...] = together(
+            ranks,
+            lambda: find_layouts(
+                *keys,
+                self._frequencies,
+                shift=_PROBE_SHIFT,
+                tolerance=self._tolerance,
+                model=self.name,
+            ),
         )
-        self.can_resume = self._measure_resuming()
+        self.can_resume = ranks.agree(self._measure_resuming())
 
     @abstractmethod
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: RequestCache, plan: ForwardPlan
     ) -> torch.Tensor:
-        """Run the model, its attention replaced by `attend`, and return the last row's logits.
+        """Run the model, its attention replaced by `attend`, and return the last row's output: its
+        logits, or its hidden states, which every rank has.
 
         Records `plan.hidden` and begins at `plan.begin`, if `supports_resuming`.
 

@@ -8,10 +8,12 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.reuse import is_exact
 from ragboost.chunk_cache.selection import MEASURED, make_policy
+from ragboost.chunk_cache.selection.base import budget
 from ragboost.engine_chunks.library import ChunkLibrary
 from ragboost.engine_chunks.request import EngineChunkRequest
 
@@ -20,6 +22,15 @@ MIN_CHUNK_TOKENS = 8
 MAX_MISSING = 0.5
 """Greatest share of the filled tokens that may be missing: beyond it the engine's ordinary prefill,
 which the scheduler paces, is the better way."""
+
+
+class FillCounts(NamedTuple):
+    """The tokens of a prompt by origin; those that the engine held count as exact."""
+
+    exact: int
+    reused: int
+    recomputed: int
+    computed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,22 @@ class PromptPlan:
             if kv is not None
         )
         return self.stop - self.held - found
+
+    @property
+    def counts(self) -> FillCounts:
+        """What a filling will report; without blocks of tokens, which are chosen as a whole."""
+        exact, approximate = self.held, 0
+        for (start, stop), kv in zip(self.request.chunks, self.stored, strict=True):
+            if kv is None:
+                continue
+            count = stop - max(start, self.held)
+            if is_exact(kv, self.tokens[:start]):
+                exact += count
+            else:
+                approximate += count
+        chosen = budget(make_policy(self.request.policy).ratio(self.request.ratio), approximate)
+        computed = len(self.tokens) - exact - approximate
+        return FillCounts(exact, approximate - chosen, chosen, computed)
 
     def num_to_compute(self, num_layers: int) -> int:
         """Return the tokens that filling computes, at most; partial passes count by their share of

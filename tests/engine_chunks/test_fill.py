@@ -84,9 +84,9 @@ def test_the_counts_add_up_to_the_prompt(adapter: ModelAdapter, library: ChunkLi
     missing = sum(map(len, chunks[3:]))
     stored = sum(map(len, chunks[:3]))
     recomputed = round(0.25 * stored)
-    assert (filled.num_exact, filled.num_recomputed) == (0, recomputed)
-    assert filled.num_reused == stored - recomputed
-    assert filled.num_computed == len(system) + missing + len(question)
+    assert (filled.counts.exact, filled.counts.recomputed) == (0, recomputed)
+    assert filled.counts.reused == stored - recomputed
+    assert filled.counts.computed == len(system) + missing + len(question)
 
 
 def test_an_exact_prefix_may_end_within_a_chunk(
@@ -103,7 +103,7 @@ def test_an_exact_prefix_may_end_within_a_chunk(
     cache = adapter.empty_cache(len(tokens))
     ordinary = adapter.forward(tokens, cache, plan=ForwardPlan(torch.arange(len(tokens))))
     assert ordinary is not None
-    assert filled.num_exact == held
+    assert filled.counts.exact == held
     torch.testing.assert_close(
         logits_after(adapter, planned, filled), ordinary, atol=1e-4, rtol=1e-4
     )
@@ -120,7 +120,7 @@ def test_text_between_the_chunks_is_computed(adapter: ModelAdapter, library: Chu
     planned = plan(library, only, tokens)
     filled = fill_prompt(adapter, planned, prefix=None, backend=None, pace=AT_ONCE)
 
-    assert filled.num_computed == len(system) + 2 * len(gap) + len(question)
+    assert filled.counts.computed == len(system) + 2 * len(gap) + len(question)
 
 
 def test_a_shifted_position_finds_nothing(adapter: ModelAdapter, library: ChunkLibrary) -> None:
@@ -178,7 +178,7 @@ def test_a_filling_in_steps_of_any_length_gives_the_same_kv(
             break
 
     assert len(counts) > 5
-    assert sum(counts) >= filled.num_recomputed
+    assert sum(counts) >= filled.counts.recomputed
     assert filled.selected == at_once.selected
     for one, other in zip(filled.cache.layers, at_once.cache.layers, strict=True):
         stop = planned.stop

@@ -50,7 +50,7 @@ def test_a_chunk_is_measured_behind_its_neighbours_as_offline(adapter: ModelAdap
     assert stored.influence.b == pytest.approx(wanted.influence.b, rel=1e-3)
     assert stored.influence.context == ()  # the stored KV is still that of the chunk alone
     assert stored.layers is before.layers
-    assert filled.num_recomputed == len(chunk)
+    assert filled.counts.recomputed == len(chunk)
 
 
 def test_kv_that_saw_fewer_chunks_keeps_the_measurements_of_what_it_replaces(

@@ -67,8 +67,8 @@ def test_an_aligned_plan_stops_at_a_page_and_its_tokens_add_up(
     assert isinstance(plan, PromptPlan)
     assert plan.stop % page_size == 0
     filled = fill_prompt(adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
-    counts = (filled.num_exact, filled.num_reused, filled.num_recomputed, filled.num_computed)
-    assert sum(counts) == len(plan.tokens)
+    assert sum(filled.counts) == len(plan.tokens)
+    assert filled.counts == plan.counts
     assert all(position < plan.stop for position in filled.selected)
 
 

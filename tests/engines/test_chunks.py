@@ -13,11 +13,11 @@ pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 ROUNDING = 1e-3
 
 
-@pytest.fixture(scope="module")
-def told() -> Any:
+def run_checks(module: str) -> Any:
+    """Return what a file of checks prints in vLLM's environment."""
     require("vllm")
     done = subprocess.run(
-        [*python("vllm"), "-W", "ignore", "-m", "tests.engines.chunks_vllm"],
+        [*python("vllm"), "-W", "ignore", "-m", f"tests.engines.{module}"],
         env=environment("vllm"),
         capture_output=True,
         text=True,
@@ -25,6 +25,17 @@ def told() -> Any:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def told() -> Any:
+    return run_checks("chunks_vllm")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Any:
+    """The checks with two workers, each of which holds half of the heads."""
+    return run_checks("chunks_vllm_ranks")
 
 
 def test_the_chunks_of_finished_requests_are_reused_at_other_positions(told: Any) -> None:
@@ -113,3 +124,50 @@ def test_preempted_requests_get_the_same_text_and_poison_nothing(told: Any) -> N
 
 def test_new_weights_reuse_nothing_of_the_old_ones(told: Any) -> None:
     assert told["check_new_weights"] == {"reused": [True, False, True], "reason": "nothing_stored"}
+
+
+def test_two_workers_reuse_chunks_as_one_does(told: Any, ranks: Any) -> None:
+    one, two = told["check_reuse"], ranks["check_reuse"]
+    assert [two[name] for name in ("stale", "part", "again")] == [
+        one[name] for name in ("stale", "part", "again")
+    ]
+    assert two["adds_up"]
+    assert two["full_error"] < ROUNDING
+    assert ranks["check_batch"] == {"is_batch_right": True, "are_choices_right": True}
+
+
+def test_two_workers_with_half_of_the_heads_each_choose_the_tokens_of_one(ranks: Any) -> None:
+    assert max(ranks["check_policies"].values()) < ROUNDING
+
+
+def test_no_request_of_two_workers_meets_approximate_blocks(ranks: Any) -> None:
+    assert ranks["check_reuse"]["poison"] < ROUNDING
+    assert ranks["check_reuse"]["poison_after_output"] < ROUNDING
+    assert ranks["check_preemption"]["is_preempted_right"]
+    assert ranks["check_preemption"]["preempted_poison"] < ROUNDING
+    assert ranks["check_ends"]["ending_error"] < ROUNDING
+    assert ranks["check_ends"]["num_left"] == 0
+
+
+def test_the_stores_of_two_workers_stay_equal_and_bounded(ranks: Any) -> None:
+    assert ranks["check_stores"] == {"is_equal": True, "num_stored": 4}
+
+
+def test_what_one_worker_has_lost_is_computed_by_both(ranks: Any) -> None:
+    assert ranks["check_lost"]["reasons"] == ["fill_failed", None, None, None]
+    assert ranks["check_lost"]["error"] < ROUNDING
+
+
+def test_two_workers_fill_a_long_prompt_over_several_steps(ranks: Any) -> None:
+    pacing = ranks["check_pacing"]
+    assert pacing["difference"] < ROUNDING
+    assert (pacing["num_waiting"], pacing["num_left"], pacing["usage_left"]) == (1, 0, 0)
+
+
+def test_two_workers_measure_nothing_and_say_so(ranks: Any) -> None:
+    assert ranks["check_measuring"] == {"reason": "several_workers", "reused": 0}
+
+
+def test_two_workers_forget_the_chunks_of_old_weights(ranks: Any) -> None:
+    told = ranks["check_new_weights"]
+    assert told == {"reused": [True, False, False], "reason": "fill_failed"}

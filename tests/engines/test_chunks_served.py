@@ -309,14 +309,21 @@ def test_a_killed_engine_leaves_a_store_that_opens(server: EngineServer) -> None
     assert tier.num_refused == 0
 
 
-def test_several_workers_are_refused_with_the_reason_and_served_exactly() -> None:
+def test_two_workers_reuse_documents_and_split_their_usage() -> None:
     require("vllm")
-    with EngineServer("vllm", cache_tokens=2048, chunks={}, dtype="float32", workers=2) as server:
+    with EngineServer("vllm", cache_tokens=8192, chunks={}, dtype="float32", workers=2) as server:
         told = server.get("/chunk_reuse")
-        with pytest.raises(HTTPError, match="400"):
-            ask(server, chat([0]))
-        text, origins, _ = ask(server, chat([0], reuse="exact"))
+        assert told["is_possible"], server.log()[-2000:]
+        ask(server, chat([0, 1, 2, 3]))
+        server.clear_cache()
+        _, origins, cached = ask(server, chat([3, 1, 0, 2]))
+        server.clear_cache()
+        whole, _, _ = ask(server, chat([3, 1, 0, 2], reuse={"ratio": 1.0}))
+        server.clear_cache()
+        exact, none, _ = ask(server, chat([3, 1, 0, 2], reuse="exact"))
 
-    assert (told["is_possible"], told["refusal"]) == (False, "tensor_parallel")
-    assert isinstance(text, str)
-    assert not origins
+    assert none["approx_cached_tokens"] == 0
+    assert origins["approx_cached_tokens"] > 600
+    assert origins["recomputed_tokens"] > 50
+    assert origins["exact_cached_tokens"] == cached
+    assert whole == exact

@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.plan import PLAN, ForwardPlan, StopForwardError
 from ragboost.chunk_cache.model.planned_attention import install_attention
+from ragboost.chunk_cache.model.ranks import ONE_RANK, Ranks
 from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, find_layouts
 from ragboost.chunk_cache.model.row_hooks import install_row_hooks
 from ragboost.errors import UnsupportedModelError
@@ -37,6 +38,7 @@ class ModelAdapter:
         kv_shapes: KV heads, dimension of keys and dimension of values of each layer.
         can_drop_rows: a pass may drop rows between two layers (see `row_hooks`).
         can_resume: a pass may begin with the hidden states of an earlier one.
+        ranks: this process.
 
     Raises:
         UnsupportedModelError: KV of this model cannot be moved; the message names the reason.
@@ -61,6 +63,7 @@ class ModelAdapter:
         self.layouts: tuple[RotaryLayout, ...] = self._measure_layouts()
         self.can_drop_rows = install_row_hooks(model, num_layers=self.num_layers)
         self.can_resume = self._measure_resuming()
+        self.ranks: Ranks = ONE_RANK
 
     def install(self) -> None:
         """Install our attention. Must be called again whenever the model's attention implementation

@@ -10,6 +10,7 @@ import torch
 
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.model.ranks import Ranks
 from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout
 
 
@@ -21,6 +22,7 @@ class ReusableModel(Protocol):
         num_layers, device, dtype: properties of the model.
         layouts: RoPE layout of each layer's keys.
         can_resume: a pass may begin with the hidden states of an earlier one.
+        ranks: the processes that hold it together.
     """
 
     name: str
@@ -29,6 +31,7 @@ class ReusableModel(Protocol):
     dtype: torch.dtype
     layouts: tuple[RotaryLayout, ...]
     can_resume: bool
+    ranks: Ranks
 
     def frequencies(self, length: int) -> tuple[Frequencies, ...]:
         """Return the RoPE frequencies of each layer in a prompt of `length` tokens."""

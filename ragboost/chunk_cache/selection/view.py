@@ -72,7 +72,7 @@ class SelectionView:
         if self._attention is None:
             visible = self.assembly.source != TokenSource.MISSING
             visible[self.assembly.question :] = True
-            self._attention = self._question_pass(visible)
+            self._attention = self._adapter.ranks.sum(self._question_pass(visible))
         return self._attention
 
     def mean_question_attention(self) -> torch.Tensor:
@@ -96,7 +96,7 @@ class SelectionView:
 
         for rows in self._pace.pieces(self._question_rows()):
             self._run(rows, ForwardPlan(rows, visible=visible, observe=observe))
-        return mass
+        return self._adapter.ranks.sum(mass)
 
     def repair(self, positions: torch.Tensor) -> None:
         """Recompute these tokens in the reused KV; later measurements see the result."""
@@ -188,7 +188,7 @@ class SelectionView:
         keys, values = (torch.zeros_like(attention) for _ in reused)
         keys[rows] = _squared_distance(old.keys[:, :, rows], reused[0])
         values[rows] = _squared_distance(old.values[:, :, rows], reused[1])
-        return FreshLayer(keys, values, attention)
+        return FreshLayer(*self._adapter.ranks.sum(torch.stack((keys, values, attention))))
 
 
 def _squared_distance(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:

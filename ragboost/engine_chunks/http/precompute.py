@@ -195,6 +195,7 @@ def _sentences(told: EngineCorpus, *, top_n: int) -> str:
     if top_n and told.num_measured < told.num_stored:
         text += (
             "\nnot measured: documents without neighbours, and those that the store has lost; if "
-            "it is too small, increase host_bytes, or set directory"
+            "it is too small, increase host_bytes, or set directory; an engine with several "
+            "workers measures nothing: use --top-n 0 with it"
         )
     return text

@@ -266,12 +266,7 @@ class ReusePlanner:
             "computed": length - held,
         }
         if (filled := request.filled) is not None:
-            told = {
-                "exact": filled.num_exact,
-                "reused": filled.num_reused,
-                "recomputed": filled.num_recomputed,
-                "computed": filled.num_computed,
-            }
+            told = filled.counts._asdict()
         elif request.reason is not None:
             told["reason"] = request.reason
             self.reasons[request.reason] += 1

@@ -32,10 +32,12 @@ def refusal(config: Any, kv_cache_config: Any) -> str | None:
     block_sizes = {hash_block_size or block_size, *(spec.block_size for spec in specs)}
     refused = {
         "untested_version": ".".join(vllm.__version__.split(".")[:2]) not in TESTED_VERSIONS,
-        "tensor_parallel": parallel.tensor_parallel_size > 1,
         "pipeline_parallel": parallel.pipeline_parallel_size > 1,
-        "worker_processes": parallel.world_size > 1,
         "data_parallel": parallel.data_parallel_size > 1,
+        "expert_parallel": parallel.enable_expert_parallel,
+        "context_parallel": parallel.decode_context_parallel_size > 1,
+        "several_nodes": parallel.nnodes > 1,
+        "worker_processes": parallel.world_size != parallel.tensor_parallel_size,
         "lora": config.lora_config is not None,
         "speculative_decoding": config.speculative_config is not None,
         "mla": model.use_mla,
@@ -76,7 +78,7 @@ def engine_forward(
     runner: Any, config: Any, tokens: Sequence[int], *, start: int, blocks: Sequence[int]
 ) -> torch.Tensor:
     """Run the tokens from `start` on with vLLM's own attention over its paged cache and return the
-    last one's logits, (vocabulary,).
+    last one's hidden states, (hidden size,).
 
     Args:
         runner: the model runner.
@@ -117,6 +119,5 @@ def engine_forward(
     with set_forward_context(
         metadata, config, num_tokens=num_rows, slot_mapping=mapping, skip_compiled=True
     ):
-        hidden = model(input_ids=ids, positions=positions)
-    logits: torch.Tensor = model.compute_logits(hidden[-1:])[0]
-    return logits
+        hidden: torch.Tensor = model(input_ids=ids, positions=positions)
+    return hidden[-1]

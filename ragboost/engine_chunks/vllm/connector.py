@@ -9,16 +9,20 @@ one warning with the reason.
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
+from ragboost.chunk_cache.model.ranks import together
 from ragboost.engine_chunks.http.replies import ReplySender
 from ragboost.engine_chunks.request import PARAMS_KEY
 from ragboost.engine_chunks.settings import EngineChunkSettings
@@ -26,6 +30,10 @@ from ragboost.engine_chunks.status import remove_status, write_status
 from ragboost.engine_chunks.vllm.compat import refusal, withdrawal
 from ragboost.engine_chunks.vllm.filler import ChunkFiller
 from ragboost.engine_chunks.vllm.planner import ChunkPlanner
+from ragboost.engine_chunks.vllm.ranks.catalogue import RankCatalogue
+from ragboost.engine_chunks.vllm.ranks.filler import RankFiller
+from ragboost.engine_chunks.vllm.ranks.group import find_ranks
+from ragboost.engine_chunks.vllm.ranks.report import RankHello, RankReport
 from ragboost.engine_chunks.vllm.self_test import self_test
 from ragboost.engine_chunks.vllm.work import StepWork
 from ragboost.errors import RagBoostError
@@ -38,6 +46,23 @@ class ChunkMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyp
     """The work of one step."""
 
     work: StepWork = field(default_factory=StepWork)
+
+
+@dataclass
+class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What workers in other processes did in one step."""
+
+    report: RankReport
+
+    def aggregate(self, other: "WorkerReport") -> "WorkerReport":
+        return WorkerReport(self.report.merged(other.report))
+
+
+@dataclass
+class WorkerHello(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """A worker in another process, once it has checked itself."""
+
+    hello: RankHello
 
 
 class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -56,6 +81,9 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.filler: ChunkFiller | None = None
         self.planner: ChunkPlanner | None = None
         self.off_reason = refusal(vllm_config, kv_cache_config)
+        self._num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        self._catalogue: RankCatalogue | None = None  # of workers in other processes
+        self._blocks: Any = None
         self._replies = ReplySender()
         self._held: dict[str, int] = {}  # tokens that vLLM holds of each request, if reuse is off
         if role == KVConnectorRole.SCHEDULER:
@@ -69,8 +97,11 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self.off_reason is not None:
             return
         try:
-            filler = ChunkFiller(runner, self._vllm_config, settings=self._settings)
-            result = self_test(filler, runner, self._vllm_config)
+            ranks = find_ranks(self._vllm_config)
+            kind = ChunkFiller if ranks.size == 1 else RankFiller
+            make = partial(kind, runner, self._vllm_config, ranks=ranks, settings=self._settings)
+            filler = together(ranks, make)
+            result = together(ranks, partial(self_test, filler, runner, self._vllm_config))
         except RagBoostError as error:
             self.off_reason = "self_test"
             logger.warning("chunk reuse stays off: %s", error)
@@ -79,6 +110,8 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
 
     def _join_worker(self) -> None:
+        if self.off_reason is None and self._num_ranks > 1:
+            return  # `set_xfer_handshake_metadata` does
         worker = get_kv_transfer_group() if has_kv_transfer_group() else None
         filler = getattr(worker, "filler", None)
         if filler is None:
@@ -89,8 +122,33 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # The scheduler's side.
 
+    def set_xfer_handshake_metadata(self, metadata: dict[int, WorkerHello]) -> None:
+        """Join workers in other processes. All are on, or off for the same reason."""
+        if self._num_ranks == 1 or self.off_reason is not None:
+            return
+        hellos = [metadata[rank].hello for rank in sorted(metadata)]
+        self.off_reason = next((each.refusal for each in hellos if each.refusal), None)
+        if len(hellos) != self._num_ranks:
+            self.off_reason = "worker_processes"
+        if self.off_reason is None:
+            self._catalogue = RankCatalogue(
+                hellos[0],
+                size=self._num_ranks,
+                block_size=int(self._vllm_config.cache_config.block_size),
+                settings=self._settings,
+            )
+            self.planner = ChunkPlanner(self._catalogue, self._vllm_config, settings=self._settings)
+            self.planner.blocks = self._blocks
+        write_status(self._vllm_config.instance_id, self.off_reason)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        told = connector_output.kv_connector_worker_meta
+        if self._catalogue is not None and self.planner is not None and told is not None:
+            self._catalogue.take(told.report, is_unfinished=self.planner.is_tracking)
+
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
+        self._blocks = kv_cache_manager
         if self.planner is not None:
             self.planner.blocks = kv_cache_manager
 
@@ -149,6 +207,17 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # The worker's side.
 
+    def get_handshake_metadata(self) -> WorkerHello | None:
+        if isinstance(self.filler, RankFiller):
+            return WorkerHello(self.filler.hello())
+        return WorkerHello(RankHello(self.off_reason)) if self.off_reason == "self_test" else None
+
+    def build_connector_worker_meta(self) -> WorkerReport | None:
+        if not isinstance(self.filler, RankFiller):
+            return None
+        report = self.filler.take_report()
+        return None if report is None else WorkerReport(report)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self.filler is not None:
             self.filler.begin(self._get_connector_metadata().work)
@@ -156,6 +225,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         done: set[str] = set()
         if self.filler is not None:
+            self.filler.forget(finished_req_ids)
             done, self.filler.done_requests = self.filler.done_requests, done
         return None, done
 

@@ -4,18 +4,21 @@ Knows the model, the paged cache and the store. Does not know how requests are s
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from ragboost.chunk_cache.kv.base import KVStore
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.keys import tokens_digest
 from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.model.ranks import Ranks
 from ragboost.engine_chunks.fill import FilledPrompt, FillSteps, RowPace, advance, fill_steps
 from ragboost.engine_chunks.library import ChunkLibrary
 from ragboost.engine_chunks.paged_cache import PagedLayer
+from ragboost.engine_chunks.prompt_plan import FillCounts
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.vllm.model import EngineModel
 from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill, StepWork
@@ -29,21 +32,30 @@ class ChunkFiller:
     Args:
         runner: vLLM's model runner, with the model loaded and the cache allocated.
         config: vLLM's configuration.
+        ranks: the workers that hold the model together.
         settings: our own.
 
     Attributes:
         library: the stored chunks.
-        outcomes: the result of each fill by request id, until the scheduler's side takes it.
+        outcomes: the tokens of each filled request by origin, until the scheduler's side takes
+            them.
         failed_blocks: blocks whose filling failed, until vLLM takes them.
-        failed_requests: requests whose filling failed, until the scheduler's side removes them.
+        failed_requests: requests whose filling failed, until they end.
         done_requests: requests whose paced filling ended, until vLLM takes them.
+        num_layers, block_size, can_measure: see `WorkerView`.
 
     Raises:
         UnsupportedModelError: reuse is impossible with this model or cache.
     """
 
-    def __init__(self, runner: Any, config: Any, *, settings: EngineChunkSettings) -> None:
-        self.model = EngineModel(runner.get_model(), config, device=torch.device(runner.device))
+    can_measure = True
+
+    def __init__(
+        self, runner: Any, config: Any, *, ranks: Ranks, settings: EngineChunkSettings
+    ) -> None:
+        device = torch.device(runner.device)
+        self.model = EngineModel(runner.get_model(), config, device=device, ranks=ranks)
+        self.num_layers = self.model.num_layers
         self.block_size = int(config.cache_config.block_size)
         num_slots = int(config.cache_config.num_gpu_blocks) * self.block_size
         self.layers = [
@@ -59,8 +71,8 @@ class ChunkFiller:
             )
             for layer in self.model.layers
         ]
-        self.library = ChunkLibrary.of(self.model, settings.make_store())
-        self.outcomes: dict[str, FilledPrompt] = {}
+        self.library = ChunkLibrary.of(self.model, self._make_store(settings))
+        self.outcomes: dict[str, FillCounts] = {}
         self.failed_blocks: set[int] = set()
         self.failed_requests: set[str] = set()
         self.done_requests: set[str] = set()
@@ -68,6 +80,14 @@ class ChunkFiller:
         self._steps: FillSteps | None = None  # of the first of them, once it has begun
         self._backend = make_backend(settings.backend)
         self._pace = RowPace(int(config.scheduler_config.max_num_batched_tokens))
+
+    def take_dropped(self) -> list[str]:
+        """Return nothing: the scheduler's side and this one share the store."""
+        return []
+
+    def forget(self, request_ids: Collection[str]) -> None:
+        """Forget requests that have ended."""
+        self.failed_requests.difference_update(request_ids)
 
     def check_weights(self) -> None:
         """After new weights, find what was stored with these only."""
@@ -105,14 +125,23 @@ class ChunkFiller:
 
     def _advance(self, fill: PromptFill, steps: FillSteps, *, rows: int | None) -> bool:
         """Continue a filling, see `advance`; return True if it has ended."""
+        is_fine = has_ended = True
         try:
-            return advance(steps, self._pace, rows=rows) is not None
+            has_ended = advance(steps, self._pace, rows=rows) is not None
         except Exception:
             logger.exception("the KV of a prompt could not be filled")
-            first, last = fill.plan.held // self.block_size, (fill.plan.stop - 1) // self.block_size
-            self.failed_blocks.update(fill.blocks[first : last + 1])
-            self.failed_requests.add(fill.request_id)
-            return True
+            is_fine = False
+        if self.model.ranks.agree(is_fine):
+            return has_ended
+        self._fail(fill)
+        return True
+
+    def _fail(self, fill: PromptFill) -> None:
+        """Let vLLM compute the blocks of a filling that failed."""
+        first, last = fill.plan.held // self.block_size, (fill.plan.stop - 1) // self.block_size
+        self.failed_blocks.update(fill.blocks[first : last + 1])
+        self.failed_requests.add(fill.request_id)
+        self.outcomes.pop(fill.request_id, None)
 
     def _begin(self, fill: PromptFill) -> FillSteps:
         """Yield the rows computed by each step of a filling; its KV is written at the end."""
@@ -132,7 +161,7 @@ class ChunkFiller:
             start, stop = plan.request.chunks[-1]
             key = self.library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
             self.library.measure(key, filled.measure)
-        self.outcomes[work.request_id] = filled
+        self.outcomes[work.request_id] = filled.counts
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def capture(self, work: ChunkCapture) -> None:
@@ -145,12 +174,13 @@ class ChunkFiller:
         except Exception:
             logger.exception("a chunk could not be stored")
 
-    def _capture(self, work: ChunkCapture) -> None:
+    def _capture(self, work: ChunkCapture) -> ChunkKV:
         stop = len(work.tokens)
         kv = self.read(
             work.tokens, work.blocks, start=work.start, stop=stop, is_exact=work.is_exact
         )
         self.library.add(work.key, kv.to(torch.device("cpu")), is_first=work.is_first)
+        return kv
 
     def write(self, layers: Sequence[Any], blocks: Sequence[int], *, start: int, stop: int) -> None:
         """Write the KV of the positions [start, stop) of a dense cache into blocks."""
@@ -174,6 +204,9 @@ class ChunkFiller:
             length=len(tokens),
             exact_after=tokens_digest(tokens[:start]) if is_exact else None,
         )
+
+    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
+        return settings.make_store()
 
     def _slots(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
         table = torch.tensor(list(blocks), device=self.model.device)

@@ -14,6 +14,7 @@ import torch
 
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden
+from ragboost.chunk_cache.model.ranks import ONE_RANK, Ranks
 from ragboost.engine_chunks.nested_model import NestedLayer, NestedModel, find_decoder
 from ragboost.engine_chunks.vllm.compat import attention_layers, nested_forward
 from ragboost.errors import UnsupportedModelError
@@ -26,6 +27,7 @@ class EngineModel(NestedModel):
         model: the model of vLLM's runner.
         config: vLLM's configuration.
         device: device of the model.
+        ranks: the processes that hold the model together.
 
     Attributes:
         layers: vLLM's attention layers in order.
@@ -34,7 +36,9 @@ class EngineModel(NestedModel):
         UnsupportedModelError: the keys of this model cannot be moved.
     """
 
-    def __init__(self, model: Any, config: Any, *, device: torch.device) -> None:
+    def __init__(
+        self, model: Any, config: Any, *, device: torch.device, ranks: Ranks = ONE_RANK
+    ) -> None:
         self.layers = attention_layers(config)
         self._decoder = find_decoder(model, len(self.layers))
         self._config = config
@@ -45,6 +49,7 @@ class EngineModel(NestedModel):
             vocabulary=int(config.model_config.get_vocab_size()),
             dtype=config.model_config.dtype,
             device=device,
+            ranks=ranks,
         )
 
     def config_text(self) -> str:
@@ -66,9 +71,8 @@ class EngineModel(NestedModel):
             self._resuming(plan),
             nested_forward(self._config, len(ids)),
         ):
-            hidden = self.model(input_ids=ids, positions=positions)
-        logits: torch.Tensor = self.model.compute_logits(hidden[-1:])[0]
-        return logits
+            hidden: torch.Tensor = self.model(input_ids=ids, positions=positions)
+        return hidden[-1]
 
     @contextmanager
     def _attending(self, cache: RequestCache, plan: ForwardPlan) -> Iterator[None]:

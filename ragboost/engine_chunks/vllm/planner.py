@@ -5,7 +5,7 @@ Called by vLLM between steps, in one thread. Knows requests and blocks by number
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.engine_chunks.library import ChunkLibrary
@@ -19,11 +19,7 @@ from ragboost.engine_chunks.request import (
 )
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.vllm.requests import request_refusal, salt_blocks
-from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill, StepWork
-
-if TYPE_CHECKING:
-    from ragboost.engine_chunks.vllm.filler import ChunkFiller
-
+from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill, StepWork, WorkerView
 
 _MAX_KNOWN_PLANS = 4096
 
@@ -63,7 +59,7 @@ class ChunkPlanner:
     """Chunk reuse in the scheduler.
 
     Args:
-        filler: the worker's side, in this process.
+        filler: the worker's side, or what it reports from other processes.
         config: vLLM's configuration.
         settings: our own.
 
@@ -74,9 +70,7 @@ class ChunkPlanner:
             for exact ones; whoever publishes them empties the list.
     """
 
-    def __init__(
-        self, filler: "ChunkFiller", config: Any, *, settings: EngineChunkSettings
-    ) -> None:
+    def __init__(self, filler: WorkerView, config: Any, *, settings: EngineChunkSettings) -> None:
         self.blocks: Any = None
         self.reasons: Counter[str] = Counter()
         self.withdrawn: list[Any] = []
@@ -107,6 +101,8 @@ class ChunkPlanner:
         wanted = in_namespace(wanted, request.cache_salt)
         if wanted.measure and wanted.chunks and _length(wanted.chunks[-1]) > self._most_rows:
             wanted = replace(wanted, reason="chunk_too_long")
+        if wanted.measure and not self._filler.can_measure:
+            wanted = replace(wanted, reason="several_workers")
         refused = request_refusal(request)
         tokens = [] if refused else list(request.prompt_token_ids)
         keys = {} if refused else find_chunks(wanted, tokens, self._library)
@@ -151,7 +147,7 @@ class ChunkPlanner:
             tracked.plan, tracked.held = None, held
             tracked.reason = None if is_reusing else plan
             return 0
-        cost = plan.num_to_compute(self._filler.model.num_layers)
+        cost = plan.num_to_compute(self._filler.num_layers)
         if self._budget.must_pace(cost):
             self._paced.add(request.request_id)
         elif not self._budget.admit(request.request_id, cost):
@@ -182,6 +178,7 @@ class ChunkPlanner:
                 number, tracked.plan, self._block_ids(number), is_paced=number in self._paced
             )
             self._work.fills.append(fill)
+            self._filler.outcomes[number] = tracked.plan.counts  # until the worker tells its own
             # What was stored is not taken out again: it would be approximate.
             found = [number for number, kv in enumerate(tracked.plan.stored) if kv is not None]
             tracked.uncaptured.difference_update(found)
@@ -200,9 +197,14 @@ class ChunkPlanner:
             if tracked is not None and tracked.uncaptured and tracked.library is self._library:
                 self._capture(tracked, tracked.request.num_computed_tokens + count)
         work, self._work = self._work, StepWork()
+        work.dropped = self._filler.take_dropped()
         work.rows = self._budget.rows_left(sum(num_scheduled.values()))
         self._budget.next_step()
         return work
+
+    def is_tracking(self, request_id: str) -> bool:
+        """Return True if a request is unfinished and mentions chunks."""
+        return request_id in self._tracked
 
     def finish(self, request: Any) -> dict[str, Any] | None:
         """Stop tracking a request and return what it reports in its output."""
@@ -230,10 +232,10 @@ class ChunkPlanner:
             }
         else:
             told = {
-                "exact": filled.num_exact - stale,
-                "reused": filled.num_reused + stale,
-                "recomputed": filled.num_recomputed,
-                "computed": filled.num_computed,
+                "exact": filled.exact - stale,
+                "reused": filled.reused + stale,
+                "recomputed": filled.recomputed,
+                "computed": filled.computed,
             }
         if tracked.reason is not None:
             told["reason"] = tracked.reason

@@ -26,9 +26,9 @@ class EngineSelfTest:
     """Measured errors, relative to the largest value.
 
     Attributes:
-        full_error: logits of a nested pass over all tokens, against vLLM's.
+        full_error: the last row of a nested pass over all tokens, against vLLM's.
         read_error: KV read out of vLLM's blocks, against that of the nested pass.
-        written_error: logits of vLLM over KV that was written into other blocks.
+        written_error: that of vLLM over KV that was written into other blocks.
     """
 
     full_error: float

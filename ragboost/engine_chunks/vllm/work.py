@@ -1,9 +1,11 @@
-"""The work that the scheduler's side orders from the worker's, step by step."""
+"""What the scheduler's side and the worker's know of each other: orders and results of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from ragboost.engine_chunks.prompt_plan import PromptPlan
+from ragboost.engine_chunks.library import ChunkLibrary
+from ragboost.engine_chunks.prompt_plan import FillCounts, PromptPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,35 @@ class StepWork:
         captures: chunks to store.
         cancelled: requests whose paced filling ends early.
         rows: tokens that paced fillings may compute.
+        dropped: keys of chunks to remove from the store, if the scheduler's side keeps the list.
     """
 
     fills: list[PromptFill] = field(default_factory=list)
     captures: list[ChunkCapture] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     rows: int = 0
+    dropped: list[str] = field(default_factory=list)
+
+
+class WorkerView(Protocol):
+    """What the scheduler's side knows of the worker's.
+
+    Attributes:
+        library: the stored chunks.
+        outcomes: the tokens of filled requests by origin, until the scheduler's side takes them.
+        failed_requests: requests whose filling failed, until the scheduler's side removes them.
+        num_layers: layers of the model.
+        block_size: tokens of a block.
+        can_measure: chunks can be measured.
+    """
+
+    library: ChunkLibrary
+    outcomes: dict[str, FillCounts]
+    failed_requests: set[str]
+    num_layers: int
+    block_size: int
+    can_measure: bool
+
+    def take_dropped(self) -> list[str]:
+        """Return the keys of chunks that the worker must remove from its store, once."""
+        ...

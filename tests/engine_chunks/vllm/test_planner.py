@@ -44,7 +44,9 @@ class Bench:
         self.filler: Any = SimpleNamespace(
             library=self.library,
             block_size=SIZE,
-            model=adapter,
+            num_layers=adapter.num_layers,
+            can_measure=True,
+            take_dropped=list,
             outcomes={},
             failed_requests=set(),
         )
@@ -77,9 +79,8 @@ class Bench:
         for fill in work.fills:
             plan = fill.plan
             prefix = exact_prefix(self.adapter, plan.tokens[: plan.held]) if plan.held else None
-            self.filler.outcomes[fill.request_id] = fill_prompt(
-                self.adapter, plan, prefix=prefix, backend=None, pace=AT_ONCE
-            )
+            filled = fill_prompt(self.adapter, plan, prefix=prefix, backend=None, pace=AT_ONCE)
+            self.filler.outcomes[fill.request_id] = filled.counts
 
     def finish(self, request: EngineRequest) -> dict[str, Any]:
         report = self.planner.finish(request)
