@@ -100,10 +100,11 @@ class GrowingFiles:
         temporary.write_text(json.dumps(state))
         temporary.replace(self._state)
 
-    def finish(self, number: int) -> None:
-        """Give the file of this number its name; it is complete."""
-        self.files[number].close()
-        self._parts[number].replace(self._paths[number])
+    def finish(self, *numbers: int) -> None:
+        """Give the files of these numbers their names; they are complete."""
+        for number in numbers:
+            self.files[number].close()
+            self._parts[number].replace(self._paths[number])
 
     def forget(self) -> None:
         """Delete the checkpoint: there is nothing to go on from."""

@@ -69,14 +69,12 @@ def run_batch(
     """
     settings = settings or Settings()
     SimulatedCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both
-    is_full = _bound(window, memory_mb)
-    paths = [output, side_path(output, "positions"), side_path(output, "rejects")]
-    for path in paths:
-        check_output(path, inputs=[source, *keep])
+    is_full, inputs = _bound(window, memory_mb), [source, *keep]
+    paths = _output_paths(output, inputs=inputs)
     with open_input(source) as file:
         options = (cache_tokens, block_size, improve_s, window, memory_mb, strict)
         start = BatchSummary(cache_tokens=cache_tokens, block_size=block_size)
-        fingerprint = _fingerprint([source, *keep], settings, options)
+        fingerprint = _fingerprint(inputs, settings, options)
         with GrowingFiles(paths, fingerprint=fingerprint, resume=resume, start=start) as growing:
             job = WindowJob(settings, corpus=corpus, on_progress=on_progress or (lambda *_: None))
             summary = _run(job, file, growing, is_full=is_full, improve_s=improve_s, strict=strict)
@@ -85,9 +83,16 @@ def run_batch(
                 raise RejectedLinesError(
                     f"{source}: malformed lines: {summary.rejected}, see {paths[2]}"
                 )
-            for number in range(len(paths)):
-                growing.finish(number)
+            growing.finish(*range(len(paths)))
     return summary
+
+
+def _output_paths(output: Path, *, inputs: list[Path]) -> list[Path]:
+    """Return the files that a job writes; none of them is an input."""
+    paths = [output, side_path(output, "positions"), side_path(output, "rejects")]
+    for path in paths:
+        check_output(path, inputs=inputs)
+    return paths
 
 
 def _run(

@@ -20,8 +20,14 @@ _ORDERS = (("plain", "unchanged"), ("online", "ordered online"), ("planned", "pl
 
 
 @contextmanager
-def progress_bar(console: Console, *, is_shown: bool) -> Iterator[ProgressFunction]:
-    """Yield a progress function that draws one bar per stage."""
+def progress_bar(is_shown: bool | None) -> Iterator[ProgressFunction]:
+    """Yield a progress function that draws one bar per stage on standard error.
+
+    Args:
+        is_shown: draw them; None: if it is a terminal.
+    """
+    console = Console(stderr=True)
+    is_shown = console.is_terminal if is_shown is None else is_shown
     columns = (TextColumn("{task.description:<9}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not is_shown) as progress:
         tasks: dict[str, TaskID] = {}

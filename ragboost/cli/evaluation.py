@@ -2,8 +2,10 @@
 
 import json
 import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -11,7 +13,14 @@ from rich.console import Console
 from ragboost.config import load_settings
 from ragboost.errors import RequestError
 
+if TYPE_CHECKING:
+    from ragboost.evaluation.cost import CostEstimate
+    from ragboost.evaluation.loading import LoadedQuestions
+    from ragboost.evaluation.results import OrderEvaluation
+    from ragboost.evaluation.run import OrderRun
+
 _SYSTEM = "Answer the question from the documents, in as few words as possible."
+_VERDICT_TOKENS = 16
 
 
 def eval_order(
@@ -73,35 +82,25 @@ def eval_order(
     \b
     ragboost eval-order questions.jsonl --endpoint http://127.0.0.1:8000 --model MODEL
     """
-    from ragboost.batch.report import progress_bar
     from ragboost.evaluation.answers import AnswerFile
     from ragboost.evaluation.arms import choose_arms
     from ragboost.evaluation.endpoint import ChatEndpoint
     from ragboost.evaluation.loading import load_questions
-    from ragboost.evaluation.report import result_table, write_plot
     from ragboost.evaluation.run import OrderRun
     from ragboost.plots import check_plot
 
     if plot is not None:
         check_plot(plot)
     chosen_metric = _metric(metric, has_judge=judge is not None)
-    fields = _fields(body)
-    common: dict[str, Any] = {"max_tokens": max_tokens, "timeout_s": timeout, "body": fields}
-    asked = ChatEndpoint(endpoint, model=model, api_key=os.environ.get(key_env, ""), **common)
+    connect = partial(ChatEndpoint, timeout_s=timeout, body=_fields(body))
+    key = os.environ.get(key_env, "")
+    asked = connect(endpoint, model=model, api_key=key, max_tokens=max_tokens)
     judging = None
     if judge is not None:
-        judging = ChatEndpoint(
-            judge,
-            model=judge_model or model,
-            api_key=os.environ.get(judge_key_env, ""),
-            **{**common, "max_tokens": 16},
-        )
+        key, judge_model = os.environ.get(judge_key_env, ""), judge_model or model
+        judging = connect(judge, model=judge_model, api_key=key, max_tokens=_VERDICT_TOKENS)
     loaded = load_questions(questions, name=file_format, corpus=corpus, k=k, limit=limit)
-    if loaded.num_rejected:
-        more = "; ".join(loaded.problems)
-        typer.echo(
-            f"warning: malformed records skipped: {loaded.num_rejected:,} ({more})", err=True
-        )
+    _warn_of_rejects(loaded)
     has_conversations = any(one.conversation is not None for one in loaded.questions)
     arms = choose_arms(arm, has_conversations=has_conversations)
     settings = {one.name: load_settings(one.changes) for one in arms}
@@ -116,24 +115,53 @@ def eval_order(
         system=system,
         seed=seed,
     )
-    console = Console(stderr=True)
-    is_shown = console.is_terminal if progress is None else progress
+    estimate = partial(run.estimate, max_tokens=max_tokens, price_in=price_in, price_out=price_out)
     try:
-        with progress_bar(console, is_shown=is_shown) as move:
-            run.render(move)
-        cost = run.estimate(max_tokens=max_tokens, price_in=price_in, price_out=price_out)
-        typer.echo(cost.sentence(), err=True)
-        if (cost.num_missing or cost.num_verdicts) and not yes:
-            typer.confirm("Ask?", abort=True, err=True)
-        with progress_bar(console, is_shown=is_shown) as move:
-            run.ask(concurrency=concurrency, on_progress=move)
+        _ask(run, estimate, is_sure=yes, concurrency=concurrency, progress=progress)
     finally:
         kept.close()
-    result = run.result(metric=chosen_metric)
-    if run.failures:
-        first = next(iter(run.failures.values()))
+    _show(run.result(metric=chosen_metric), run.failures, plot=plot, as_json=as_json)
+
+
+def _warn_of_rejects(loaded: "LoadedQuestions") -> None:
+    if loaded.num_rejected:
+        more = "; ".join(loaded.problems)
         typer.echo(
-            f"warning: requests that failed: {len(run.failures):,}, left out of the comparison; "
+            f"warning: malformed records skipped: {loaded.num_rejected:,} ({more})", err=True
+        )
+
+
+def _ask(
+    run: "OrderRun",
+    estimate: Callable[[], "CostEstimate"],
+    *,
+    is_sure: bool,
+    concurrency: int,
+    progress: bool | None,
+) -> None:
+    """Render the prompts, say what the answers will cost, and ask for them once that is agreed."""
+    from ragboost.batch.report import progress_bar
+
+    with progress_bar(progress) as on_progress:
+        run.render(on_progress)
+    cost = estimate()
+    typer.echo(cost.sentence(), err=True)
+    if (cost.num_missing or cost.num_verdicts) and not is_sure:
+        typer.confirm("Ask?", abort=True, err=True)
+    with progress_bar(progress) as on_progress:
+        run.ask(concurrency=concurrency, on_progress=on_progress)
+
+
+def _show(
+    result: "OrderEvaluation", failures: Mapping[str, str], *, plot: Path | None, as_json: bool
+) -> None:
+    """Print the comparison, and a warning of the requests that it lacks."""
+    from ragboost.evaluation.report import result_table, write_plot
+
+    if failures:
+        first = next(iter(failures.values()))
+        typer.echo(
+            f"warning: requests that failed: {len(failures):,}, left out of the comparison; "
             f"run again to repeat them. The first: {first}",
             err=True,
         )

@@ -63,15 +63,14 @@ def batch(
 
     settings = load_settings()
     cache = settings.index.capacity_tokens if cache_tokens is None else cache_tokens
-    console = Console(stderr=True)
-    with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+    with progress_bar(progress) as on_progress:
         common: dict[str, Any] = {
             "settings": settings,
             "cache_tokens": cache,
             "block_size": block_size,
             "improve_s": improve,
             "strict": strict,
-            "on_progress": p,
+            "on_progress": on_progress,
         }
         if ray:
             if window is None or resume:
@@ -140,14 +139,13 @@ def simulate(
 
     if plot is not None:
         check_plot(plot)
-    console = Console(stderr=True)
-    with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+    with progress_bar(progress) as on_progress:
         result = forecast(
             trace,
             settings=load_settings(),
             corpus=Corpus.read(corpus) if corpus else None,
             cache_tokens=cache_tokens,
-            on_progress=p,
+            on_progress=on_progress,
         )
     if plot is not None:
         write_plot(result, plot)
@@ -188,10 +186,13 @@ def warm(
     documents = Corpus.read(corpus)
     if not documents:
         raise RequestError(f"{corpus} has no documents", param="corpus")
-    console = Console(stderr=True)
-    with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+    with progress_bar(progress) as on_progress:
         contexts = imagine_contexts(
-            documents, make_retriever(retriever, documents), k=k, limit=queries, on_progress=p
+            documents,
+            make_retriever(retriever, documents),
+            k=k,
+            limit=queries,
+            on_progress=on_progress,
         )
     prior = corpus_prior(documents, contexts)
     prior.write(output)

@@ -135,14 +135,11 @@ def precompute(
     """
     if (model is None) == (engine is None) or (model is None) != (out is None):
         raise ConfigError("precompute needs either --model and --out, or --engine")
-    from rich.console import Console
-
     from ragboost.batch.report import progress_bar
     from ragboost.chunk_cache.commands.sources import Sources
 
     sources = Sources(vectors=vectors, edges=edges, trace=trace)
-    console = Console(stderr=True)
-    with progress_bar(console, is_shown=console.is_terminal if progress is None else progress) as p:
+    with progress_bar(progress) as on_progress:
         if engine is not None:
             from ragboost.engine_chunks.http.chunk_client import ChunkClient
             from ragboost.engine_chunks.http.precompute import run as run_engine
@@ -157,7 +154,7 @@ def precompute(
                 label=load_settings().hints.label_template,
                 concurrency=concurrency,
                 as_json=as_json,
-                on_progress=p,
+                on_progress=on_progress,
             )
             typer.echo(text)
             return
@@ -178,6 +175,6 @@ def precompute(
             working_bytes=int(working_gb * 1e9),
             device=device,
             as_json=as_json,
-            on_progress=p,
+            on_progress=on_progress,
         )
     typer.echo(text)

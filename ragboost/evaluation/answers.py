@@ -7,7 +7,7 @@ arm is asked again, and equal prompts of several arms are asked once. Knows no s
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -114,42 +114,59 @@ def ask_all(
         BackendError: the first request failed, twenty in a row did, or the endpoint refuses all.
         RequestError: the answers cannot be written.
     """
-    missing = [(key, messages) for key, messages in wanted.items() if key not in answers]
+    missing = {key: messages for key, messages in wanted.items() if key not in answers}
     if not missing:
         return {}
     endpoint.probe()
     failures: dict[str, str] = {}
-    in_a_row = done = 0
+    in_a_row = 0
     pool = ThreadPoolExecutor(concurrency, thread_name_prefix="eval-order")
-    running: dict[Future[ModelAnswer], str] = {}
-    queue = iter(missing)
     try:
-        while True:
-            # The first answer shows that the endpoint, key and model are right.
-            limit = concurrency if done else 1
-            while len(running) < limit and (following := next(queue, None)) is not None:
-                running[pool.submit(endpoint.ask, following[1])] = following[0]
-            if not running:
-                return failures
-            ended, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in ended:
-                key, done = running.pop(future), done + 1
-                try:
-                    answers.add(key, future.result())
-                    in_a_row = 0
-                except BackendError as error:
-                    failures[key] = str(error)
-                    in_a_row += 1
-                    is_first = done == 1 and not isinstance(error, RefusedPromptError)
-                    if is_first or isinstance(error, RefusedEndpointError):
-                        raise
-                    if in_a_row >= _MAX_FAILURES_IN_A_ROW:
-                        raise BackendConnectionError(
-                            f"{in_a_row} requests in a row failed, the last one: {error}. Answers "
-                            f"so far are in {answers.path}; run again to go on"
-                        ) from None
-                on_answer(done, len(missing))
+        requests = _ended_requests(endpoint, missing, pool, concurrency=concurrency)
+        for done, (key, request) in enumerate(requests, start=1):
+            try:
+                answers.add(key, request.result())
+                in_a_row = 0
+            except BackendError as error:
+                failures[key] = str(error)
+                in_a_row += 1
+                is_first = done == 1 and not isinstance(error, RefusedPromptError)
+                if is_first or isinstance(error, RefusedEndpointError):
+                    raise
+                if in_a_row >= _MAX_FAILURES_IN_A_ROW:
+                    raise BackendConnectionError(
+                        f"{in_a_row} requests in a row failed, the last one: {error}. Answers "
+                        f"so far are in {answers.path}; run again to go on"
+                    ) from None
+            on_answer(done, len(missing))
+        return failures
     finally:
         endpoint.stop()
         pool.shutdown(cancel_futures=True)
         endpoint.close()
+
+
+def _ended_requests(
+    endpoint: ChatEndpoint,
+    missing: Mapping[str, Messages],
+    pool: ThreadPoolExecutor,
+    *,
+    concurrency: int,
+) -> Iterator[tuple[str, Future[ModelAnswer]]]:
+    """Ask, and yield each request with its key when it has ended.
+
+    The first one is alone: its answer shows that the endpoint, key and model are right.
+    """
+    running: dict[Future[ModelAnswer], str] = {}
+    queue = iter(missing.items())
+    limit = 1
+    while True:
+        while len(running) < limit and (following := next(queue, None)) is not None:
+            key, messages = following
+            running[pool.submit(endpoint.ask, messages)] = key
+        if not running:
+            return
+        ended, _ = wait(running, return_when=FIRST_COMPLETED)
+        for request in ended:
+            yield running.pop(request), request
+        limit = concurrency

@@ -116,8 +116,7 @@ class BoostPipeline:
         A request whose conversation another worker keeps is returned as it came, with that worker.
 
         Args:
-            raw: the client's body.
-            headers: the client's.
+            raw, headers: the client's.
             admission: assigns the request to a backend.
             has_stream_options: the endpoint knows `stream_options.include_usage`.
             session: unique name of the conversation, for a caller that keeps `history`; None: the
@@ -130,8 +129,7 @@ class BoostPipeline:
             RequestError: the `ragboost` object is malformed.
         """
         clock = Stopwatch()
-        if self._stable is not None:
-            raw = await call(partial(self._stable.apply, raw), in_thread=is_large(raw))
+        raw = await self._in_stable_order(raw)
         parse = partial(self._parser.parse, raw, headers, session=session, team=team)
         try:
             request = await call(parse, in_thread=is_large(raw))
@@ -144,31 +142,28 @@ class BoostPipeline:
                 return UpstreamRequest(raw, self._fellows.handed_over(headers), worker=worker)
         digest = match.digest if match is not None else UNCHANGED
         conversation = match.conversation if match is not None else history
+        take = partial(admission.take, request, history=digest)
         tenant, boosted = None, BoostedRequest(raw)
         if self._is_plain(request, conversation):
-            await clock.without(admission.take(request, history=digest))
+            await clock.without(take())
         else:
             tenant = self.tenants.get(request.tenant_key)
             plan = partial(self._plan, request, conversation)
-            assignment = await clock.without(
-                admission.take(request, tenant=tenant, plan=plan, history=digest)
+            assignment = await clock.without(take(tenant=tenant, plan=plan))
+            boosted = await self._boost_shielded(
+                request, conversation, tenant, assignment, headers, has_options=has_stream_options
             )
-            engine_id = None
-            if self._sync.followers[assignment.backend.name].streams:
-                engine_id = EngineRequestId.of(request.body.fields, headers)
-            work = self._boost(
-                request, conversation, tenant, assignment, engine_id, has_options=has_stream_options
-            )
-            # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if
-            # the client leaves meanwhile.
-            boosted = await (asyncio.shield(work) if needs_thread(request) else work)
             if match is not None and boosted.result is not None:
                 digest = self._remember(match, boosted.result)
         is_read = history is not None
-        upstream = self._upstream(
+        return self._upstream(
             request, headers, boosted, tenant, digest, is_read=is_read, seconds=clock.seconds
         )
-        return self._count(upstream)
+
+    async def _in_stable_order(self, raw: bytes) -> bytes:
+        if self._stable is None:
+            return raw
+        return await call(partial(self._stable.apply, raw), in_thread=is_large(raw))
 
     def _worker_of(self, request: ParsedRequest, headers: RawHeaders) -> Backend | None:
         """Return the other worker that keeps a request's conversation, if there is one."""
@@ -268,6 +263,28 @@ class BoostPipeline:
         if conversation is None and request.session is not None:
             conversation = self.conversations.get(request.session)
         return self._rewriter.plan(request, conversation)
+
+    async def _boost_shielded(
+        self,
+        request: ParsedRequest,
+        conversation: Conversation | None,
+        tenant: Tenant,
+        assignment: Assignment,
+        headers: RawHeaders,
+        *,
+        has_options: bool,
+    ) -> BoostedRequest:
+        """Boost a request; work in a thread goes on to its end even if the client leaves.
+
+        A worker thread cannot be cancelled: the tenant stays locked until it is done.
+        """
+        engine_id = None
+        if self._sync.followers[assignment.backend.name].streams:
+            engine_id = EngineRequestId.of(request.body.fields, headers)
+        work = self._boost(
+            request, conversation, tenant, assignment, engine_id, has_options=has_options
+        )
+        return await (asyncio.shield(work) if needs_thread(request) else work)
 
     async def _boost(
         self,
@@ -393,7 +410,7 @@ class BoostPipeline:
         sent = request_headers(headers, is_read=is_read)
         if tracked is not None and tracked.engine_id is not None and tracked.engine_id.is_generated:
             sent = with_header(sent, SESSION_HEADER, tracked.engine_id.name.encode())
-        return UpstreamRequest(
+        upstream = UpstreamRequest(
             boosted.body,
             sent,
             request.tenant_key.model,
@@ -406,6 +423,7 @@ class BoostPipeline:
             seconds=seconds,
             dropped_tokens=boosted.dropped_tokens,
         )
+        return self._count(upstream)
 
     def _count(self, upstream: UpstreamRequest) -> UpstreamRequest:
         self._metrics.observe_overhead("boost", seconds=upstream.seconds or 0.0)

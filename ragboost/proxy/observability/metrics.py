@@ -84,6 +84,7 @@ class Metrics:
         self._models: set[str] = set()
         self._declare_requests()
         self._declare_tokens()
+        self._declare_shadow()
         self._declare_predictions()
         gauge = partial(Gauge, registry=self.registry)
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
@@ -111,135 +112,106 @@ class Metrics:
         )
 
     def _declare_requests(self) -> None:
-        counter = partial(Counter, registry=self.registry)
-        histogram = partial(Histogram, registry=self.registry)
-        self._requests = _ByLabels(
-            counter(
-                "ragboost_requests_total",
-                "Requests, by how they ended.",
-                ("endpoint", "model", "outcome"),
-            ),
-            self._tallies.counter,
+        self._requests = self._counters(
+            "ragboost_requests_total",
+            "Requests, by how they ended.",
+            ("endpoint", "model", "outcome"),
         )
-        self._bypass = _ByLabels(
-            counter(
-                "ragboost_bypass_total",
-                "Requests forwarded without boosting, by reason.",
-                ("reason",),
-            ),
-            self._tallies.counter,
+        self._bypass = self._counters(
+            "ragboost_bypass_total",
+            "Requests forwarded without boosting, by reason.",
+            ("reason",),
         )
-        self._duration = _ByLabels(
-            histogram(
-                "ragboost_request_duration_seconds",
-                "Time from the request's head to the last byte of the response.",
-                ("endpoint",),
-                buckets=_SECONDS,
-            ),
-            self._tallies.histogram,
+        self._duration = self._histograms(
+            "ragboost_request_duration_seconds",
+            "Time from the request's head to the last byte of the response.",
+            ("endpoint",),
+            buckets=_SECONDS,
         )
-        self._ttft = _ByLabels(
-            histogram(
-                "ragboost_time_to_first_token_seconds",
-                "Time from a completion's head to the first byte of the response's body.",
-                ("endpoint", "result"),
-                buckets=_SECONDS,
-            ),
-            self._tallies.histogram,
+        self._ttft = self._histograms(
+            "ragboost_time_to_first_token_seconds",
+            "Time from a completion's head to the first byte of the response's body.",
+            ("endpoint", "result"),
+            buckets=_SECONDS,
         )
-        self._overhead = _ByLabels(
-            histogram(
-                "ragboost_overhead_seconds",
-                "Time that the proxy itself spends on a request, by stage.",
-                ("stage",),
-                buckets=_OVERHEAD_SECONDS,
-            ),
-            self._tallies.histogram,
+        self._overhead = self._histograms(
+            "ragboost_overhead_seconds",
+            "Time that the proxy itself spends on a request, by stage.",
+            ("stage",),
+            buckets=_OVERHEAD_SECONDS,
         )
         self._queue_wait = self._tallies.histogram(
-            histogram(
+            Histogram(
                 "ragboost_queue_wait_seconds",
                 "Time that a completion waits until it is sent to its backend.",
                 buckets=_OVERHEAD_SECONDS,
+                registry=self.registry,
             )
         )
-        self._releases = _ByLabels(
-            counter(
-                "ragboost_releases_total",
-                "Completions sent to their backend by the adaptive waiting room: at_once, or after "
-                "a wait alone, planned with others, at max_wait, or because the room was full.",
-                ("how",),
-            ),
-            self._tallies.counter,
+        self._releases = self._counters(
+            "ragboost_releases_total",
+            "Completions sent to their backend by the adaptive waiting room: at_once, or after "
+            "a wait alone, planned with others, at max_wait, or because the room was full.",
+            ("how",),
         )
 
     def _declare_tokens(self) -> None:
-        counter = partial(Counter, registry=self.registry)
-        documents = counter(
+        documents = Counter(
             "ragboost_documents_total",
             "Documents of boosted requests: sent, or dropped as duplicates.",
             ("result",),
+            registry=self.registry,
         )
         self._sent_documents = self._tallies.counter(documents.labels("sent"))
         self._dropped_documents = self._tallies.counter(documents.labels("dropped"))
-        self._prompt_tokens = self._tallies.counter(
-            counter("ragboost_prompt_tokens_total", "Prompt tokens that backends reported.")
+        self._prompt_tokens = self._counter(
+            "ragboost_prompt_tokens_total", "Prompt tokens that backends reported."
         )
-        self._cached_tokens = self._tallies.counter(
-            counter(
-                "ragboost_cached_prompt_tokens_total",
-                "Prompt tokens that backends reported as read from the prefix cache.",
-            )
+        self._cached_tokens = self._counter(
+            "ragboost_cached_prompt_tokens_total",
+            "Prompt tokens that backends reported as read from the prefix cache.",
         )
-        self._dropped_tokens = self._tallies.counter(
-            counter(
-                "ragboost_dropped_prompt_tokens_total",
-                "Tokens of documents that were not sent again.",
-            )
+        self._dropped_tokens = self._counter(
+            "ragboost_dropped_prompt_tokens_total", "Tokens of documents that were not sent again."
         )
-        self._written_tokens = self._tallies.counter(
-            counter(
-                "ragboost_cache_write_prompt_tokens_total",
-                "Prompt tokens that backends reported as written to the prefix cache.",
-            )
+        self._written_tokens = self._counter(
+            "ragboost_cache_write_prompt_tokens_total",
+            "Prompt tokens that backends reported as written to the prefix cache.",
         )
-        self._cost = self._tallies.counter(
-            counter(
-                "ragboost_prompt_cost_total",
-                "Cost of the prompts of models with a price, in the currency of `prices`.",
-            )
+        self._cost = self._counter(
+            "ragboost_prompt_cost_total",
+            "Cost of the prompts of models with a price, in the currency of `prices`.",
         )
-        self._uncached_cost = self._tallies.counter(
-            counter(
-                "ragboost_uncached_prompt_cost_total",
-                "Cost that the same prompts would have had without a cache and without dropping.",
-            )
+        self._uncached_cost = self._counter(
+            "ragboost_uncached_prompt_cost_total",
+            "Cost that the same prompts would have had without a cache and without dropping.",
         )
-        self._reused_tokens = self._tallies.counter(
-            counter(
-                "ragboost_reused_prompt_tokens_total",
-                "Prompt tokens that backends reported as reused from stored chunks.",
-            )
+        self._reused_tokens = self._counter(
+            "ragboost_reused_prompt_tokens_total",
+            "Prompt tokens that backends reported as reused from stored chunks.",
         )
-        self._predicted_tokens = self._tallies.counter(
-            counter(
-                "ragboost_predicted_cached_prompt_tokens_total",
-                "Document tokens that the context index predicted as cached.",
-            )
+        self._predicted_tokens = self._counter(
+            "ragboost_predicted_cached_prompt_tokens_total",
+            "Document tokens that the context index predicted as cached.",
         )
-        self._passage_bytes = counter(
+        self._passage_bytes = Counter(
             "ragboost_passage_bytes_total",
             "Bytes of repeated tool results that were replaced by references.",
+            registry=self.registry,
         )
-        self._shadow_cached_tokens = counter(
+
+    def _declare_shadow(self) -> None:
+        self._shadow_cached_tokens = Counter(
             "ragboost_shadow_cached_prompt_tokens_total",
             "Shadow mode: document tokens predicted as cached, in the client's order (sent) and in "
             "the order of boosting (boosted).",
             ("order",),
+            registry=self.registry,
         )
-        self._shadow_dropped_tokens = counter(
+        self._shadow_dropped_tokens = Counter(
             "ragboost_shadow_dropped_prompt_tokens_total",
             "Shadow mode: document tokens that boosting would have dropped as duplicates.",
+            registry=self.registry,
         )
 
     def _declare_predictions(self) -> None:
@@ -261,6 +233,21 @@ class Metrics:
             "Share of the cached tokens that were predicted, over the last 512 requests.",
             registry=self.registry,
         )
+
+    def _counter(self, name: str, text: str) -> CounterTally:
+        return self._tallies.counter(Counter(name, text, registry=self.registry))
+
+    def _counters(
+        self, name: str, text: str, labels: tuple[str, ...]
+    ) -> _ByLabels[Counter, CounterTally]:
+        counter = Counter(name, text, labels, registry=self.registry)
+        return _ByLabels(counter, self._tallies.counter)
+
+    def _histograms(
+        self, name: str, text: str, labels: tuple[str, ...], *, buckets: tuple[float, ...]
+    ) -> _ByLabels[Histogram, HistogramTally]:
+        histogram = Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+        return _ByLabels(histogram, self._tallies.histogram)
 
     def watch_streams(self, sync: CacheSync) -> None:
         """Add the metrics of the streams of cache events."""
