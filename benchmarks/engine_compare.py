@@ -40,6 +40,13 @@ class _TransformersServer(EngineServer):
         options = ["--host", "127.0.0.1", "--port", str(self.port)]
         return [*command, *options, "--device", "cpu", "--dtype", "float32"]
 
+    def _is_ready(self) -> bool:
+        """Ask for its health: its list of models needs a cache of downloads."""
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
 
 class Answered(NamedTuple):
     """Seconds and token counts of requests that were sent together."""
