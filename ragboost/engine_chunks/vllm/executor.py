@@ -1,6 +1,7 @@
 """vLLM's executor with chunk reuse, named in `--distributed-executor-backend`.
 
-The scheduler's side needs the worker in its own process, which vLLM does by default on GPUs only.
+The scheduler's side needs the only worker in its own process, which vLLM does by default on GPUs
+only. Several workers report to it, see `ranks`.
 """
 
 from typing import Any
@@ -10,8 +11,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 
 class ChunkExecutor(UniProcExecutor):  # type: ignore[misc]  # vLLM is untyped here
-    """The worker in the engine's process, if there is one; else vLLM's executor for several, with
-    which the connector refuses reuse and requests are computed exactly."""
+    """The worker in the engine's process, if there is one; else vLLM's executor for several."""
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         if vllm_config.parallel_config.world_size > 1:
