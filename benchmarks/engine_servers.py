@@ -74,6 +74,13 @@ def environment(kind: Kind, **extra: str) -> dict[str, str]:
     return {**os.environ, **names, **extra}
 
 
+def bind_ranks(count: int) -> dict[str, str]:
+    """Return the variable that gives each rank of SGLang on the CPU a core."""
+    cores = sorted(os.sched_getaffinity(0))
+    bound = [str(cores[rank % len(cores)]) for rank in range(count)]
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(bound)}
+
+
 def made_model(kind: Kind, shape: Shape) -> Path:
     """Return the folder of a small random model; create it if missing or outdated."""
     model, script = ROOT / "build" / f"{shape}-llama", SCRIPTS / "make_tiny_model.py"
@@ -119,7 +126,7 @@ class EngineServer:
         chunks: settings of chunk reuse in vLLM or SGLang; None: the engine as it is.
         dtype: of vLLM's and SGLang's model; None: what this processor multiplies fast.
         model: folder of vLLM's model, instead of `shape`.
-        workers: processes that vLLM's model is split over.
+        workers: processes that a model of vLLM or SGLang is split over.
     """
 
     def __init__(
@@ -173,6 +180,8 @@ class EngineServer:
         extra = {"RAGBOOST_ENGINE_HOOKS__REPORT_STREAM": "real"}
         if self.events == "hook" and self.report_url:
             extra["RAGBOOST_ENGINE_HOOKS__REPORT_URL"] = self.report_url
+        if self.kind == "sglang" and self.workers > 1:
+            extra |= bind_ranks(self.workers)
         command = {"vllm": self._vllm, "sglang": self._sglang, "embedded": self._embedded}[
             self.kind
         ]()
@@ -315,6 +324,7 @@ class EngineServer:
             "--port": self.port,
             "--device": "cpu",
             "--dtype": self.dtype,
+            "--tp-size": self.workers,
             "--attention-backend": "torch_native",
             "--sampling-backend": "pytorch",
             "--grammar-backend": "none",

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.engine_servers import EngineServer
+from benchmarks.engine_servers import EngineServer, Kind
 from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.cli import app as cli
 from ragboost.config import Settings
@@ -309,9 +309,10 @@ def test_a_killed_engine_leaves_a_store_that_opens(server: EngineServer) -> None
     assert tier.num_refused == 0
 
 
-def test_two_workers_reuse_documents_and_split_their_usage() -> None:
-    require("vllm")
-    with EngineServer("vllm", cache_tokens=8192, chunks={}, dtype="float32", workers=2) as server:
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_workers_reuse_documents_and_split_their_usage(kind: Kind) -> None:
+    require(kind)
+    with EngineServer(kind, cache_tokens=8192, chunks={}, dtype="float32", workers=2) as server:
         told = server.get("/chunk_reuse")
         assert told["is_possible"], server.log()[-2000:]
         ask(server, chat([0, 1, 2, 3]))

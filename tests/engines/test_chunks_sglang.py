@@ -6,25 +6,36 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_servers import environment, python
+from benchmarks.engine_servers import bind_ranks, environment, python
 from tests.engines.conftest import require
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 ROUNDING = 1e-3
 
 
-@pytest.fixture(scope="module")
-def told() -> Any:
+def run_checks(module: str, **variables: str) -> Any:
+    """Return what a file of checks prints in SGLang's environment."""
     require("sglang")
     done = subprocess.run(
-        [*python("sglang"), "-W", "ignore", "-m", "tests.engines.chunks_sglang"],
-        env=environment("sglang"),
+        [*python("sglang"), "-W", "ignore", "-m", f"tests.engines.{module}"],
+        env=environment("sglang", **variables),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def told() -> Any:
+    return run_checks("chunks_sglang")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Any:
+    """The checks with two ranks, each of which holds half of the heads."""
+    return run_checks("chunks_sglang_ranks", **bind_ranks(2))
 
 
 def test_the_chunks_of_finished_requests_are_reused_at_other_positions(told: Any) -> None:
@@ -88,3 +99,32 @@ def test_a_long_filling_is_spread_over_steps_in_which_others_decode(told: Any) -
     assert pacing["num_tokens_between"] >= 4
     assert pacing["full_error"] < ROUNDING
     assert pacing["poison"] < ROUNDING
+
+
+def test_two_ranks_with_half_of_the_heads_each_choose_the_tokens_of_one(ranks: Any) -> None:
+    assert max(ranks["check_policies"].values()) < ROUNDING
+    assert ranks["check_measuring"] == "several_workers"
+
+
+def test_two_ranks_reuse_chunks_and_poison_nothing(ranks: Any) -> None:
+    reuse = ranks["check_reuse"]
+    # The chunks were computed alone: the first one is exact behind the system prompt.
+    assert reuse["stale"] == {"exact": 152, "reused": 480, "recomputed": 0, "computed": 31}
+    assert reuse["is_again_equal"]
+    assert reuse["adds_up"]
+    assert max(reuse[name] for name in ("full_error", "poison", "poison_after_output")) < ROUNDING
+    assert ranks["check_batch"] == {"is_batch_right": True}
+    assert ranks["check_ends"]["ending_error"] < ROUNDING
+
+
+def test_two_ranks_keep_in_step_under_pressure_aborts_and_pacing(ranks: Any) -> None:
+    assert ranks["check_pressure"]["is_text_right"]
+    assert ranks["check_pressure"]["poison"] < ROUNDING
+    assert ranks["check_abort"]["error"] < ROUNDING
+    assert ranks["check_pacing"]["full_error"] < ROUNDING
+    assert ranks["check_pacing"]["poison"] < ROUNDING
+
+
+def test_two_ranks_go_on_reusing_while_their_stores_evict(ranks: Any) -> None:
+    assert ranks["check_evictions"]["error"] < ROUNDING
+    assert ranks["check_evictions"]["num_reused"] > 0

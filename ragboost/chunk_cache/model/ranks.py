@@ -5,10 +5,12 @@ A measurement over heads is a sum over ranks, and whatever is chosen must be cho
 that computes other tokens than the rest waits for them forever. Does not know an engine.
 """
 
+import hashlib
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import distributed
 
 from ragboost.errors import ChunkCacheError
 
@@ -32,6 +34,10 @@ class Ranks(Protocol):
         """Return True on every rank if all are fine."""
         ...
 
+    def same(self, value: object) -> bool:
+        """Return True on every rank if the value has the same `repr` on all."""
+        ...
+
 
 class OneRank:
     """The ranks of a model in one process."""
@@ -43,6 +49,41 @@ class OneRank:
 
     def agree(self, is_fine: bool) -> bool:
         return is_fine
+
+    def same(self, value: object) -> bool:
+        return True
+
+
+class GroupRanks:
+    """The ranks of a process group. What they tell each other here is small: it goes by the host.
+
+    Args:
+        group: a `torch.distributed` group for tensors in host memory.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.size = int(distributed.get_world_size(group))
+        self._group = group
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.to("cpu", torch.float32, copy=True)
+        distributed.all_reduce(total, group=self._group)
+        return total.to(values.device)
+
+    def agree(self, is_fine: bool) -> bool:
+        return self._lowest([int(is_fine)]) == [1]
+
+    def same(self, value: object) -> bool:
+        digest = hashlib.sha256(repr(value).encode()).digest()
+        number = int.from_bytes(digest[:7])
+        lowest, negated_highest = self._lowest([number, -number])
+        return lowest == -negated_highest
+
+    def _lowest(self, numbers: list[int]) -> list[int]:
+        found = torch.tensor(numbers)
+        distributed.all_reduce(found, op=distributed.ReduceOp.MIN, group=self._group)
+        lowest: list[int] = found.tolist()
+        return lowest
 
 
 ONE_RANK = OneRank()

@@ -8,6 +8,7 @@ not mention chunks take SGLang's own paths.
 
 import atexit
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from ragboost.chunk_cache.model.ranks import together
 from ragboost.engine_chunks.fill import FilledPrompt
 from ragboost.engine_chunks.http.replies import ReplySender
 from ragboost.engine_chunks.prompt_plan import PromptPlan
 from ragboost.engine_chunks.settings import EngineChunkSettings
-from ragboost.engine_chunks.sglang.compat import refusal
+from ragboost.engine_chunks.sglang.compat import find_ranks, refusal
 from ragboost.engine_chunks.sglang.filler import SlotFiller
 from ragboost.engine_chunks.sglang.flags import instance, read_settings
 from ragboost.engine_chunks.sglang.planner import ReusePlanner, ReusingRequest
@@ -58,8 +60,12 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         """
         runner, limit = context.tp_worker.model_runner, context.params.chunked_prefill_size
         rows = limit if limit and limit > 0 else _STEP_TOKENS
-        filler = SlotFiller(runner, settings=settings, rows=rows)
-        result = self_test(filler, runner, self.token_to_kv_pool_allocator)
+        ranks = find_ranks(context)
+        make = partial(SlotFiller, runner, ranks=ranks, settings=settings, rows=rows)
+        filler = together(ranks, make)
+        allocator = self.token_to_kv_pool_allocator
+        result = together(ranks, partial(self_test, filler, runner, allocator))
+        self._is_first_rank = context.tp_rank == 0
         self._private: dict[str, torch.Tensor] = {}  # filled slots until a request's row has them
         self._replies = ReplySender()
         self._filler = filler
@@ -110,21 +116,26 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         rows = self.planner.rows(request, plan)
         if rows == 0:
             return None
-        slots = None
+        filled = slots = None
+        is_fine = True
         try:
             filled = self._advance(req, request, plan, rows)
-            if filled is None:
-                return None
-            slots = self._allocate(promised)
-            if slots is None:
-                return self._decline(req, request, "no_room")
-            self._filler.store(plan, filled, slots=slots)
+            if filled is not None:
+                slots = self._allocate(promised)
+            if filled is not None and slots is not None:
+                self._filler.store(plan, filled, slots=slots)
         except Exception:  # it would end the engine
             logger.exception("the KV of a prompt could not be filled")
+            is_fine = False
+        if not self._filler.model.ranks.agree(is_fine):
             if slots is not None:
                 self.token_to_kv_pool_allocator.free(slots)
             self.planner.failed(request)
             return self._decline(req, request, "failed")
+        if filled is None:
+            return None
+        if slots is None:
+            return self._decline(req, request, "no_room")
         self.planner.filled(request, plan, filled)
         self._private[req.rid] = slots
         return promised, req.last_node
@@ -160,7 +171,7 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
                 self.planner.forget_fill(request)
             return
         report = self.planner.finish(req)
-        if report is not None:
+        if report is not None and self._is_first_rank:
             self._replies.send(*report)
 
     def release_aborted_request(self, handle: Any) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 
 import sglang
 import torch
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardBatch,
     ForwardMode,
 )
+
+from ragboost.chunk_cache.model.ranks import ONE_RANK, GroupRanks, Ranks
 
 TESTED_VERSIONS = ("0.5.23",)
 
@@ -104,10 +107,11 @@ def refusal(context: Any) -> str | None:
     runner, params, args = context.tp_worker.model_runner, context.params, context.server_args
     refused = {
         "untested_version": sglang.__version__ not in TESTED_VERSIONS,
-        "tensor_parallel": context.tp_size > 1,
         "pipeline_parallel": params.pp_size > 1,
         "context_parallel": params.attn_cp_size > 1,
         "data_parallel": args.dp_size > 1,
+        "expert_parallel": args.ep_size > 1,
+        "several_nodes": args.nnodes > 1,
         "lora": runner.lora_manager is not None,
         "speculative_decoding": params.is_eagle or args.speculative_algorithm is not None,
         "mla": runner.model_config.attention_arch.name == "MLA",
@@ -122,6 +126,15 @@ def refusal(context: Any) -> str | None:
     }
     reason = next((reason for reason, is_refused in refused.items() if is_refused), None)
     return reason or _pool_refusal(runner.token_to_kv_pool, runner.dtype)
+
+
+def find_ranks(context: Any) -> Ranks:
+    """Return the processes that hold the model together.
+
+    Args:
+        context: SGLang's `TreeCacheBuildContext`.
+    """
+    return ONE_RANK if context.tp_size == 1 else GroupRanks(get_tp_group().cpu_group)
 
 
 def _pool_refusal(pool: Any, dtype: torch.dtype) -> str | None:

@@ -3,8 +3,10 @@
 Knows the model, the pool and the store. Does not know requests or the radix tree.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,11 +14,14 @@ import torch
 from ragboost.chunk_cache.kv.chunk import ChunkKV
 from ragboost.chunk_cache.kv.keys import tokens_digest
 from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.model.ranks import Ranks
 from ragboost.engine_chunks.fill import FilledPrompt, FillSteps, RowPace, advance, fill_steps
 from ragboost.engine_chunks.library import ChunkLibrary
 from ragboost.engine_chunks.prompt_plan import PromptPlan
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.sglang.model import SGLangModel
+
+logger = logging.getLogger(__name__)
 
 
 class SlotFiller:
@@ -24,6 +29,7 @@ class SlotFiller:
 
     Args:
         runner: SGLang's model runner, with the model loaded and the pool allocated.
+        ranks: the processes that hold the model together; each stores the KV of its own heads.
         settings: our own.
         rows: maximum rows of one nested pass.
 
@@ -35,11 +41,16 @@ class SlotFiller:
         UnsupportedModelError: reuse is impossible with this model.
     """
 
-    def __init__(self, runner: Any, *, settings: EngineChunkSettings, rows: int) -> None:
+    def __init__(
+        self, runner: Any, *, ranks: Ranks, settings: EngineChunkSettings, rows: int
+    ) -> None:
         self._runner, self._pool = runner, runner.token_to_kv_pool
-        self.model = SGLangModel(runner)
+        self.model = SGLangModel(runner, ranks=ranks)
         self._backend = make_backend(settings.backend)
         self._pace = RowPace(rows)
+        if ranks.size > 1 and settings.directory:
+            logger.warning("several ranks keep chunks in memory only, not in `directory`")
+            settings = replace(settings, directory="")  # what is loaded in time must be equal
         self.library = ChunkLibrary.of(self.model, settings.make_store())
 
     @property
@@ -48,9 +59,10 @@ class SlotFiller:
         return int(self._runner.forward_pass_id)
 
     def check_weights(self) -> bool:
-        """Return True if the weights are the same; else the stored chunks are forgotten."""
+        """Return True if the weights are the same on all ranks; else the stored chunks are
+        forgotten."""
         old, self.library = self.library, self.library.renewed(self.model)
-        return self.library is old
+        return self.model.ranks.agree(self.library is old)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def begin(self, plan: PromptPlan, *, held: torch.Tensor) -> FillSteps:

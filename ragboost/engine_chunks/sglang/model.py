@@ -17,6 +17,7 @@ from torch import nn
 
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden
+from ragboost.chunk_cache.model.ranks import Ranks
 from ragboost.engine_chunks.nested_model import NestedLayer, NestedModel, find_decoder
 from ragboost.engine_chunks.sglang.compat import extend_batch
 from ragboost.errors import UnsupportedModelError
@@ -27,6 +28,7 @@ class SGLangModel(NestedModel):
 
     Args:
         runner: SGLang's model runner, with the model loaded and the KV pool allocated.
+        ranks: the processes that hold the model together.
 
     Attributes:
         layers: SGLang's attention layers in order.
@@ -35,7 +37,7 @@ class SGLangModel(NestedModel):
         UnsupportedModelError: the keys of this model cannot be moved.
     """
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, *, ranks: Ranks) -> None:
         self._runner = runner
         self._updates: dict[int, Any] = {}  # how each layer's input joins the residual
         model = runner.model
@@ -48,6 +50,7 @@ class SGLangModel(NestedModel):
             vocabulary=int(runner.model_config.vocab_size),
             dtype=runner.token_to_kv_pool.dtype,
             device=torch.device(runner.device),
+            ranks=ranks,
         )
 
     def config_text(self) -> str:

@@ -161,6 +161,10 @@ class ReusePlanner:
         )
         if not isinstance(plan, str):
             plan = align_plan(plan, self._page_size)
+        if not self._filler.model.ranks.same(_identity(plan)):
+            for key in request.keys.values():  # all ranks take them out of this request, alike
+                self._filler.library.store.discard(key)
+            plan = "ranks_differ"
         request.reason = plan if isinstance(plan, str) else None
         return plan
 
@@ -247,8 +251,8 @@ class ReusePlanner:
             if is_first or key not in self._filler.library:
                 is_exact = request.exact_stop is None or stop <= request.exact_stop
                 found.append(ChunkToCapture(key, start, stop, is_exact, is_first))
+        self._captured += bool(request.uncaptured)  # the same on every rank, whatever it stores
         request.uncaptured.clear()
-        self._captured += bool(found)
         return found
 
     def finish(self, req: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -283,6 +287,8 @@ class ReusePlanner:
             {PARAMS_KEY: told or ()}, num_tokens=len(tokens), defaults=self._defaults
         )
         assert wanted is not None, "the entry is there"
+        if wanted.measure and self._filler.model.ranks.size > 1:
+            wanted = replace(wanted, reason="several_workers")
         refused = request_refusal(req)
         if refused is not None:
             wanted = replace(wanted, reason=refused, chunks=())
@@ -299,3 +305,11 @@ class ReusePlanner:
             wanted.reason,
             uncaptured=set(keys),
         )
+
+
+def _identity(plan: PromptPlan | str) -> object:
+    """Return what must be equal on all ranks of a model: a plan without its KV."""
+    if isinstance(plan, str):
+        return plan
+    versions = [None if kv is None else (kv.base, kv.exact_after) for kv in plan.stored]
+    return (plan.held, plan.stop, plan.approximate, versions)

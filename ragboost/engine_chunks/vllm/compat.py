@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import vllm
 from vllm.distributed.kv_events import BlockRemoved
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
@@ -18,6 +19,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from ragboost.chunk_cache.model.ranks import ONE_RANK, GroupRanks, Ranks
 from ragboost.engine_hooks.events import APPROXIMATE
 
 TESTED_VERSIONS = ("0.32",)
@@ -49,6 +51,12 @@ def refusal(config: Any, kv_cache_config: Any) -> str | None:
         "several_block_sizes": block_sizes != {block_size},
     }
     return next((reason for reason, is_refused in refused.items() if is_refused), None)
+
+
+def find_ranks(config: Any) -> Ranks:
+    """Return the workers that hold this worker's model together."""
+    is_one = config.parallel_config.tensor_parallel_size == 1
+    return ONE_RANK if is_one else GroupRanks(get_tp_group().cpu_group)
 
 
 def withdrawal(block_hash: Any) -> Any:

@@ -27,12 +27,11 @@ from ragboost.engine_chunks.http.replies import ReplySender
 from ragboost.engine_chunks.request import PARAMS_KEY
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.status import remove_status, write_status
-from ragboost.engine_chunks.vllm.compat import refusal, withdrawal
+from ragboost.engine_chunks.vllm.compat import find_ranks, refusal, withdrawal
 from ragboost.engine_chunks.vllm.filler import ChunkFiller
 from ragboost.engine_chunks.vllm.planner import ChunkPlanner
 from ragboost.engine_chunks.vllm.ranks.catalogue import RankCatalogue
 from ragboost.engine_chunks.vllm.ranks.filler import RankFiller
-from ragboost.engine_chunks.vllm.ranks.group import find_ranks
 from ragboost.engine_chunks.vllm.ranks.report import RankHello, RankReport
 from ragboost.engine_chunks.vllm.self_test import self_test
 from ragboost.engine_chunks.vllm.work import StepWork

@@ -370,3 +370,41 @@ def test_nothing_is_left_of_a_filling_whose_request_leaves(
     assert request.steps is None
     bench.filler.num_passes += 1
     assert bench.rows(bench.req(ratio=0.5, rid="b")) == STEP  # it is the one filled in steps
+
+
+class Differing:
+    """Ranks of which another one holds other chunks."""
+
+    size = 2
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+    def agree(self, is_fine: bool) -> bool:
+        return is_fine
+
+    def same(self, value: object) -> bool:
+        return False
+
+
+def test_chunks_that_ranks_hold_differently_are_computed_and_forgotten_by_all(
+    bench: Bench,
+) -> None:
+    bench.learn()
+    bench.filler.model = SimpleNamespace(ranks=Differing())
+    req = bench.req()
+
+    assert bench.hit(req) == 0
+    request = bench.find(req)
+    assert request.reason == "ranks_differ"
+    assert not [key for key in request.keys.values() if key in bench.filler.library]
+
+
+def test_several_ranks_measure_nothing(bench: Bench) -> None:
+    bench.learn()
+    bench.filler.model = SimpleNamespace(ranks=Differing())
+    req = bench.req()
+    told = json.loads(req.sampling_params.custom_params["ragboost"])
+    req.sampling_params.custom_params["ragboost"] = json.dumps({**told, "measure": True})
+
+    assert bench.find(req).wanted.reason == "several_workers"

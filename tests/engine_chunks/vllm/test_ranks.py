@@ -3,11 +3,9 @@
 from collections import Counter
 from dataclasses import replace
 
-import pytest
 import torch
 
 from ragboost.chunk_cache.kv.chunk import ChunkKV
-from ragboost.chunk_cache.model.ranks import ONE_RANK, together
 from ragboost.engine_chunks.prompt_plan import FillCounts
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.vllm.ranks.catalogue import RankCatalogue
@@ -18,7 +16,6 @@ from ragboost.engine_chunks.vllm.ranks.report import (
     RankReport,
     list_chunk,
 )
-from ragboost.errors import ChunkCacheError
 
 TOKENS = 16
 KV_BYTES = 2 * 4 * TOKENS * 8  # keys and values of one layer, one head, float32
@@ -133,26 +130,3 @@ def test_a_filling_that_failed_on_one_rank_has_failed() -> None:
 
     assert catalogue.failed_requests == {"a"}
     assert not catalogue.outcomes
-
-
-def test_what_fails_on_this_rank_raises_its_own_error() -> None:
-    def fail() -> int:
-        raise MemoryError
-
-    assert together(ONE_RANK, lambda: 3) == 3
-    with pytest.raises(MemoryError):
-        together(ONE_RANK, fail)
-
-
-def test_what_fails_on_another_rank_raises_here() -> None:
-    class Failing:
-        size = 2
-
-        def sum(self, values: torch.Tensor) -> torch.Tensor:
-            return values
-
-        def agree(self, is_fine: bool) -> bool:
-            return False
-
-    with pytest.raises(ChunkCacheError, match="another rank"):
-        together(Failing(), lambda: 3)
