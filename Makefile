@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 # PyTorch's CPU wheels first (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL), or set TORCH to the build you want.
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
+# Processes that share the tests.
+WORKERS ?= 2
 export PIP_RETRIES ?= 5
 export PIP_DEFAULT_TIMEOUT ?= 60
 
@@ -57,7 +59,7 @@ audit: install       ## known vulnerabilities of the pinned dependencies, where 
 	@$(BIN)/python -m scripts.audit
 
 pytest: install      ## the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 engines: install .venv-vllm/.installed .venv-sglang/.installed   ## install vLLM and SGLang for the CPU, 4 GB
 
@@ -66,7 +68,7 @@ engines: install .venv-vllm/.installed .venv-sglang/.installed   ## install vLLM
 	@PYTHON=$(BIN)/python bash $< .venv-$*
 
 test-engines: engines   ## the tests against real vLLM and SGLang servers, and how truly the index follows them
-	@$(BIN)/python -m pytest -m real_engine tests/engines $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m real_engine tests/engines $(ARGS)
 
 .venv-integrations/.installed: requirements-integrations.txt | install
 	@echo "Installing LiteLLM, Ray and others into .venv-integrations (1.2 GB) ..."

@@ -134,7 +134,7 @@ def check_lowest(wheel: Path, *, folder: Path) -> str:
     target = f"ragboost[test,retrieval] @ {wheel.as_uri()}"
     run([*lowest, target], cwd=folder, env={"VIRTUAL_ENV": str(venv)})
     tests = [ROOT / "tests" / name for name in LOWEST_TESTS]
-    arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-x", *tests]
+    arguments = ["-m", "pytest", "-n", "2", "-p", "no:cacheprovider", "-x", *tests]
     return run([venv / "bin" / "python", *arguments], cwd=ROOT).strip().splitlines()[-1]
 
 
