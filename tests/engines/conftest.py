@@ -1,4 +1,7 @@
-"""Real engines for the tests of this folder, which are skipped if the engine is not installed."""
+"""Real engines for the tests of this folder, which are skipped if the engine is not installed.
+
+Tests of one `xdist_group` share a server, so they run in one process.
+"""
 
 from collections.abc import Iterator
 

@@ -9,7 +9,11 @@ import pytest
 from benchmarks.engine_servers import environment, python
 from tests.engines.conftest import require
 
-pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.real_engine,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("vllm chunks"),
+]
 ROUNDING = 1e-3
 
 

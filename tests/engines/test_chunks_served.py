@@ -23,7 +23,11 @@ from tests.engines.conftest import KINDS, require
 from tests.eventually import eventually
 from tests.metrics import read_metric
 
-pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.real_engine,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("served chunks"),
+]
 
 PASSAGES = [
     " ".join(f"Shelf {shelf} holds item {n}, worth {n * n + shelf} coins." for n in range(12))

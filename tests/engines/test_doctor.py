@@ -11,7 +11,11 @@ from benchmarks.engine_servers import ROOT, EngineServer, Kind, free_port
 from ragboost.cache_sync.discovery import EventSource
 from tests.engines.conftest import KINDS, require
 
-pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.real_engine,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("server"),
+]
 
 USAGE = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
 PREFIX_CACHE = {"vllm": "--no-enable-prefix-caching", "sglang": "--disable-radix-cache"}

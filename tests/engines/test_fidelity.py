@@ -66,10 +66,10 @@ def test_the_index_equals_the_engines_cache(run: Run, bar: float, record_propert
 
 # Sums of 17 probes, in which a single block of 32 tokens is 1 %.
 AT_REST = 0.97
-# A forecast of what the others evict before the request is computed. Single runs on two cores with
-# a load of 15 were off by 5 % with vLLM, 4 % with the embedded engine and 7 % with SGLang, whose
-# scheduler sees requests sent within a millisecond in another order.
-AT_DISPATCH = {"vllm": 0.94, "embedded": 0.94, "sglang": 0.92}
+# A forecast of what the others evict before a request is computed. It depends on the order in which
+# the engine takes requests that were sent within a millisecond, so the summary prints the figure
+# and the bar only finds a forecast that makes no sense. Measured: docs/lab/fidelity.md.
+AT_DISPATCH = 0.75
 
 
 @pytest.mark.parametrize("run", list(RUNS)[:5], ids=["-".join(run) for run in list(RUNS)[:5]])
@@ -79,5 +79,4 @@ def test_eight_requests_in_flight_are_predicted(run: Run, record_property: Recor
     assert figures["num_probes"] >= 15
     assert figures["precision"] >= AT_REST
     assert figures["recall"] >= AT_REST
-    bar = AT_DISPATCH[run.kind]
-    assert bar <= figures["predicted_over_reported"] <= 1 / bar
+    assert AT_DISPATCH <= figures["predicted_over_reported"] <= 1 / AT_DISPATCH

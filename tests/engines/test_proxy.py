@@ -13,7 +13,11 @@ from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from tests.eventually import eventually
 
-pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.real_engine,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("server"),
+]
 
 WORDS = [
     "the",
