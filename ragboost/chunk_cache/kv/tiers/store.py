@@ -242,10 +242,10 @@ class TieredStore:
                 return
         self.disk.save(key, chunk)
         with self._lock:
-            is_wanted = self._unwritten.get(key) is chunk
-            if is_wanted:
+            is_wanted = self._is_in_memory(key)  # not dropped meanwhile
+            if self._unwritten.get(key) is chunk:
                 del self._unwritten[key]
-        if not is_wanted and key not in self:
+        if not is_wanted:
             self.disk.remove(key)
 
     def _start(self, keys: Sequence[str], *, is_awaited: bool) -> list[ChunkLoad]:

@@ -1,7 +1,7 @@
 """KV moves between tiers by heat, comes back in time or not at all, and is never wrong."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.reuse import ChunkReuse
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.kv.tiers.chunks import make_chunk, same
-from tests.eventually import eventually
+from tests.eventually import DEADLINE_S, eventually
 
 SIZE = make_chunk().size_bytes
 
@@ -139,6 +139,30 @@ def test_storing_again_keeps_and_replacing_changes_and_discarding_drops_everywhe
     assert "b" not in store
     assert store.memory[0].size_bytes == 0
     store.close()
+
+
+@pytest.mark.parametrize("drop", [lambda store: store.discard("a"), TieredStore.clear])
+def test_a_chunk_dropped_while_it_is_saved_does_not_come_back(
+    disk: DiskTier, monkeypatch: pytest.MonkeyPatch, drop: Callable[[TieredStore], None]
+) -> None:
+    is_saving, may_end = threading.Event(), threading.Event()
+    save = DiskTier.save
+
+    def wait(self: DiskTier, key: str, chunk: ChunkKV) -> bool:
+        is_saving.set()
+        assert may_end.wait(DEADLINE_S)
+        return save(self, key, chunk)
+
+    monkeypatch.setattr(DiskTier, "save", wait)
+    store = TieredStore(host_bytes=1 << 20, disk=disk)
+    store.put("a", make_chunk())
+    assert is_saving.wait(DEADLINE_S)
+    drop(store)
+    may_end.set()
+    store.flush()
+
+    assert store.get("a") is None
+    assert "a" not in disk
 
 
 def test_announced_chunks_load_while_something_else_is_done(
