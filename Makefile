@@ -68,7 +68,7 @@ engines: install .venv-vllm/.installed .venv-sglang/.installed   ## install vLLM
 	@PYTHON=$(BIN)/python bash $< .venv-$*
 
 test-engines: engines   ## the tests against real vLLM and SGLang servers, and how truly the index follows them
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m real_engine tests/engines $(ARGS)
+	@$(BIN)/python -m pytest -m real_engine tests/engines $(ARGS)
 
 .venv-integrations/.installed: requirements-integrations.txt | install
 	@echo "Installing LiteLLM, Ray and others into .venv-integrations (1.2 GB) ..."

@@ -266,8 +266,19 @@ class EngineServer:
         return read_response
 
     def clear_cache(self) -> None:
-        """Clear the prefix cache."""
-        self.post("/flush_cache?timeout=60" if self.kind == "sglang" else "/reset_prefix_cache")
+        """Clear the prefix cache, once no request holds a part of it.
+
+        Raises:
+            RuntimeError: requests hold a part for a minute.
+        """
+        path = "/flush_cache?timeout=60" if self.kind == "sglang" else "/reset_prefix_cache"
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            told = self.post(path)
+            if not isinstance(told, dict) or told.get("success", True):
+                return
+            time.sleep(0.05)
+        raise RuntimeError("requests held a part of the prefix cache for a minute")
 
     def _is_ready(self) -> bool:
         try:

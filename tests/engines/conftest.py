@@ -1,7 +1,4 @@
-"""Real engines for the tests of this folder, which are skipped if the engine is not installed.
-
-Tests of one `xdist_group` share a server, so they run in one process.
-"""
+"""Real engines for the tests of this folder, which are skipped if the engine is not installed."""
 
 from collections.abc import Iterator
 

@@ -9,11 +9,7 @@ import pytest
 from benchmarks.engine_servers import environment, python
 from tests.engines.conftest import require
 
-pytestmark = [
-    pytest.mark.real_engine,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("vllm chunks"),
-]
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 ROUNDING = 1e-3
 
 

@@ -9,11 +9,7 @@ import pytest
 from benchmarks.engine_servers import bind_ranks, environment, python
 from tests.engines.conftest import require
 
-pytestmark = [
-    pytest.mark.real_engine,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("sglang chunks"),
-]
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 ROUNDING = 1e-3
 
 

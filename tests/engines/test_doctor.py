@@ -11,11 +11,7 @@ from benchmarks.engine_servers import ROOT, EngineServer, Kind, free_port
 from ragboost.cache_sync.discovery import EventSource
 from tests.engines.conftest import KINDS, require
 
-pytestmark = [
-    pytest.mark.real_engine,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("server"),
-]
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
 USAGE = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
 PREFIX_CACHE = {"vllm": "--no-enable-prefix-caching", "sglang": "--disable-radix-cache"}

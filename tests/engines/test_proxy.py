@@ -13,11 +13,7 @@ from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from tests.eventually import eventually
 
-pytestmark = [
-    pytest.mark.real_engine,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("server"),
-]
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
 WORDS = [
     "the",

@@ -15,11 +15,7 @@ from ragboost.cache_sync.usage import read_usage
 from tests.engines.conftest import KINDS, require
 from tests.eventually import eventually
 
-pytestmark = [
-    pytest.mark.real_engine,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("server"),
-]
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
 DOCUMENTS = [[100 + 200 * i + j for j in range(90 + 7 * i)] for i in range(16)]
 
