@@ -45,14 +45,16 @@ def garbage() -> Counter[str]:
         gc.collect()
     finally:
         gc.set_debug(0)
-    found = Counter(_name(each) for each in gc.garbage)
+    saved = gc.garbage.copy()
     gc.garbage.clear()
+    found = Counter(map(_name, saved))
+    del saved
     gc.collect()  # what was saved is still a cycle
     return Counter({name: count for name, count in found.items() if name.startswith(_OURS)})
 
 
 def _name(each: object) -> str:
-    if isinstance(each, FrameType):
+    if type(each) is FrameType:  # `isinstance` would ask what a weak proxy stood for
         return f"{each.f_globals.get('__name__')}.{each.f_code.co_name} (frame)"
     return f"{type(each).__module__}.{type(each).__qualname__}"
 
