@@ -68,7 +68,7 @@ class PromptPlan:
 
     @property
     def counts(self) -> FillCounts:
-        """What a filling will report; without blocks of tokens, which are chosen as a whole."""
+        """Expected report of a filling; without blocks of tokens, which are chosen as a whole."""
         exact, approximate = self.held, 0
         for (start, stop), kv in zip(self.request.chunks, self.stored, strict=True):
             if kv is None:

@@ -18,14 +18,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="real engines run with -m real_engine only"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the figures that tests recorded."""
-    ended = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
-    for name, figures in (named for report in ended for named in report.user_properties):
-        if name == "figures":
-            terminalreporter.write_line(str(figures))
-
-
 def require(kind: Kind) -> None:
     reason = missing(kind)
     if reason:

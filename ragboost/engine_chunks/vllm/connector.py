@@ -49,7 +49,7 @@ class ChunkMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyp
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What workers in other processes did in one step."""
+    """Report of workers in other processes on one step."""
 
     report: RankReport
 

@@ -1,4 +1,4 @@
-"""What the scheduler's side and the worker's know of each other: orders and results of a step."""
+"""Orders and results of a step: all that the scheduler and the worker know of each other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ class StepWork:
 
 
 class WorkerView(Protocol):
-    """What the scheduler's side knows of the worker's.
+    """View of the worker's side that the scheduler's has.
 
     Attributes:
         library: the stored chunks.

@@ -75,7 +75,7 @@ class ListStore:
 
 
 class RankCatalogue:
-    """What the ranks of a model have stored and done, as they report it. See `WorkerView`.
+    """List of what the ranks of a model have stored and done, as they report it. See `WorkerView`.
 
     Args:
         hello: one of the ranks; all are alike.

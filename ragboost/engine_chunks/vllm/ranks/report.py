@@ -1,6 +1,6 @@
-"""What a worker tells the scheduler in another process: at the start, and with each step's results.
+"""Messages of a worker to the scheduler's process: at the start, and with each step's results.
 
-Messages between processes. Does not import vLLM.
+Does not import vLLM.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ class RankHello:
 
 @dataclass(slots=True)
 class RankReport:
-    """What the ranks did in one step.
+    """Report of the ranks on one step.
 
     Attributes:
         captured: number of ranks that stored each chunk, in order.

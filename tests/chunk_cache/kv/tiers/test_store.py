@@ -163,6 +163,7 @@ def test_a_chunk_dropped_while_it_is_saved_does_not_come_back(
 
     assert store.get("a") is None
     assert "a" not in disk
+    store.close()
 
 
 def test_announced_chunks_load_while_something_else_is_done(
