@@ -16,7 +16,7 @@ from ragboost.sessions import ChatSession
 from ragboost.sessions.redis import RedisStore
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
-from tests.fakes.redis import RedisServer
+from tests.fakes.redis import PROGRAM, RedisServer
 from tests.metrics import read_metric
 
 
@@ -116,6 +116,8 @@ async def test_a_dead_server_fails_each_call_and_a_new_one_is_found(
 
 async def test_the_password_is_used_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("redis", reason="needs the extra redis")
+    if PROGRAM is None:
+        pytest.skip("neither redis-server nor valkey-server is on PATH")
     with RedisServer("--requirepass", "s3cret") as server, caplog.at_level(logging.DEBUG):
         settings = SessionSettings(url=f"unix://:s3cret@{server.path}")  # type: ignore[arg-type]
         right = RedisStore(settings)
