@@ -11,7 +11,7 @@ import pytest
 from tests.environments import needs, own_environment
 
 ROOT = Path(__file__).parents[1]
-FOR_DEVELOPERS = {"demo", "deploy", "dev", "docs", "test"}
+FOR_DEVELOPERS = {"demo", "deploy", "dev", "docs", "models", "test"}
 NOISY = {"litellm", "ray"}  # they emit warnings of their own
 
 
