@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.reuse_models import SMALL, Prompts
+from benchmarks.reuse_models import SMALL, VOCABULARY, Prompts
 from benchmarks.reuse_vllm import ReuseLLM
 from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
@@ -259,6 +259,52 @@ def check_preemption(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     }
 
 
+def check_shared_step(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """Requests that are scheduled together, in an engine that decodes: vLLM gives the second one
+    the blocks that the first one is about to compute."""
+    core, worst, plain = engine.llm.llm_engine, 0.0, 0.0
+    core.add_request(
+        "busy", {"prompt_token_ids": prompts.tokens(20)}, engine.sampling(max_tokens=60)
+    )
+    core.step()
+    for number in range(5):
+        head, chunk = prompts.tokens(100), prompts.chunks[number]
+        between = prompts.tokens(30)
+        tokens = [*head, *between, *chunk, *prompts.question]
+        start = len(head) + len(between)
+        asked = {
+            "plain": (head, engine.sampling(logprobs=VOCABULARY)),
+            "reusing": (
+                tokens,
+                engine.sampling([[start, start + len(chunk)]], ratio=1.0, logprobs=VOCABULARY),
+            ),
+        }
+        ended = {}
+        for name, (prompt, sampling) in asked.items():
+            core.add_request(name, {"prompt_token_ids": prompt}, sampling)
+        while len(ended) < len(asked):
+            ended.update({out.request_id: out for out in core.step() if out.request_id in asked})
+        assert report(ended["reusing"])["recomputed"] == len(chunk), report(ended["reusing"])
+        worst = max(worst, error(engine, ended["reusing"]))
+        core.add_request(
+            "afterwards", {"prompt_token_ids": tokens}, engine.sampling(logprobs=VOCABULARY)
+        )
+        while "afterwards" not in ended:
+            ended.update({out.request_id: out for out in core.step()})
+        plain = max(plain, error(engine, ended["plain"]), error(engine, ended["afterwards"]))
+    while core.has_unfinished_requests():
+        core.step()
+    return {"shared_error": worst, "plain_error": plain}
+
+
+def error(engine: ReuseLLM, output: Any) -> float:
+    """Return the largest difference of a first token's log-probabilities to transformers'."""
+    wanted = engine.exact(list(output.prompt_token_ids))
+    entries = output.outputs[0].logprobs[0]
+    assert len(entries) == len(wanted)
+    return max(abs(entry.logprob - float(wanted[token])) for token, entry in entries.items())
+
+
 def check_new_weights(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     """After new weights nothing is reused that the old ones computed; with the old ones, it is."""
     tokens, positions = prompts.prompt([4, 0, 2])
@@ -286,6 +332,7 @@ CHECKS = (
     check_failure,
     check_pacing,
     check_preemption,
+    check_shared_step,
     check_new_weights,
 )
 

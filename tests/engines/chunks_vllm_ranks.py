@@ -21,6 +21,7 @@ from tests.engines.chunks_vllm import (
     check_new_weights,
     check_preemption,
     check_reuse,
+    check_shared_step,
     planner_of,
     report,
 )
@@ -144,6 +145,7 @@ def main() -> None:
         check_batch,
         check_ends,
         check_preemption,
+        check_shared_step,
         check_policies,
         check_pacing,
         check_measuring,

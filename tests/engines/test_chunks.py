@@ -122,6 +122,12 @@ def test_preempted_requests_get_the_same_text_and_poison_nothing(told: Any) -> N
     assert told["check_preemption"]["preempted_poison"] < ROUNDING
 
 
+def test_a_request_does_not_read_blocks_that_its_step_computes(told: Any, ranks: Any) -> None:
+    for each in (told["check_shared_step"], ranks["check_shared_step"]):
+        assert each["shared_error"] < ROUNDING
+        assert each["plain_error"] < ROUNDING
+
+
 def test_new_weights_reuse_nothing_of_the_old_ones(told: Any) -> None:
     assert told["check_new_weights"] == {"reused": [True, False, True], "reason": "nothing_stored"}
 

@@ -18,7 +18,7 @@ from ragboost.engine_chunks.request import (
     read_request,
 )
 from ragboost.engine_chunks.settings import EngineChunkSettings
-from ragboost.engine_chunks.vllm.requests import request_refusal, salt_blocks
+from ragboost.engine_chunks.vllm.requests import awaits_blocks, request_refusal, salt_blocks
 from ragboost.engine_chunks.vllm.work import ChunkCapture, PromptFill, StepWork, WorkerView
 
 _MAX_KNOWN_PLANS = 4096
@@ -81,6 +81,7 @@ class ChunkPlanner:
         self._most_rows = scheduled  # of one forward pass
         self._budget = StepBudget(settings.step_tokens or scheduled)
         self._tracked: dict[str, _Tracked] = {}
+        self._admitted: dict[str, Any] = {}  # unfinished requests that have had blocks, all kinds
         self._known: BoundedMap[bytes, int] = BoundedMap(max_entries=_MAX_KNOWN_PLANS)
         self._work = StepWork()
         self._paced: set[str] = set()  # requests that wait while they are filled
@@ -147,6 +148,11 @@ class ChunkPlanner:
             tracked.plan, tracked.held = None, held
             tracked.reason = None if is_reusing else plan
             return 0
+        # The filling reads the held blocks before the pass of this step computes any.
+        if awaits_blocks(
+            request, held, block_size=self._block_size, others=self._admitted.values()
+        ):
+            return None
         cost = plan.num_to_compute(self._filler.num_layers)
         if self._budget.must_pace(cost):
             self._paced.add(request.request_id)
@@ -166,6 +172,7 @@ class ChunkPlanner:
 
     def allocated(self, request: Any, num_filled: int) -> None:
         """Order the filling of a request that has got its blocks."""
+        self._admitted[request.request_id] = request
         tracked = self._tracked.get(request.request_id)
         if tracked is not None:
             self._withdraw(tracked)
@@ -208,6 +215,7 @@ class ChunkPlanner:
 
     def finish(self, request: Any) -> dict[str, Any] | None:
         """Stop tracking a request and return what it reports in its output."""
+        self._admitted.pop(request.request_id, None)
         if request.request_id in self._paced:
             self._paced.discard(request.request_id)
             self._work.cancelled.append(request.request_id)

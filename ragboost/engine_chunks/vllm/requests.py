@@ -4,6 +4,7 @@ Does not import vLLM. Does not know chunks.
 """
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -18,6 +19,28 @@ def request_refusal(request: Any) -> str | None:
         "prompt_embeddings": request.prompt_token_ids is None or request.prompt_embeds is not None,
     }
     return next((reason for reason, is_refused in refused.items() if is_refused), None)
+
+
+def awaits_blocks(request: Any, held: int, *, block_size: int, others: Iterable[Any]) -> bool:
+    """Return True if a pass that has not begun computes some of a request's cached blocks.
+
+    vLLM hashes blocks when it schedules the tokens that fill them, so that the requests of one step
+    share them before they are computed. Attention within the pass may; a read before it may not.
+
+    Args:
+        request: request about to be scheduled.
+        held: tokens that the prefix cache is said to hold of it.
+        block_size: tokens of a block.
+        others: requests that may be running.
+    """
+    cached = set(request.block_hashes[: held // block_size])
+    return bool(cached) and any(
+        # computed by earlier passes   | full blocks of this pass and later ones
+        # 0 ........ num_computed_tokens ............ len(block_hashes) * block_size
+        not cached.isdisjoint(other.block_hashes[other.num_computed_tokens // block_size :])
+        for other in others
+        if other.status.name == "RUNNING"  # a preempted or loading one computes nothing
+    )
 
 
 class SaltedHasher:

@@ -33,6 +33,7 @@ class EngineRequest(Request):
         self.sampling_params = SimpleNamespace(prompt_logprobs=None)
         self.skip_reading_prefix_cache, self.mm_features, self.prompt_embeds = False, [], None
         self.cache_salt = cache_salt
+        self.status = SimpleNamespace(name="RUNNING")
 
 
 class Bench:
@@ -204,3 +205,47 @@ def test_namespaces_of_vllm_have_stored_chunks_of_their_own(bench: Bench) -> Non
 
     assert bench.planner.match(shared, 0)
     assert bench.planner.match(salted, 0) == 0
+
+
+def plain_request(bench: Bench, *, number: str = "plain") -> EngineRequest:
+    """A request without chunks that begins as those of the bench do, in full blocks."""
+    _, tokens = make_request(bench.system, bench.chunks, bench.question)
+    request = EngineRequest(tokens[: 2 * SIZE], None, number=number)
+    bench.planner.add(request)
+    return request
+
+
+def test_a_request_waits_for_cached_blocks_that_are_not_computed(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    first, request = plain_request(bench), bench.request()
+
+    bench.planner.allocated(first, 0)  # vLLM hashes its blocks before the pass that fills them
+    assert bench.planner.match(request, SIZE) is None
+    bench.planner.next_step({first.request_id: SIZE})
+    first.num_computed_tokens = SIZE
+    assert bench.planner.match(request, 2 * SIZE) is None
+    bench.planner.next_step({first.request_id: SIZE})
+    first.num_computed_tokens = 2 * SIZE
+
+    assert bench.planner.match(request, 2 * SIZE)
+
+
+def test_a_request_does_not_wait_for_blocks_that_nobody_computes(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    preempted, ended = plain_request(bench), plain_request(bench, number="c")
+
+    for one in (preempted, ended):
+        bench.planner.allocated(one, 0)
+    preempted.status = SimpleNamespace(name="PREEMPTED")
+    bench.planner.finish(ended)
+    request = bench.request()
+
+    assert bench.planner.match(request, SIZE)
+
+
+def test_a_request_that_reuses_nothing_waits_for_no_blocks(bench: Bench) -> None:
+    first, request = plain_request(bench), bench.request()
+
+    bench.planner.allocated(first, 0)
+
+    assert bench.planner.match(request, SIZE) == 0
