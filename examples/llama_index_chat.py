@@ -2,7 +2,7 @@
 
 Run: ragboost serve --embedded &
      python examples/llama_index_chat.py
-     (needs: pip install 'ragboost[llama-index]' llama-index-llms-openai-like)
+     (needs: pip install '.[llama-index]' llama-index-llms-openai-like)
 """
 
 import sys

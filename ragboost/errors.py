@@ -123,5 +123,5 @@ def import_extra(module: str, *, extra: str) -> ModuleType:
         if error.name is None or not module.startswith(error.name):
             raise
         raise MissingExtraError(
-            f"{module} is not installed; it comes with: pip install 'ragboost[{extra}]'"
+            f"{module} is not installed; it comes with: pip install '.[{extra}]' in its clone"
         ) from error

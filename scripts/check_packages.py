@@ -131,7 +131,7 @@ def check_lowest(wheel: Path, *, folder: Path) -> str:
     venv = folder / "lowest"
     run(["uv", "venv", "-q", "--python", sys.executable, venv], cwd=folder)
     lowest = ["uv", "pip", "install", "-q", "--resolution", "lowest-direct"]
-    target = f"ragboost[test,retrieval] @ {wheel.as_uri()}"
+    target = f"ragboost-middleware[test,retrieval] @ {wheel.as_uri()}"
     run([*lowest, target], cwd=folder, env={"VIRTUAL_ENV": str(venv)})
     tests = [ROOT / "tests" / name for name in LOWEST_TESTS]
     arguments = ["-m", "pytest", "-n", "2", "-p", "no:cacheprovider", "-x", *tests]

@@ -113,7 +113,7 @@ def test_without_the_extra_the_error_says_what_to_install(use: Use) -> None:
 
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ragboost.errors.MissingExtraError: ")
-    assert f"pip install 'ragboost[{use.extra}]'" in last
+    assert f"pip install '.[{use.extra}]'" in last
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
@@ -124,7 +124,7 @@ def test_a_command_without_its_extra_is_one_sentence(command: list[str]) -> None
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.strip() == (
-        "ragboost: torch is not installed; it comes with: pip install 'ragboost[engine]'"
+        "ragboost: torch is not installed; it comes with: pip install '.[engine]' in its clone"
     )
 
 

@@ -6,7 +6,7 @@ import typer
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
 from ragboost.config import load_settings
-from ragboost.errors import ConfigError, import_extra
+from ragboost.errors import ConfigError, RagBoostError, import_extra
 
 
 def engine_flags(
@@ -18,16 +18,19 @@ def engine_flags(
     """Print the flags that switch chunk reuse on in your own engine.
 
     \b
-    eval "vllm serve MODEL $(ragboost engine-flags vllm reuse=approx)"
-    eval "python -m sglang.launch_server --model-path MODEL $(ragboost engine-flags sglang)"
+    ragboost engine-flags vllm reuse=approx
 
-    Where only `ragboost` is installed, without what the commands need:
-    python -m ragboost.engine_chunks vllm reuse=approx
+    A file for the engine's --config, also where only `ragboost` is installed:
+    python -m ragboost.engine_chunks vllm reuse=approx --config reuse.yaml
     """
-    import_extra("torch", extra="engine")
-    from ragboost.engine_chunks.flags import engine_flags
+    try:
+        import_extra("torch", extra="engine")
+        from ragboost.engine_chunks.flags import engine_flags
 
-    typer.echo(engine_flags(engine, settings or []))
+        typer.echo(engine_flags(engine, settings or []))
+    except RagBoostError:
+        typer.echo("--ragboost-flags-failed")  # a shell line cannot go on without the flags
+        raise
 
 
 def eval_reuse(

@@ -1,5 +1,5 @@
 """RAGBoost inside other frameworks, one folder each.
 
 Each folder alone imports its framework, which comes with the extra of the same name:
-`pip install 'ragboost[langchain]'`, `[llama-index]`, `[litellm]`, `[ray]`.
+`pip install '.[langchain]'`, `[llama-index]`, `[litellm]`, `[ray]`.
 """

@@ -1,6 +1,6 @@
 """Thin retrievers behind one protocol, for the command line, the demo and the benchmarks.
 
-Their libraries come with `pip install 'ragboost[retrieval]'` and are imported on use.
+Their libraries come with `pip install '.[retrieval]'` and are imported on use.
 """
 
 from ragboost.retrieval.base import Retriever

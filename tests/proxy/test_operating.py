@@ -189,5 +189,5 @@ def test_a_completion_is_a_span_between_the_client_and_the_backend(
 
 def test_tracing_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    with pytest.raises(Exception, match=r"pip install 'ragboost\[otel\]'"):
+    with pytest.raises(Exception, match=r"pip install '\.\[otel\]'"):
         create_app(Settings(proxy={"tracing": True}))  # type: ignore[arg-type]

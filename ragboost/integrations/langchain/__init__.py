@@ -1,4 +1,4 @@
-"""LangChain components: `pip install 'ragboost[langchain]'`.
+"""LangChain components: `pip install '.[langchain]'`.
 
 Names are imported on first use: only `BoostMiddleware` needs the package `langchain`, the others
 need `langchain-core`.

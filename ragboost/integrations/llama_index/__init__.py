@@ -1,4 +1,4 @@
-"""LlamaIndex components: `pip install 'ragboost[llama-index]'`. Names are imported on first use."""
+"""LlamaIndex components: `pip install '.[llama-index]'`. Names are imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Ray: plan a Ray Data job or a batch file, and serve the proxy: `pip install 'ragboost[ray]'`."""
+"""Ray: plan a Ray Data job or a batch file, and serve the proxy: `pip install '.[ray]'`."""
 
 from ragboost.integrations.ray.batch import run_batch_on_ray
 from ragboost.integrations.ray.data import boosted
