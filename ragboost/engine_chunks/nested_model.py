@@ -16,6 +16,7 @@ from torch import nn
 from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.attention.base import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import DenseAttention
+from ragboost.chunk_cache.model.fingerprint import weights_digest
 from ragboost.chunk_cache.model.plan import ForwardPlan, StopForwardError
 from ragboost.chunk_cache.model.ranks import ONE_RANK, Ranks, together
 from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, find_layouts
@@ -143,13 +144,8 @@ class NestedModel(ABC):
         )
 
     def fingerprint(self) -> str:
-        """Return a digest of the configuration and of a sample of each weight tensor."""
-        digest = hashlib.sha256(self.config_text().encode())
-        for name, parameter in self.model.named_parameters():
-            flat = parameter.detach().flatten()
-            sample = flat[:: max(1, flat.numel() // 64)].float().cpu()
-            digest.update(name.encode() + sample.numpy().tobytes())
-        return digest.hexdigest()[:32]
+        """Return a digest of the configuration and of all weights, see `weights_digest`."""
+        return weights_digest(self.config_text(), self.model.named_parameters())
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def forward(

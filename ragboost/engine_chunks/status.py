@@ -10,8 +10,17 @@ from pathlib import Path
 
 import msgspec
 
+from ragboost.errors import RagBoostError
+
 _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 STARTING = "the engine has not checked itself yet"
+
+
+def start_failure(error: Exception) -> str:
+    """Return why reuse is off after an error at its start, as a reason and its explanation."""
+    if isinstance(error, RagBoostError):
+        return f"self_test: {error}"
+    return f"engine_internals: {type(error).__name__}: {error}"
 
 
 def write_status(instance: str, refusal: str | None) -> None:

@@ -323,6 +323,28 @@ def check_new_weights(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     return {"reused": [each["reused"] > 0 for each in told], "reason": told[1]["reason"]}
 
 
+def check_reset(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """After weights were changed in place, behind everybody's back, resetting the caches leaves
+    nothing that the old ones computed; also if only a few rows of one tensor changed."""
+    tokens, positions = prompts.prompt([4, 0, 2])
+
+    def scale(worker: Any, *, factor: float) -> None:
+        name, largest = max(
+            worker.model_runner.get_model().named_parameters(), key=lambda item: item[1].numel()
+        )
+        largest.data[40:71].mul_(factor)
+
+    told = {}
+    for when, factor in (("before", 1.0), ("changed", 2.0), ("restored", 0.5)):
+        engine.llm.collective_rpc(scale, kwargs={"factor": factor})
+        is_reset = engine.llm.reset_prefix_cache(reset_connector=factor != 1.0)
+        first = report(engine.run(tokens, positions, ratio=0.0))
+        engine.llm.reset_prefix_cache()
+        second = report(engine.run(tokens, positions, ratio=0.0))
+        told[when] = [is_reset, first["reused"] > 0, second["reused"] > 0]
+    return told
+
+
 CHECKS = (
     check_reuse,
     check_batch,
@@ -334,6 +356,7 @@ CHECKS = (
     check_preemption,
     check_shared_step,
     check_new_weights,
+    check_reset,
 )
 
 

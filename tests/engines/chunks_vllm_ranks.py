@@ -20,6 +20,7 @@ from tests.engines.chunks_vllm import (
     check_ends,
     check_new_weights,
     check_preemption,
+    check_reset,
     check_reuse,
     check_shared_step,
     planner_of,
@@ -154,6 +155,7 @@ def main() -> None:
         told[check.__name__] = check(engine, prompts)
     planner_of(engine)._library.store._tier.capacity_bytes = STORED * size
     told["check_stores"] = check_stores(engine, prompts)
+    told["check_reset"] = check_reset(engine, prompts)
     told["check_new_weights"] = check_new_weights(engine, prompts)
     print(json.dumps(told))
 

@@ -132,6 +132,11 @@ def test_new_weights_reuse_nothing_of_the_old_ones(told: Any) -> None:
     assert told["check_new_weights"] == {"reused": [True, False, True], "reason": "nothing_stored"}
 
 
+def test_resetting_the_caches_leaves_no_chunk_behind(told: Any, ranks: Any) -> None:
+    for each in (told["check_reset"], ranks["check_reset"]):
+        assert each["changed"] == each["restored"] == [True, False, True]
+
+
 def test_two_workers_reuse_chunks_as_one_does(told: Any, ranks: Any) -> None:
     one, two = told["check_reuse"], ranks["check_reuse"]
     assert [two[name] for name in ("stale", "part", "again")] == [
@@ -177,3 +182,11 @@ def test_two_workers_measure_nothing_and_say_so(ranks: Any) -> None:
 def test_two_workers_forget_the_chunks_of_old_weights(ranks: Any) -> None:
     told = ranks["check_new_weights"]
     assert told == {"reused": [True, False, False], "reason": "fill_failed"}
+
+
+def test_an_internal_that_moved_switches_reuse_off_and_nothing_else() -> None:
+    told = run_checks("chunks_vllm_moved")
+    assert told["reason"] == "engine_internals"
+    assert told["refusal"].startswith("engine_internals: ImportError: ")
+    assert told["error"] < ROUNDING
+    assert told["num_warnings"] == 1

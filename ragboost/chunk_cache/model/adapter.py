@@ -16,6 +16,7 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.kv.request_cache import RequestCache
+from ragboost.chunk_cache.model.fingerprint import weights_digest
 from ragboost.chunk_cache.model.plan import PLAN, ForwardPlan, StopForwardError
 from ragboost.chunk_cache.model.planned_attention import install_attention
 from ragboost.chunk_cache.model.ranks import ONE_RANK, Ranks
@@ -125,13 +126,10 @@ class ModelAdapter:
         )
 
     def fingerprint(self) -> str:
-        """Return a digest of the configuration and of a sample of each weight tensor."""
-        digest = hashlib.sha256(self.model.config.to_json_string(use_diff=False).encode())
-        for name, parameter in self.model.named_parameters():
-            flat = parameter.detach().flatten()
-            sample = flat[:: max(1, flat.numel() // 64)].float().cpu()
-            digest.update(name.encode() + sample.numpy().tobytes())
-        return digest.hexdigest()[:32]
+        """Return a digest of the configuration and of all weights, see `weights_digest`."""
+        return weights_digest(
+            self.model.config.to_json_string(use_diff=False), self.model.named_parameters()
+        )
 
     def _call(
         self, tokens: Sequence[int], positions: torch.Tensor, *, cache: Any, plan: ForwardPlan

@@ -28,11 +28,11 @@ from ragboost.engine_chunks.prompt_plan import PromptPlan
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.sglang.compat import find_ranks, refusal
 from ragboost.engine_chunks.sglang.filler import SlotFiller
-from ragboost.engine_chunks.sglang.flags import instance, read_settings
+from ragboost.engine_chunks.sglang.flags import read_settings
 from ragboost.engine_chunks.sglang.planner import ReusePlanner, ReusingRequest
+from ragboost.engine_chunks.sglang.plugin import publish
 from ragboost.engine_chunks.sglang.self_test import self_test
-from ragboost.engine_chunks.status import remove_status, write_status
-from ragboost.errors import RagBoostError
+from ragboost.engine_chunks.status import start_failure
 
 logger = logging.getLogger(__name__)
 _STEP_TOKENS = 8192  # where SGLang does not limit a prefill
@@ -249,19 +249,15 @@ def make_cache(context: Any) -> Any:
         ConfigError: a malformed setting.
     """
     settings = read_settings(context.server_args)
-    reason, cache = refusal(context), None
-    if reason is None:
-        cache = create_unified_radix_cache(context, cache_class=ChunkRadixCache)
-        try:
+    cache = None
+    try:
+        reason = refusal(context)
+        if reason is None:
+            cache = create_unified_radix_cache(context, cache_class=ChunkRadixCache)
             cache.start(context, settings)
-        except RagBoostError as error:
-            reason = f"self_test: {error}"
-    else:
+    except Exception as error:  # the engine serves without reuse
+        reason = start_failure(error)
+    if cache is None:
         cache = default_radix_cache_factory(context)
-    if reason is not None:
-        logger.warning("chunk reuse stays off: %s", reason)
-    if context.tp_rank == 0:
-        name = instance(context.server_args.port)
-        write_status(name, reason)
-        atexit.register(remove_status, name)
+    publish(context, reason)
     return cache

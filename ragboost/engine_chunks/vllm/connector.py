@@ -26,16 +26,11 @@ from ragboost.chunk_cache.model.ranks import together
 from ragboost.engine_chunks.http.replies import ReplySender
 from ragboost.engine_chunks.request import PARAMS_KEY
 from ragboost.engine_chunks.settings import EngineChunkSettings
-from ragboost.engine_chunks.status import remove_status, write_status
-from ragboost.engine_chunks.vllm.compat import find_ranks, refusal, withdrawal
-from ragboost.engine_chunks.vllm.filler import ChunkFiller
+from ragboost.engine_chunks.status import remove_status, start_failure, write_status
 from ragboost.engine_chunks.vllm.planner import ChunkPlanner
 from ragboost.engine_chunks.vllm.ranks.catalogue import RankCatalogue
-from ragboost.engine_chunks.vllm.ranks.filler import RankFiller
 from ragboost.engine_chunks.vllm.ranks.report import RankHello, RankReport
-from ragboost.engine_chunks.vllm.self_test import self_test
-from ragboost.engine_chunks.vllm.work import StepWork
-from ragboost.errors import RagBoostError
+from ragboost.engine_chunks.vllm.work import StepWork, WorkerView
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +72,10 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = EngineChunkSettings.read(extra)
-        self.filler: ChunkFiller | None = None
+        self.filler: Any = None  # a ChunkFiller, or a RankFiller
         self.planner: ChunkPlanner | None = None
-        self.off_reason = refusal(vllm_config, kv_cache_config)
+        self.off_reason = _find_refusal(vllm_config, kv_cache_config)
+        self._has_failed = False  # in the worker, at its start
         self._num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._catalogue: RankCatalogue | None = None  # of workers in other processes
         self._blocks: Any = None
@@ -96,14 +92,19 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self.off_reason is not None:
             return
         try:
+            from ragboost.engine_chunks.vllm.compat import find_ranks
+            from ragboost.engine_chunks.vllm.filler import ChunkFiller
+            from ragboost.engine_chunks.vllm.ranks.filler import RankFiller
+            from ragboost.engine_chunks.vllm.self_test import self_test
+
             ranks = find_ranks(self._vllm_config)
             kind = ChunkFiller if ranks.size == 1 else RankFiller
             make = partial(kind, runner, self._vllm_config, ranks=ranks, settings=self._settings)
             filler = together(ranks, make)
             result = together(ranks, partial(self_test, filler, runner, self._vllm_config))
-        except RagBoostError as error:
-            self.off_reason = "self_test"
-            logger.warning("chunk reuse stays off: %s", error)
+        except Exception as error:  # the engine serves without reuse
+            self.off_reason, self._has_failed = start_failure(error), True
+            logger.warning("chunk reuse stays off: %s", self.off_reason)
             return
         self.filler = filler
         logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
@@ -116,8 +117,16 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if filler is None:
             self.off_reason = getattr(worker, "off_reason", self.off_reason) or "worker_processes"
         else:
-            self.planner = ChunkPlanner(filler, self._vllm_config, settings=self._settings)
+            self._start_planner(filler)
         write_status(self._vllm_config.instance_id, self.off_reason)
+
+    def _start_planner(self, worker: WorkerView) -> None:
+        try:
+            self.planner = ChunkPlanner(worker, self._vllm_config, settings=self._settings)
+            self.planner.blocks = self._blocks
+        except Exception as error:
+            self.off_reason = start_failure(error)
+            logger.warning("chunk reuse stays off: %s", self.off_reason)
 
     # The scheduler's side.
 
@@ -136,8 +145,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 block_size=int(self._vllm_config.cache_config.block_size),
                 settings=self._settings,
             )
-            self.planner = ChunkPlanner(self._catalogue, self._vllm_config, settings=self._settings)
-            self.planner.blocks = self._blocks
+            self._start_planner(self._catalogue)
         write_status(self._vllm_config.instance_id, self.off_reason)
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -190,12 +198,26 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return None
         told = {"exact": held, "reused": 0, "recomputed": 0}
         computed = int(request.num_prompt_tokens) - held
-        return {PARAMS_KEY: {**told, "computed": computed, "reason": self.off_reason}}
+        return {PARAMS_KEY: {**told, "computed": computed, "reason": self._label}}
+
+    def reset_cache(self) -> bool:
+        """Forget all stored chunks, also those on disk, and look at the weights again: vLLM asks
+        for it with `reset_external`, after weights were changed in place."""
+        if self.planner is not None:
+            self.planner.forget_chunks()
+        return True
+
+    @property
+    def _label(self) -> str:
+        """The reason in one word, as requests report it."""
+        return (self.off_reason or "").partition(":")[0]
 
     def take_events(self) -> Iterable[Any]:
         """Withdraw approximate blocks, which vLLM has just announced like exact ones."""
         if self.planner is None or not self.planner.withdrawn:
             return ()
+        from ragboost.engine_chunks.vllm.compat import withdrawal
+
         hashes, self.planner.withdrawn = self.planner.withdrawn, []
         return [withdrawal(one) for one in hashes]
 
@@ -207,12 +229,14 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # The worker's side.
 
     def get_handshake_metadata(self) -> WorkerHello | None:
-        if isinstance(self.filler, RankFiller):
+        if self._num_ranks == 1:
+            return None
+        if self.filler is not None:
             return WorkerHello(self.filler.hello())
-        return WorkerHello(RankHello(self.off_reason)) if self.off_reason == "self_test" else None
+        return WorkerHello(RankHello(self.off_reason)) if self._has_failed else None
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
-        if not isinstance(self.filler, RankFiller):
+        if self._num_ranks == 1 or self.filler is None:
             return None
         report = self.filler.take_report()
         return None if report is None else WorkerReport(report)
@@ -253,3 +277,13 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             remove_status(self._vllm_config.instance_id)
         if self.filler is not None:
             self.filler.close()
+
+
+def _find_refusal(config: Any, kv_cache_config: Any) -> str | None:
+    """Return why reuse is impossible, also if vLLM's internals are not where they were."""
+    try:
+        from ragboost.engine_chunks.vllm.compat import refusal
+
+        return refusal(config, kv_cache_config)
+    except Exception as error:
+        return start_failure(error)

@@ -85,6 +85,15 @@ class ChunkFiller:
         """Return nothing: the scheduler's side and this one share the store."""
         return []
 
+    def take_reset(self) -> bool:
+        """Return False: the store was emptied at once."""
+        return False
+
+    def forget_chunks(self) -> None:
+        """Forget all stored chunks; later ones are those of the present weights."""
+        self.library.store.clear()
+        self.check_weights()
+
     def forget(self, request_ids: Collection[str]) -> None:
         """Forget requests that have ended."""
         self.failed_requests.difference_update(request_ids)

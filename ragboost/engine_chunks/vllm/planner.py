@@ -204,10 +204,18 @@ class ChunkPlanner:
             if tracked is not None and tracked.uncaptured and tracked.library is self._library:
                 self._capture(tracked, tracked.request.num_computed_tokens + count)
         work, self._work = self._work, StepWork()
-        work.dropped = self._filler.take_dropped()
+        work.dropped, work.is_reset = self._filler.take_dropped(), self._filler.take_reset()
         work.rows = self._budget.rows_left(sum(num_scheduled.values()))
         self._budget.next_step()
         return work
+
+    def forget_chunks(self) -> None:
+        """Forget all stored chunks, those of unfinished requests included."""
+        self._filler.forget_chunks()
+        for tracked in self._tracked.values():
+            tracked.keys, tracked.uncaptured = {}, set()
+            tracked.plan = None
+            tracked.wanted = replace(tracked.wanted, reason="cache_reset")
 
     def is_tracking(self, request_id: str) -> bool:
         """Return True if a request is unfinished and mentions chunks."""

@@ -58,6 +58,7 @@ class StepWork:
         cancelled: requests whose paced filling ends early.
         rows: tokens that paced fillings may compute.
         dropped: keys of chunks to remove from the store, if the scheduler's side keeps the list.
+        is_reset: all chunks are to be forgotten before anything else.
     """
 
     fills: list[PromptFill] = field(default_factory=list)
@@ -65,6 +66,7 @@ class StepWork:
     cancelled: list[str] = field(default_factory=list)
     rows: int = 0
     dropped: list[str] = field(default_factory=list)
+    is_reset: bool = False
 
 
 class WorkerView(Protocol):
@@ -88,4 +90,12 @@ class WorkerView(Protocol):
 
     def take_dropped(self) -> list[str]:
         """Return the keys of chunks that the worker must remove from its store, once."""
+        ...
+
+    def take_reset(self) -> bool:
+        """Return True if the worker must forget all chunks, once."""
+        ...
+
+    def forget_chunks(self) -> None:
+        """Forget all stored chunks. Nothing stored before is found from now on."""
         ...

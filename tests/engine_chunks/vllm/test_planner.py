@@ -48,12 +48,17 @@ class Bench:
             num_layers=adapter.num_layers,
             can_measure=True,
             take_dropped=list,
+            take_reset=bool,
+            forget_chunks=self.forget,
             outcomes={},
             failed_requests=set(),
         )
         config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=1000))
         self.planner = ChunkPlanner(self.filler, config, settings=EngineChunkSettings())
         self.planner.blocks = SimpleNamespace(get_block_ids=lambda _: [list(range(1000))])
+
+    def forget(self) -> None:
+        self.library.store.clear()
 
     def learn(self, chunks: list[list[int]]) -> None:
         learn(self.library, self.adapter, self.system, chunks)
@@ -249,3 +254,17 @@ def test_a_request_that_reuses_nothing_waits_for_no_blocks(bench: Bench) -> None
     bench.planner.allocated(first, 0)
 
     assert bench.planner.match(request, SIZE) == 0
+
+
+def test_a_reset_forgets_what_is_stored_and_what_was_planned(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    before = bench.request()
+    assert bench.planner.match(before, 0)
+
+    bench.planner.forget_chunks()
+
+    work = bench.schedule(before)
+    assert not work.fills
+    assert not work.captures  # its KV may be of weights that were changed under it
+    assert bench.finish(before)["reason"] == "cache_reset"
+    assert not bench.schedule(bench.request(number="b")).fills

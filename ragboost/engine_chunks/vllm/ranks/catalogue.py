@@ -93,12 +93,24 @@ class RankCatalogue:
         self.failed_requests: set[str] = set()
         self.num_layers, self.block_size = hello.num_layers, block_size
         self._size, self._regime, self._generation = size, hello.regime, 0
+        self._num_resets, self._is_reset = 0, False
         self._store = ListStore(capacity_bytes=settings.host_bytes, eviction=settings.eviction)
         self.library = self._make_library()
 
     def take_dropped(self) -> list[str]:
         dropped, self._store.dropped = self._store.dropped, []
         return dropped
+
+    def take_reset(self) -> bool:
+        is_reset, self._is_reset = self._is_reset, False
+        return is_reset
+
+    def forget_chunks(self) -> None:
+        """Empty the list; the ranks follow in the next step. What they report of steps before that
+        has keys of its own, which nobody asks for."""
+        self._num_resets, self._is_reset = self._num_resets + 1, True
+        self._store.clear()
+        self.library = self._make_library()
 
     def take(self, report: RankReport, *, is_unfinished: Callable[[str], bool]) -> None:
         """Note what the ranks did in a step.
@@ -128,5 +140,5 @@ class RankCatalogue:
 
     def _make_library(self) -> ChunkLibrary:
         """Return the library of the present weights, whose keys are no others' keys."""
-        identity = Identity(model=f"ranks {self._generation}")
+        identity = Identity(model=f"ranks {self._generation} {self._num_resets}")
         return ChunkLibrary(self._store, identity=identity, regime=self._regime)

@@ -60,6 +60,8 @@ class RankFiller(ChunkFiller):
 
     def begin(self, work: StepWork) -> None:
         """Do the part of a step that comes before the model, see `ChunkFiller.begin`."""
+        if work.is_reset:
+            self.library.store.clear()
         found = [self._with_kv(fill) for fill in work.fills]
         super().begin(replace(work, fills=[fill for fill in found if fill is not None]))
         for key in work.dropped:
