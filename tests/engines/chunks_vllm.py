@@ -329,9 +329,7 @@ def check_reset(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     tokens, positions = prompts.prompt([4, 0, 2])
 
     def scale(worker: Any, *, factor: float) -> None:
-        name, largest = max(
-            worker.model_runner.get_model().named_parameters(), key=lambda item: item[1].numel()
-        )
+        largest = max(worker.model_runner.get_model().parameters(), key=torch.numel)
         largest.data[40:71].mul_(factor)
 
     told = {}

@@ -212,10 +212,11 @@ class ChunkPlanner:
     def forget_chunks(self) -> None:
         """Forget all stored chunks, those of unfinished requests included."""
         self._filler.forget_chunks()
-        for tracked in self._tracked.values():
-            tracked.keys, tracked.uncaptured = {}, set()
-            tracked.plan = None
+        for request_id, tracked in self._tracked.items():
+            tracked.keys, tracked.uncaptured, tracked.plan = {}, set(), None
             tracked.wanted = replace(tracked.wanted, reason="cache_reset")
+            if request_id not in self._admitted:
+                tracked.reason = "cache_reset"
 
     def is_tracking(self, request_id: str) -> bool:
         """Return True if a request is unfinished and mentions chunks."""
