@@ -28,9 +28,8 @@ from ragboost.engine_chunks.prompt_plan import PromptPlan
 from ragboost.engine_chunks.settings import EngineChunkSettings
 from ragboost.engine_chunks.sglang.compat import find_ranks, refusal
 from ragboost.engine_chunks.sglang.filler import SlotFiller
-from ragboost.engine_chunks.sglang.flags import read_settings
+from ragboost.engine_chunks.sglang.flags import publish, read_settings
 from ragboost.engine_chunks.sglang.planner import ReusePlanner, ReusingRequest
-from ragboost.engine_chunks.sglang.plugin import publish
 from ragboost.engine_chunks.sglang.self_test import self_test
 from ragboost.engine_chunks.status import start_failure
 

@@ -1,15 +1,20 @@
-"""The flags of SGLang's server that switch chunk reuse on.
+"""The flags of SGLang's server that switch chunk reuse on, and where it says whether it is.
 
 SGLang has no flag for the settings of a radix cache backend; they travel in the one for storage
 backends, which SGLang reads only with its hierarchical cache. Knows names. Does not import SGLang.
 """
 
+import atexit
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from ragboost.engine_chunks.settings import EngineChunkSettings
+from ragboost.engine_chunks.status import remove_status, write_status
 from ragboost.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 BACKEND = "ragboost"
 
@@ -29,6 +34,21 @@ def sglang_flags(settings: Mapping[str, Any]) -> list[str]:
 def instance(port: int) -> str:
     """Return the name of a server, which its processes have in common."""
     return f"sglang-{port}"
+
+
+def publish(context: Any, refusal: str | None) -> None:
+    """Let the process that serves HTTP know whether chunks can be reused.
+
+    Args:
+        context: SGLang's `TreeCacheBuildContext`.
+        refusal: why they cannot; None: they can.
+    """
+    if refusal is not None:
+        logger.warning("chunk reuse stays off: %s", refusal)
+    if context.tp_rank == 0:
+        name = instance(context.server_args.port)
+        write_status(name, refusal)
+        atexit.register(remove_status, name)
 
 
 def read_settings(server_args: Any) -> EngineChunkSettings:

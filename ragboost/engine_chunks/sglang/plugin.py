@@ -4,13 +4,12 @@ Loaded by SGLang in each of its processes. Does nothing unless `--radix-cache-ba
 for it.
 """
 
-import atexit
 import logging
 from multiprocessing import parent_process
 from typing import Any
 
-from ragboost.engine_chunks.sglang.flags import BACKEND, instance
-from ragboost.engine_chunks.status import remove_status, start_failure, write_status
+from ragboost.engine_chunks.sglang.flags import BACKEND, publish
+from ragboost.engine_chunks.status import start_failure
 
 logger = logging.getLogger(__name__)
 
@@ -43,21 +42,6 @@ def _make_cache(context: Any) -> Any:
         publish(context, start_failure(error))
         return default_radix_cache_factory(context)
     return make_cache(context)
-
-
-def publish(context: Any, refusal: str | None) -> None:
-    """Let the process that serves HTTP know whether chunks can be reused.
-
-    Args:
-        context: SGLang's `TreeCacheBuildContext`.
-        refusal: why they cannot; None: they can.
-    """
-    if refusal is not None:
-        logger.warning("chunk reuse stays off: %s", refusal)
-    if context.tp_rank == 0:
-        name = instance(context.server_args.port)
-        write_status(name, refusal)
-        atexit.register(remove_status, name)
 
 
 def _add_front(server_args: Any, *_: Any, **__: Any) -> None:
