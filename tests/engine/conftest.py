@@ -12,6 +12,9 @@ from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.engine.runtime.engine import Engine
 from ragboost.serving import serve_in_thread
+from tests.chunk_cache.conftest import loads_take_no_time
+
+__all__ = ["loads_take_no_time"]  # pytest finds the fixture by its name here
 
 torch.set_num_threads(1)
 
