@@ -11,7 +11,7 @@ WORKERS ?= 2
 export PIP_RETRIES ?= 5
 export PIP_DEFAULT_TIMEOUT ?= 60
 
-.PHONY: help install demo demo-cluster test lint format typecheck docs reference packages pytest audit clean engines test-engines test-integrations
+.PHONY: help install demo demo-cluster test test-all lint format typecheck docs reference reference-check packages test-processes audit clean engines test-engines test-integrations
 
 help:                ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -32,7 +32,10 @@ demo: install        ## replay a RAG workload through the embedded engine, plain
 demo-cluster: install   ## two engines, two replicas behind nginx or HAProxy, Redis; one replica is killed on the way
 	@$(BIN)/python -m scripts.demo_cluster $(ARGS)
 
-test: lint typecheck docs packages test-integrations pytest   ## all of it: lint, types, documentation, packages, integrations, tests
+test: lint typecheck reference-check   ## lint, types, reference pages, and the tests that need no processes of their own
+	@$(BIN)/python -m pytest -n $(WORKERS) -m 'not process and not real_engine' $(ARGS)
+
+test-all: docs packages test-integrations test-processes test   ## also documentation, packages, integrations, process and benchmark tests
 
 lint: install        ## ruff: style and formatting
 	@$(BIN)/ruff check .
@@ -45,8 +48,10 @@ format: install      ## ruff: rewrite in place
 typecheck: install   ## mypy --strict
 	@$(BIN)/mypy
 
-docs: install        ## build the documentation into site/, every warning is an error
+reference-check: install   ## the pages of docs/reference are those that the code writes
 	@$(BIN)/python -m scripts.reference --check
+
+docs: reference-check   ## build the documentation into site/, every warning is an error
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs site
 
 reference: install   ## write the pages of docs/reference that come from the code
@@ -58,8 +63,8 @@ packages: install    ## build wheel and sdist, install them on every Python here
 audit: install       ## known vulnerabilities of the pinned dependencies, where an advisory service answers
 	@$(BIN)/python -m scripts.audit
 
-pytest: install      ## the tests
-	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+test-processes: install   ## the tests that start processes, or run whole benchmarks and examples
+	@$(BIN)/python -m pytest -n $(WORKERS) -m 'process and not real_engine' $(ARGS)
 
 engines: install .venv-vllm/.installed .venv-sglang/.installed   ## install vLLM and SGLang for the CPU, 4 GB
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +20,20 @@ settings.load_profile("slow")
 # and httpx waits longer than its default of 5 s. All its functions share this default object.
 _timeout = inspect.signature(httpx.Client).parameters["timeout"].default
 _timeout.connect = _timeout.read = _timeout.write = _timeout.pool = DEADLINE_S
+
+TESTS = Path(__file__).parent
+# Tests that start processes of their own, or run whole benchmarks, examples and demonstrations.
+PROCESS_TESTS = (
+    *("benchmarks", "demo", "deploy", "research", "integrations"),
+    *("test_docs.py", "test_examples.py", "test_extras.py", "proxy/test_doctor.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that `make test` leaves to `make test-all`."""
+    for item in items:
+        if any(item.path.is_relative_to(TESTS / name) for name in PROCESS_TESTS):
+            item.add_marker(pytest.mark.process)
 
 
 @pytest.fixture
