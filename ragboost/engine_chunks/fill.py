@@ -156,8 +156,10 @@ def fill_steps(
 
 def _assemble(model: ReusableModel, plan: PromptPlan, prefix: ChunkKV | None) -> Assembly:
     length, held = len(plan.tokens), plan.held
+    # The store keeps KV in host memory; everything after this line is on the model's device.
+    stored = [None if kv is None else kv.to(model.device) for kv in plan.stored]
     spans = [ChunkSpan(0, held, TokenSource.EXACT, prefix)] if held else []
-    for (start, stop), kv in zip(plan.request.chunks, plan.stored, strict=True):
+    for (start, stop), kv in zip(plan.request.chunks, stored, strict=True):
         if kv is not None:
             first = max(start, held)
             exact = is_exact(kv, plan.tokens[:start])
@@ -176,7 +178,7 @@ def _assemble(model: ReusableModel, plan: PromptPlan, prefix: ChunkKV | None) ->
         list(plan.request.chunks),
         plan.question,
         sensitivity.to(model.device),
-        list(plan.stored),
+        stored,
     )
 
 
