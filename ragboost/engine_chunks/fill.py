@@ -11,7 +11,9 @@ import torch
 
 from ragboost.chunk_cache.assemble import Assembly, ChunkSpan, TokenSource, assemble
 from ragboost.chunk_cache.kv.chunk import ChunkKV
+from ragboost.chunk_cache.kv.keys import Identity
 from ragboost.chunk_cache.kv.request_cache import RequestCache
+from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.attention.base import AttentionBackend
 from ragboost.chunk_cache.model.base import ReusableModel
 from ragboost.chunk_cache.model.plan import ForwardPlan
@@ -22,8 +24,16 @@ from ragboost.chunk_cache.reuse import is_exact
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.base import choose
 from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.engine_chunks.library import ChunkLibrary
 from ragboost.engine_chunks.measure import ChunkMeasure, measure_last_chunk
-from ragboost.engine_chunks.prompt_plan import FillCounts, PromptPlan
+from ragboost.engine_chunks.prompt_plan import (
+    FillCounts,
+    PromptPlan,
+    find_chunks,
+    plan_prompt,
+)
+from ragboost.engine_chunks.request import EngineChunkRequest
+from ragboost.errors import UnsupportedModelError
 
 
 class RowPace(Pace):
@@ -152,6 +162,45 @@ def fill_steps(
         FillCounts(num_exact, num_reused, len(selected), num_missing),
         measure=measure,
     )
+
+
+def filled_error(
+    model: ReusableModel, tokens: list[int], computed: ChunkKV, *, backend: AttentionBackend | None
+) -> float:
+    """Return the largest error of KV that went through a store, a plan and a filling, relative to
+    the largest value: what fails here, on a new kind of device say, would fail for every request.
+
+    Args:
+        model: the engine's model.
+        tokens: token ids of a prompt.
+        computed: its KV as the engine computes it, on the model's device.
+        backend: attention backend of the recomputation.
+
+    Raises:
+        UnsupportedModelError: nothing was reused.
+    """
+    # 0        start                stop      len(tokens)
+    # | missing | stored, half of it | missing |
+    # |         | recomputed         |         |
+    start, stop = len(tokens) // 8, 3 * len(tokens) // 4
+    library = ChunkLibrary(ChunkStore(), identity=Identity(model="probe"), regime=computed.regime)
+    layers = tuple((k[:, :, start:stop], v[:, :, start:stop]) for k, v in computed.layers)
+    part = ChunkKV(tuple(tokens[start:stop]), start, layers, computed.regime, computed.length)
+    library.add(library.key(part.tokens), part.to(torch.device("cpu")), is_first=True)
+    errors = []
+    for policy in ("epic", "gradual"):  # one that looks at no token, and one that looks at all
+        request = EngineChunkRequest(((start, stop),), policy=policy, ratio=0.5)
+        keys = find_chunks(request, tokens, library)
+        plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+        if isinstance(plan, str):
+            raise UnsupportedModelError(f"{model.name} reuses nothing of a stored chunk: {plan}")
+        pace = RowPace(len(tokens))
+        filled = fill_prompt(model, plan, prefix=None, backend=backend, pace=pace)
+        for layer, kv in zip(filled.cache.layers, computed.layers, strict=True):
+            for got, wanted in zip((layer.keys, layer.values), kv, strict=True):
+                difference = got[:, :, : plan.stop].float() - wanted[:, :, : plan.stop].float()
+                errors.append(difference.abs().max() / wanted.float().abs().max())
+    return float(torch.stack(errors).max())  # not a number if one is
 
 
 def _assemble(model: ReusableModel, plan: PromptPlan, prefix: ChunkKV | None) -> Assembly:

@@ -46,7 +46,7 @@ class SlotFiller:
     ) -> None:
         self._runner, self._pool = runner, runner.token_to_kv_pool
         self.model = SGLangModel(runner, ranks=ranks)
-        self._backend = make_backend(settings.backend)
+        self.backend = make_backend(settings.backend)
         self._pace = RowPace(rows)
         if ranks.size > 1 and settings.directory:
             logger.warning("several ranks keep chunks in memory only, not in `directory`")
@@ -77,7 +77,7 @@ class SlotFiller:
         if plan.held:
             with self._forward_stream():
                 prefix = self.read(plan.tokens[: plan.held], held, start=0, is_exact=False)
-        return fill_steps(self.model, plan, prefix=prefix, backend=self._backend, pace=self._pace)
+        return fill_steps(self.model, plan, prefix=prefix, backend=self.backend, pace=self._pace)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def advance(self, steps: FillSteps, *, rows: int | None) -> FilledPrompt | None:

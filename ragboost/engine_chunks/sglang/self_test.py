@@ -12,6 +12,7 @@ import torch
 
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.selftest import TOLERANCE
+from ragboost.engine_chunks.fill import filled_error
 from ragboost.engine_chunks.nested_model import probe_tokens
 from ragboost.engine_chunks.sglang.compat import engine_forward
 from ragboost.engine_chunks.sglang.filler import SlotFiller
@@ -29,11 +30,13 @@ class PoolSelfTest:
         full_error: logits of a nested pass over all tokens, against SGLang's.
         read_error: KV read out of SGLang's slots, against that of the nested pass.
         written_error: logits of SGLang over KV that was written into other slots.
+        filled_error: KV that went through store, plan and filling, against the engine's.
     """
 
     full_error: float
     read_error: float
     written_error: float
+    filled_error: float
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
@@ -52,7 +55,7 @@ def self_test(filler: SlotFiller, runner: Any, allocator: Any) -> PoolSelfTest:
     finally:
         allocator.free(slots)
     limit = TOLERANCE.get(filler.model.dtype, 0.05)
-    for name in ("full_error", "read_error", "written_error"):
+    for name in ("full_error", "read_error", "written_error", "filled_error"):
         value = getattr(result, name)
         if not value <= limit:
             raise UnsupportedModelError(
@@ -77,6 +80,7 @@ def _compare(
         full_error=_error([full], [ordinary]),
         read_error=max(map(_error, read.layers, computed)),
         written_error=_error([resumed], [ordinary]),
+        filled_error=filled_error(model, tokens, read, backend=filler.backend),
     )
 
 

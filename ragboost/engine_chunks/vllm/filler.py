@@ -78,7 +78,7 @@ class ChunkFiller:
         self.done_requests: set[str] = set()
         self._waiting: dict[str, PromptFill] = {}  # paced, in the order of their arrival
         self._steps: FillSteps | None = None  # of the first of them, once it has begun
-        self._backend = make_backend(settings.backend)
+        self.backend = make_backend(settings.backend)
         self._pace = RowPace(int(config.scheduler_config.max_num_batched_tokens))
 
     def take_dropped(self) -> list[str]:
@@ -157,7 +157,7 @@ class ChunkFiller:
         plan, prefix = fill.plan, None
         if plan.held:
             prefix = self.read(plan.tokens, fill.blocks, start=0, stop=plan.held, is_exact=False)
-        steps = fill_steps(self.model, plan, prefix=prefix, backend=self._backend, pace=self._pace)
+        steps = fill_steps(self.model, plan, prefix=prefix, backend=self.backend, pace=self._pace)
         filled = yield from steps
         self._write(fill, filled)
         return filled

@@ -12,6 +12,7 @@ import torch
 
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.selftest import TOLERANCE
+from ragboost.engine_chunks.fill import filled_error
 from ragboost.engine_chunks.nested_model import probe_tokens
 from ragboost.engine_chunks.vllm.compat import engine_forward
 from ragboost.engine_chunks.vllm.filler import ChunkFiller
@@ -29,11 +30,13 @@ class EngineSelfTest:
         full_error: the last row of a nested pass over all tokens, against vLLM's.
         read_error: KV read out of vLLM's blocks, against that of the nested pass.
         written_error: that of vLLM over KV that was written into other blocks.
+        filled_error: KV that went through store, plan and filling, against the engine's.
     """
 
     full_error: float
     read_error: float
     written_error: float
+    filled_error: float
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
@@ -61,9 +64,10 @@ def self_test(filler: ChunkFiller, runner: Any, config: Any) -> EngineSelfTest:
         full_error=_error([full], [ordinary]),
         read_error=max(map(_error, read.layers, computed)),
         written_error=_error([resumed], [ordinary]),
+        filled_error=filled_error(model, tokens, read, backend=filler.backend),
     )
     limit = TOLERANCE.get(model.dtype, 0.05)
-    for name in ("full_error", "read_error", "written_error"):
+    for name in ("full_error", "read_error", "written_error", "filled_error"):
         value = getattr(result, name)
         if not value <= limit:
             raise UnsupportedModelError(
