@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.workers import make_prompts
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
@@ -25,7 +26,6 @@ from ragboost.proxy.peers.messages import encode
 from ragboost.proxy.routing.assignment import RoutingRequest
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backends import Backends, Load
-from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 
 PROMPT_TOKENS = 4_000

@@ -18,6 +18,7 @@ import msgspec
 from benchmarks.load_arms import arrival_gaps
 from benchmarks.scheduling import virtual_loop
 from benchmarks.workloads import Workload
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
@@ -26,7 +27,6 @@ from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.routing.assignment import RoutingRequest
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.fakes.prefix_cache import Block, PrefixCache
 

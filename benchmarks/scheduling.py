@@ -24,12 +24,12 @@ from rich.table import Table
 
 from benchmarks.load_arms import Response, arrival_gaps
 from benchmarks.workloads import GENERATORS, Workload, generate
+from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.index import ContextIndex
 from ragboost.proxy.routing.admission import Dispatcher
 from ragboost.proxy.routing.assignment import RoutingRequest
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.rewriting.tenants import Tenant, TenantKey, Tenants
 from ragboost.types import Document, Request
 
 PREFILL_TOKENS_PER_S = 20_000

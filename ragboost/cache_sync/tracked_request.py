@@ -6,12 +6,12 @@ Knows bodies, headers and contexts. Does not know streams or the context index.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ragboost.booster.tenants import bounded_name
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
 from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.rewriting.headers import RawHeaders, get_header, new_request_id
-from ragboost.rewriting.names import bounded_name
 from ragboost.tokens import TokenCounter
 
 SESSION_FIELD = "session_id"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.cache_sync.sync import CacheSync
@@ -43,7 +44,6 @@ from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestPars
 from ragboost.rewriting.recognition import ChainMatch, Histories
 from ragboost.rewriting.rewriter import BoostResult, Rewriter
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
-from ragboost.rewriting.tenants import Tenant, Tenants
 from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.types import Request
 

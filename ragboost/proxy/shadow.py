@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ragboost.booster.tenants import Tenant
 from ragboost.cache_sync.tracked_request import EngineRequestId
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
@@ -13,7 +14,6 @@ from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
 from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import BoostResult
 from ragboost.rewriting.sent_history import Conversation, Conversations
-from ragboost.rewriting.tenants import Tenant
 
 
 class ShadowPipeline(BoostPipeline):

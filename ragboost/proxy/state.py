@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
@@ -20,7 +21,6 @@ from ragboost.proxy.routing.admission import Dispatcher
 from ragboost.proxy.shadow import ShadowPipeline
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.rewriting.tenants import Tenants
 from ragboost.sessions import ChatSessionStore, make_store
 
 

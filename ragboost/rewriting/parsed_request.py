@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ragboost.booster.tenants import TenantKey
 from ragboost.config import Settings
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import (
@@ -19,11 +20,10 @@ from ragboost.formats import (
     make_formats,
 )
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
-from ragboost.rewriting.headers import RawHeaders, get_header
+from ragboost.rewriting.headers import RawHeaders, get_header, user_of
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.message_chain import chain_links
 from ragboost.rewriting.recognition import Claim
-from ragboost.rewriting.tenants import TenantKey, user_of
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
+from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
 from ragboost.errors import BackendError
 from ragboost.formats.ragboost_object import FIELD
@@ -19,7 +20,6 @@ from ragboost.proxy.upstream.backends import Backend, Backends
 from ragboost.proxy.upstream.client import BackendRefusedError
 from ragboost.rewriting.message_chain import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.rewriting.tenants import Tenant, Tenants
 from ragboost.types import Request
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ragboost.booster import Planned
+from ragboost.booster.tenants import Tenant
 from ragboost.errors import RagBoostError
 from ragboost.proxy.routing.affinity import MessagePrefix
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.rewriting.message_chain import Link
-from ragboost.rewriting.tenants import Tenant
 from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE
 from ragboost.types import Request
 

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
+from ragboost.booster.tenants import Tenant
 from ragboost.config import RouterSettings
 from ragboost.errors import RagBoostError
 from ragboost.proxy.routing.affinity import PrefixAffinity
 from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
 from ragboost.proxy.upstream.backends import Backend, Backends
-from ragboost.rewriting.tenants import Tenant
 
 logger = logging.getLogger(__name__)
 

@@ -2,13 +2,13 @@
 
 from typing import NamedTuple
 
+from ragboost.booster.tenants import Tenant
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.context import Context
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import Bypass
 from ragboost.rewriting.rewriter import BoostResult
-from ragboost.rewriting.tenants import Tenant
 
 
 class UpstreamRequest(NamedTuple):

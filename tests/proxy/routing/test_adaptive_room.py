@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.scheduling import Engine, virtual_loop
 from ragboost.booster import Planned
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.errors import RequestError
 from ragboost.proxy.routing.adaptive_room import AdaptiveRoom
@@ -17,7 +18,6 @@ from ragboost.proxy.routing.admission import Dispatcher
 from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.eventually import run_event_loop
 from tests.fakes import FakeEngine

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
@@ -19,7 +20,6 @@ from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import RequestParser
-from ragboost.rewriting.tenants import Tenant, TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
