@@ -49,6 +49,16 @@ class Found:
     num_later: int = 0
     layout: object = None
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the documents, in relevance order."""
+        return tuple([document.key for document in self.documents])
+
+    @property
+    def seed(self) -> bytes:
+        """Identifies documents above the messages, for the links of a conversation's history."""
+        return "\n".join(self.keys).encode()
+
 
 class Format(Protocol):
     """One wire shape.

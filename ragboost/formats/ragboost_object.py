@@ -40,14 +40,15 @@ class RagboostObject:
     def extract(self, body: Mapping[str, Any]) -> Found | None:
         """Find the object's documents; None if it has none.
 
+        Args:
+            body: its object has been checked by `ragboost_fields`.
+
         Raises:
-            RequestError: the object or a document is malformed, there are too many, or the body has
-                no question.
+            RequestError: a document is malformed, there are too many, or the body has no question.
         """
         if FIELD not in body:
             return None
-        fields = ragboost_fields(body)
-        given, where = fields.get("documents", []), f"{FIELD}.documents"
+        given, where = body[FIELD].get("documents", []), f"{FIELD}.documents"
         if isinstance(given, list) and len(given) > self._max_documents:
             raise RequestError(
                 f"{where} has {len(given)} documents; the limit is {self._max_documents} "

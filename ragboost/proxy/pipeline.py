@@ -23,7 +23,7 @@ from ragboost.cache_sync.tracked_request import (
 )
 from ragboost.cache_sync.usage import Usage
 from ragboost.config import Settings
-from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.asgi.headers import request_headers, with_header
@@ -262,7 +262,7 @@ class BoostPipeline:
     def _plan(self, request: ParsedRequest, conversation: Conversation | None) -> Request | None:
         if conversation is None and request.session is not None:
             conversation = self.conversations.get(request.session)
-        return self._rewriter.plan(request, conversation)
+        return request.leading(conversation)
 
     async def _boost_shielded(
         self,
@@ -378,7 +378,7 @@ class BoostPipeline:
             fields = {**fields, "stream_options": {**options, "include_usage": True}}
         if self._chunk_reuse.is_supported:
             message = request.found.message if request.found is not None else None
-            reuse = ragboost_fields(request.body.fields).get("reuse")
+            reuse = request.options.get("reuse")
             team = request.tenant_key.team
             fields = add_chunks(fields, context, message=message, reuse=reuse, tenant=team)
         return fields, is_usage_added

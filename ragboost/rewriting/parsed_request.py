@@ -6,6 +6,7 @@ remembered of conversations.
 
 import hashlib
 from collections.abc import Mapping
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 from ragboost.booster.tenants import TenantKey
@@ -23,7 +24,10 @@ from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, get_header, user_of
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.message_chain import chain_links
+from ragboost.rewriting.preamble import preamble
 from ragboost.rewriting.recognition import Claim
+from ragboost.rewriting.sent_history import Conversation, Given, ResentMessages
+from ragboost.types import Request
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
@@ -56,27 +60,80 @@ class Bypass(NamedTuple):
         return cls("error", error)
 
 
-class ParsedRequest(NamedTuple):
-    """A completion request before it is rewritten.
+class ParsedRequest:
+    """A completion request before it is rewritten, and what follows from it alone."""
 
-    Attributes:
-        body: its JSON body.
-        tenant_key: its model, cache salt and team.
-        session: name of its conversation over all users and tenants; None if it is unnamed.
-        shape: the shape of its documents; None without documents.
-        found: its documents; None without documents.
-        bypass: the reason for which there are none to boost; None with documents.
-        claim: by which an unnamed conversation is recognised; None where that is not wanted, or
-            the request carries no documents.
-    """
+    __slots__ = (
+        "_leading",
+        "body",
+        "bypass",
+        "claim",
+        "found",
+        "options",
+        "session",
+        "shape",
+        "tenant_key",
+    )
 
-    body: JsonBody
-    tenant_key: TenantKey
-    session: str | None = None
-    shape: Format | None = None
-    found: Found | None = None
-    bypass: Bypass | None = None
-    claim: Claim | None = None
+    def __init__(self, body: JsonBody, tenant_key: TenantKey, options: Mapping[str, Any]) -> None:
+        self.body = body
+        self.tenant_key = tenant_key
+        self.options = options  # the fields of the `ragboost` object, checked; empty without one
+        self.session: str | None = None  # unique name of its conversation; None: unnamed
+        self.shape: Format | None = None  # of its documents; None without any, as is `found`
+        self.found: Found | None = None
+        self.bypass: Bypass | None = None  # why there are no documents to boost
+        # How an unnamed conversation is recognised; None where that is not wanted, or the request
+        # carries no documents.
+        self.claim: Claim | None = None
+        self._leading: Request | EllipsisType | None = ...
+
+    @property
+    def is_boost_wanted(self) -> bool:
+        """False if the client asks for its documents in the order given, without hints."""
+        return is_boost_wanted(self.options)
+
+    def leading(self, conversation: Conversation | None) -> Request | None:
+        """Return the documents at the front of the payload, whose order is free, for planning.
+
+        None if there are none. `Request.preamble` is the hash of the text before them. Never
+        raises: why a malformed request has none stands in `bypass.error`. Computed once: later
+        calls get the first answer, whatever their conversation.
+        """
+        if self._leading is ...:
+            self._leading = self._find_leading(conversation)
+        return self._leading
+
+    def _find_leading(self, conversation: Conversation | None) -> Request | None:
+        shape, found = self.shape, self.found
+        if shape is None or found is None or not found.documents or not self.is_boost_wanted:
+            return None
+        seed = b"" if shape.in_message else found.seed
+        history = self.history(conversation, seed=seed, is_boosted=True)
+        if history.sent or history.repeated is not None:
+            return None
+        return Request(found.query, found.documents, preamble=preamble(self.body, shape, found))
+
+    def history(
+        self,
+        conversation: Conversation | None,
+        *,
+        seed: bytes = b"",
+        is_boosted: bool | None = None,
+    ) -> ResentMessages:
+        """Find the rewritten messages before and at the question.
+
+        Args:
+            seed: identifies documents above the messages, which belong to their history.
+            is_boosted: the client wants its documents boosted; None: that makes no difference.
+        """
+        if self.found is None or self.found.message is None:
+            return ResentMessages()
+        given = Given(self.found.keys, is_boosted)
+        question = self.found.message
+        return ResentMessages.find(
+            self.body, conversation, question=question, given=given, seed=seed
+        )
 
 
 class RequestParser:
@@ -114,36 +171,37 @@ class RequestParser:
             RequestError: the `ragboost` object or the session header is malformed.
         """
         body = JsonBody(raw)
-        key = TenantKey.of(body.fields, team=team)
+        options = ragboost_fields(body.fields)
+        request = ParsedRequest(body, TenantKey.of(body.fields, team=team), options)
         user = user_of(headers) if user is None else user
-        scope = _scope(body.fields, key, user)
-        if session is None and (name := session_name(body.fields, headers)) is not None:
+        scope = _scope(body.fields, request.tenant_key, user)
+        if session is None and (name := _session_name(body.fields, options, headers)) is not None:
             session = f"{scope.hex()}/{name}"
-        shape = found = bypass = None
+        request.session = session
         try:
             if (hit := find_format(self._formats, body.fields)) is not None:
-                shape, found = hit
+                request.shape, request.found = hit
+                if session is None and self._has_claims:
+                    request.claim = _claim(request, *hit, scope=scope)
             else:
-                bypass = Bypass("no_documents")
+                request.bypass = Bypass("no_documents")
         except UnknownShapeError as error:
-            bypass = Bypass.of(error)
-        claim = None
-        if session is None and self._has_claims and shape is not None and found is not None:
-            claim = _claim(body, shape, found, scope=scope)
-        return ParsedRequest(body, key, session, shape, found, bypass, claim)
+            request.bypass = Bypass.of(error)
+        return request
 
 
-def session_name(fields: Mapping[str, Any], headers: RawHeaders) -> str | None:
+def _session_name(
+    fields: Mapping[str, Any], options: Mapping[str, Any], headers: RawHeaders
+) -> str | None:
     """Return the name that a request gives to its conversation, or None.
 
     `ragboost.session_id` and `x-ragboost-session` come first, then the headers and the fields of
     other projects; these fields stay in the body, and count only as texts of 1 to 256 characters.
 
     Raises:
-        RequestError: a malformed `ragboost` object or `x-ragboost-session`.
+        RequestError: a malformed `x-ragboost-session`.
     """
-    named = ragboost_fields(fields).get("session_id")
-    header = get_header(headers, SESSION_HEADER)
+    named, header = options.get("session_id"), get_header(headers, SESSION_HEADER)
     if named is None and header is not None and len(header) > _MAX_SESSION_NAME:
         raise RequestError("x-ragboost-session has more than 256 characters", param="session_id")
     if named or header:
@@ -171,11 +229,11 @@ def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
     return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
 
 
-def _claim(body: JsonBody, shape: Format, found: Found, *, scope: bytes) -> Claim | None:
+def _claim(request: ParsedRequest, shape: Format, found: Found, *, scope: bytes) -> Claim | None:
+    body = request.body
     if found.message is None or not body.messages:
         return None
     links = chain_links(body.message_digests[: found.message + 1], seed=scope)
     if shape.in_place:
         return Claim(links)
-    keys = tuple([document.key for document in found.documents])
-    return Claim(links, shape.name, keys, is_boost_wanted(ragboost_fields(body.fields)))
+    return Claim(links, shape.name, found.keys, request.is_boost_wanted)

@@ -14,20 +14,19 @@ from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.formats import Found
-from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
+from ragboost.formats.ragboost_object import without_object
 from ragboost.hints import label_documents
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
 from ragboost.rewriting.preamble import preamble
 from ragboost.rewriting.sent_history import (
     Conversation,
-    Given,
     HistoryDelta,
     ResentMessages,
     SentMessage,
     with_messages,
 )
-from ragboost.types import Document, Request
+from ragboost.types import Document
 
 _NOTHING = HistoryDelta()
 _NO_LABELS: Mapping[str, str] = {}
@@ -66,22 +65,6 @@ class Rewriter:
     def __init__(self, settings: Settings) -> None:
         self._label_template = settings.hints.label_template
 
-    def plan(self, request: ParsedRequest, conversation: Conversation | None) -> Request | None:
-        """Return the documents at the front of the payload, whose order is free, for planning.
-
-        None if there are none. `Request.preamble` is the hash of the text before them.
-        """
-        body, shape, found = request.body, request.shape, request.found
-        if shape is None or found is None or not found.documents:
-            return None
-        if not is_boost_wanted(ragboost_fields(body.fields)):
-            return None
-        seed = b"" if shape.in_message else _seed(found)
-        history = _history(body, found, conversation, seed=seed, is_boosted=True)
-        if history.sent or history.repeated is not None:
-            return None
-        return Request(found.query, found.documents, preamble=preamble(body, shape, found))
-
     def rewrite(
         self,
         request: ParsedRequest,
@@ -107,8 +90,8 @@ class Rewriter:
         if request.shape.in_place:
             return rewriting.in_place()
         if request.shape.in_message:
-            is_wanted = is_boost_wanted(ragboost_fields(request.body.fields))
-            return rewriting.into_message(bypass=None if is_wanted else Bypass("option"))
+            bypass = None if request.is_boost_wanted else Bypass("option")
+            return rewriting.into_message(bypass=bypass)
         return rewriting.beside_messages()
 
     def render(
@@ -144,6 +127,7 @@ class _Rewriting:
     ) -> None:
         assert request.shape is not None, "a request without documents"
         assert request.found is not None, "a shape without documents"
+        self._request = request
         self._body = request.body
         self._shape = request.shape
         self._found = request.found
@@ -160,7 +144,7 @@ class _Rewriting:
         """
         found, conversation = self._found, self._conversation
         is_boosted = bypass is None
-        history = _history(self._body, found, conversation, is_boosted=is_boosted)
+        history = self._request.history(conversation, is_boosted=is_boosted)
         text_before = preamble(
             self._body, self._shape, found, first=min(history.sent, default=None)
         )
@@ -212,13 +196,13 @@ class _Rewriting:
         fields = without_object(body.fields)
         history = ResentMessages.find(body, self._conversation, is_in_place=True)
         own = history.sent.get(found.message) if found.message is not None else None
-        is_other = own is not None and own.retrieved != _keys(found.documents)
+        is_other = own is not None and own.retrieved != found.keys
         others = {at: sent for at, sent in history.sent.items() if at != found.message}
         if is_other or any(sent.adds_documents for sent in others.values()):
             # Earlier turns carry documents in another shape: resend them, leave the rest alone.
             fields = with_messages(fields, history.sent)
             return BoostResult(fields, bypass=Bypass("mixed_shapes"), delta=history.with_last())
-        if not is_boost_wanted(ragboost_fields(body.fields)):
+        if not self._request.is_boost_wanted:
             return BoostResult(fields, bypass=Bypass("option"), delta=history.with_last())
         if not found.documents:
             fields = with_messages(self._shape.replace(fields, found, self._as_given()), others)
@@ -237,11 +221,11 @@ class _Rewriting:
     def beside_messages(self) -> BoostResult:
         """Reorder documents of this request alone; equal ones keep their order over turns."""
         body, found, conversation = self._body, self._found, self._conversation
-        inside = _history(body, found, conversation)  # earlier turns with documents in messages
-        if not is_boost_wanted(ragboost_fields(body.fields)):
+        inside = self._request.history(conversation)  # earlier turns with documents in messages
+        if not self._request.is_boost_wanted:
             fields = with_messages(without_object(body.fields), inside.sent)
             return BoostResult(fields, bypass=Bypass("option"), delta=inside.with_last())
-        history = _history(body, found, conversation, seed=_seed(found))
+        history = self._request.history(conversation, seed=found.seed)
         fields = with_messages(without_object(body.fields), {**inside.sent, **history.sent})
         earlier = list(history.sent.values())
         if history.repeated is not None:
@@ -381,21 +365,6 @@ class _Rewriting:
         )
 
 
-def _history(
-    body: JsonBody,
-    found: Found,
-    conversation: Conversation | None,
-    *,
-    seed: bytes = b"",
-    is_boosted: bool | None = None,
-) -> ResentMessages:
-    """Find the rewritten messages before and at the question."""
-    if found.message is None:
-        return ResentMessages()
-    given = Given(_keys(found.documents), is_boosted)
-    return ResentMessages.find(body, conversation, question=found.message, given=given, seed=seed)
-
-
 def _resend(
     request: ParsedRequest, conversation: Conversation | None, *, bypass: Bypass | None
 ) -> BoostResult:
@@ -403,11 +372,6 @@ def _resend(
     history = ResentMessages.find(request.body, conversation)
     fields = with_messages(without_object(request.body.fields), history.sent)
     return BoostResult(fields, bypass=bypass, delta=history.with_last())
-
-
-def _seed(found: Found) -> bytes:
-    """Identify the documents above the messages of a conversation, for the links of its history."""
-    return "\n".join([document.key for document in found.documents]).encode()
 
 
 def _keys(documents: Sequence[Document]) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.rewriting.parsed_request import RequestParser
-from ragboost.rewriting.rewriter import Rewriter
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -95,7 +94,7 @@ def test_a_later_turn_knows_the_text_before_its_first_documents(
 
 def fronts(body: Mapping[str, Any]) -> str | None:
     request = RequestParser(Settings()).parse(json.dumps(body).encode(), [])
-    planned = Rewriter(Settings()).plan(request, None)
+    planned = request.leading(None)
     return None if planned is None else planned.preamble
 
 
