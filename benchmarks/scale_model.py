@@ -1,9 +1,9 @@
 """Simulate proxies in front of engines in virtual time: the hits lost to what a proxy knows late.
 
 The proxies are the product's own parts: `Dispatcher`, `Booster`, an `EventStream` and a
-`CacheFollower` for each engine, and a `LoadBoard`. An engine is an exact prefix cache that publishes encoded event
-batches, and computes one prompt at a time. A network delivers events, layouts and loads after a
-delay. Figures are the same on every machine.
+`CacheFollower` for each engine, and a `LoadBoard`. An engine is an exact prefix cache that
+publishes encoded event batches, and computes one prompt at a time. A network delivers events,
+layouts and loads after a delay. Figures are the same on every machine.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ from threading import RLock
 from typing import NamedTuple
 
 from ragboost.booster.compose import Retrieved, compose
-from ragboost.booster.planning import Planned, Window, plan_first, plan_offline, plan_together
+from ragboost.booster.planning import Planned, plan_first, plan_offline
 from ragboost.booster.residency import Residency
 from ragboost.booster.session_state import (
     CarriedDocuments,
@@ -27,10 +27,9 @@ from ragboost.index import ContextIndex, IndexEntry
 from ragboost.ordering import (
     CorpusPrior,
     Order,
-    RecentContexts,
     group_turns,
+    make_order_policy,
     order_documents,
-    read_prior,
 )
 from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import Document, DocumentLike, Request
@@ -82,9 +81,7 @@ class Booster:
             max_nodes=self.settings.index.max_nodes,
             max_visits=self.settings.index.max_visits,
         )
-        self._recent: RecentContexts | None = None
-        if self.settings.ordering.tail == "popularity":
-            self._recent = RecentContexts(prior or read_prior(self.settings.ordering))
+        self._policy = make_order_policy(self.settings.ordering, prior)
         self.usage = UsageTotals()
         self._lock = RLock()  # guards index, sessions and usage
         self.residency = Residency(self.index, self._lock, ttl_s=self.settings.index.ttl_s)
@@ -119,7 +116,7 @@ class Booster:
                 session.
             preamble: names the text before the first document; only requests with the same one
                 share prefixes. Must be the same in all turns of a session.
-            planned: the order that `plan_window` found for these documents; ignored in later turns.
+            planned: the order that `plan_next` found for these documents; ignored in later turns.
 
         Raises:
             InvalidDocumentError, RequestError: bad input; nothing has changed.
@@ -159,38 +156,14 @@ class Booster:
                 contexts.append(self._boost(retrieved[i], sessions[i], order=planned.get(i)))
         return Plan(tuple(contexts), order)
 
-    def plan_window(self, requests: Sequence[Request]) -> Window:
-        """Plan requests that wait at the same time, against the current prefix cache.
-
-        For live traffic, unlike `boost_batch`: a few requests whose documents are at the front of
-        their payloads. Their new orders count as cached from now on, so send each of them, by
-        `boost` with its `Planned`. A single request is ordered as `boost` orders it, and counts
-        as cached when that is called.
-
-        Raises:
-            InvalidDocumentError: bad input; nothing has changed.
-        """
-        retrieved = [self._retrieve(request) for request in requests]
-        ordering = self.settings.ordering
-        with self._lock:
-            if len(retrieved) > 1 and ordering.enabled:
-                return plan_together(self.index, retrieved, settings=ordering, recent=self._recent)
-            planned = []
-            for each in retrieved:
-                order = self._order_alone(each)
-                planned.append(
-                    Planned.of(each, order.permutation, order.cached_tokens, is_inserted=False)
-                )
-            return Window(tuple(range(len(planned))), tuple(planned))
-
     def plan_next(
         self, requests: Sequence[Request], *, budget_tokens: float
     ) -> tuple[int, Planned]:
-        """Plan which of the requests that wait to send next, against the current prefix cache.
+        """Plan which of a few requests that wait to send next, against the current prefix cache.
 
-        As `plan_window`, but the others are planned again when this one has been sent, together
-        with requests that have arrived by then. Changes nothing: it counts as cached when `boost`
-        is called.
+        For live traffic, unlike `boost_batch`: requests whose documents are at the front of their
+        payloads. Changes nothing: the request counts as cached when `boost` is called with its
+        `Planned`. The others are planned again then, together with those that have arrived.
 
         Args:
             requests: those that wait; the first one is sent if no other may overtake it.
@@ -200,18 +173,22 @@ class Booster:
             The position of the request, and the order of its documents.
 
         Raises:
-            InvalidDocumentError: bad input; nothing has changed.
+            InvalidDocumentError: bad input.
         """
         ordering = self.settings.ordering
-        if len(requests) == 1 or not ordering.enabled:
-            return 0, self.plan_window(requests[:1]).planned[0]
-        retrieved = [self._retrieve(request) for request in requests]
+        is_single = len(requests) == 1 or not ordering.enabled
+        retrieved = [
+            self._retrieve(request) for request in (requests[:1] if is_single else requests)
+        ]
         with self._lock:
+            if is_single:
+                order = self._order_alone(retrieved[0])
+                return 0, Planned.of(retrieved[0], order.permutation, order.cached_tokens)
             return plan_first(
                 self.index,
                 retrieved,
                 settings=ordering,
-                recent=self._recent,
+                policy=self._policy,
                 budget_tokens=budget_tokens,
             )
 
@@ -354,7 +331,7 @@ class Booster:
             retrieved.elements,
             retrieved.tokens,
             settings=self.settings.ordering,
-            recent=self._recent,
+            policy=self._policy,
         )
 
     def _boost(
@@ -377,37 +354,24 @@ class Booster:
         if planned is not None and planned.fits(retrieved.elements):
             order = planned.permutation
         sent = self._order(retrieved, past, planned=order)
-        composed = compose(retrieved, sent, history=past, settings=settings)
+        context = compose(retrieved, sent, history=past, settings=settings, state=state)
         tokens = [retrieved.tokens[i] for i in sent]
         num_tokens = sum(tokens)
         if state is not None or not past.is_empty:
             num_tokens += self.tokens.count(retrieved.query)
         if past.is_empty:
             elements = [retrieved.elements[i] for i in sent]
-            entry = self._record_leading(elements, tokens, planned=planned)
+            self._policy.add(elements)
+            entry = self.index.record_leading(elements, tokens)
+            self.residency.dispatched(entry)
         else:
             entry = self._record_turn(state, retrieved.preamble, num_tokens)
-        turn = state.next_turn if state is not None else 0
         if state is not None:
-            labelled = zip(composed.documents, composed.labels, tokens, strict=True)
+            labelled = zip(context.documents, context.labels, tokens, strict=True)
             self._add_turn(state, labelled, num_tokens=num_tokens, is_leading=past.is_empty)
             if state is not session:
                 self.sessions.put(state)
-        return Context(
-            query=retrieved.query,
-            documents=composed.documents,
-            retrieved=retrieved.documents,
-            positions=composed.positions,
-            labels=composed.labels,
-            hints=composed.hints,
-            hint_position=settings.hints.position,
-            location_position=settings.hints.location_position,
-            search_path=entry.search_path,
-            predicted_cached_tokens=entry.cached_tokens,
-            index_entry=entry if entry.documents else None,
-            session=state.id if state else None,
-            turn=turn,
-        )
+        return context.recorded(entry)
 
     def _order(
         self, retrieved: Retrieved, history: CarriedDocuments, *, planned: Sequence[int] | None
@@ -421,19 +385,6 @@ class Booster:
         if planned is not None:
             return planned
         return self._order_alone(retrieved).permutation
-
-    def _record_leading(
-        self, elements: Sequence[Hashable], tokens: Sequence[int], *, planned: Planned | None
-    ) -> IndexEntry:
-        is_inserted = planned is not None and planned.is_inserted
-        if not is_inserted and self._recent is not None:
-            self._recent.add(elements)
-        entry = self.index.record_leading(elements, tokens)
-        self.residency.dispatched(entry)
-        if planned is not None and is_inserted and planned.elements == tuple(elements):
-            # What the cache held before planning is not visible here.
-            return entry._replace(cached_tokens=planned.cached_tokens, path=(), num_cached=0)
-        return entry
 
     def _record_turn(
         self, state: SessionState | None, preamble: str, num_tokens: int

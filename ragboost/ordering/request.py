@@ -9,21 +9,15 @@ from typing import NamedTuple
 
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering.popularity import RecentContexts
+from ragboost.ordering.policy import OrderPolicy
 
 
 class Order(NamedTuple):
-    """A new order of a request's documents.
+    """A new order of a request's documents."""
 
-    Attributes:
-        permutation: position in the relevance order of each document of the new order.
-        num_matched: number of leading documents that the cache holds, the last perhaps in part.
-        cached_tokens: number of their resident tokens.
-    """
-
-    permutation: tuple[int, ...]
-    num_matched: int
-    cached_tokens: int
+    permutation: tuple[int, ...]  # positions in the relevance order
+    num_matched: int  # leading documents that the cache holds, the last perhaps in part
+    cached_tokens: int  # resident tokens of these
 
 
 def order_documents(
@@ -32,7 +26,7 @@ def order_documents(
     tokens: Sequence[int],
     *,
     settings: OrderingSettings,
-    recent: RecentContexts | None = None,
+    policy: OrderPolicy | None = None,
 ) -> Order:
     """Order a request's documents so that they extend the longest cached prefix.
 
@@ -44,7 +38,7 @@ def order_documents(
         index: mirrors the backend's prefix cache.
         documents: distinct documents, most relevant first.
         tokens: their lengths.
-        recent: the documents of earlier requests, for the `popularity` tail; None: relevance order.
+        policy: orders the documents behind the cached prefix; None: relevance order.
     """
     keep = min(settings.keep_last, len(documents)) if settings.enabled else 0
     last = tuple(range(keep - 1, -1, -1))
@@ -57,9 +51,8 @@ def order_documents(
     if match.documents:
         matched = set(match.documents)
         tail = [document for document in free if document not in matched]
-    if settings.tail == "popularity" and recent is not None:
-        known = dict(zip(free, lengths, strict=True))
-        tail = recent.order(tail, known, prefix=match.documents)
+    if policy is not None:
+        tail = policy.order(tail, dict(zip(free, lengths, strict=True)), prefix=match.documents)
     position = {document: i for i, document in enumerate(documents)}
     permutation = (
         *[position[document] for document in match.documents],
