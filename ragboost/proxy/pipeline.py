@@ -20,7 +20,6 @@ from ragboost.cache_sync.tracked_request import (
     TrackedRequest,
     exact_ends,
 )
-from ragboost.cache_sync.usage import Usage
 from ragboost.config import Settings
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
@@ -46,6 +45,8 @@ from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversatio
 from ragboost.rewriting.tenants import Tenant, Tenants
 from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.types import Request
+from ragboost.wires.body import is_stored, message_list
+from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -343,13 +344,11 @@ class BoostPipeline:
         return self._rewriter.rewrite(request, booster, conversation, planned=assignment.planned)
 
     def _share_passages(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        name = "messages" if isinstance(fields.get("messages"), list) else "input"
-        messages = fields.get(name)
+        name = message_list(fields)
         # With a conversation stored at the backend, results are numbered from an unknown number on.
-        is_stored = fields.get("previous_response_id") or fields.get("conversation")
-        if not self._settings.dedup.passages or not isinstance(messages, list) or is_stored:
+        if not self._settings.dedup.passages or not name or is_stored(fields):
             return fields
-        shared = share_tool_results(messages, settings=self._settings.dedup)
+        shared = share_tool_results(fields[name], settings=self._settings.dedup)
         if not shared.saved_bytes:
             return fields
         self._metrics.count_passages(shared.saved_bytes)
