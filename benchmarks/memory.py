@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ragboost.booster import Booster
+from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.proxy.garbage import short_collections
 from ragboost.rewriting.parsed_request import RequestParser
 from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriter
 from ragboost.rewriting.sent_history import Conversations
-from ragboost.rewriting.tenants import Tenants
 from ragboost.types import Document
 from scripts.processes import exit_on_sigterm
 

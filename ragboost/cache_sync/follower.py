@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple
 
 from ragboost.booster.residency import Residency
+from ragboost.booster.tenants import CacheMode, TenantKey, Tenants
 from ragboost.bounded_map import BoundedMap
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.in_flight import InFlight
@@ -21,7 +22,6 @@ from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.errors import ContextIndexError
 from ragboost.index import EvictionForecast, IndexEntry
-from ragboost.rewriting.tenants import CacheMode, TenantKey, Tenants
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from ragboost.booster.tenants import TenantKey
 from ragboost.context import Context
-from ragboost.rewriting.tenants import TenantKey
 from ragboost.tokens import TokenCounter
 
 # A cached prefix that ends this close to a document's end is taken to end there: dropping what

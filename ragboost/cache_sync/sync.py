@@ -9,6 +9,7 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.base import EngineClient
 from ragboost.cache_sync.discovery import EventSource, configured_source, discover
 from ragboost.cache_sync.event_stream import EventStream, StreamState
@@ -20,7 +21,6 @@ from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.cache_sync.tokenizer import BackendTokenizer
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
-from ragboost.rewriting.tenants import Tenants
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.base import EngineClient
 from ragboost.cache_sync.follower import CacheFollower
-from ragboost.rewriting.tenants import Tenants
 from ragboost.tokens import TokenCounter, Wanted
 
 TOKENIZE_PATH = "/tokenize"

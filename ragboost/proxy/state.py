@@ -6,9 +6,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
+from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.peers.seat import WorkerSeat
@@ -16,11 +18,10 @@ from ragboost.proxy.peers.shared_loads import SharedLoads
 from ragboost.proxy.peers.shared_prompts import SharedPrompts
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.running_turns import RunningTurns
-from ragboost.proxy.routing.admission import Dispatcher
-from ragboost.proxy.shadow import ShadowPipeline
+from ragboost.proxy.routing.dispatcher import Dispatcher
+from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.rewriting.tenants import Tenants
 from ragboost.sessions import ChatSessionStore, make_store
 
 
@@ -35,6 +36,7 @@ class ProxyState:
         sync: follows the backends' prefix caches.
         chunk_reuse: finds out if the backends reuse chunks.
         boosting: prepares completions, or in shadow mode counts what that would save.
+        recent: the last completions, for the dashboard.
         dispatcher: assigns requests to backends.
         store: of the chat sessions.
         turns: the sessions' turns that are being answered.
@@ -50,6 +52,7 @@ class ProxyState:
     sync: CacheSync
     chunk_reuse: ChunkReuseProbe
     boosting: BoostPipeline
+    recent: RecentRequests
     dispatcher: Dispatcher
     store: ChatSessionStore
     turns: RunningTurns
@@ -83,15 +86,24 @@ class ProxyState:
             if not settings.proxy.shadow:  # its prompts are not what was sent
                 prompts = SharedPrompts(settings.session, backends.all, sync.followers, name=name)
                 metrics.watch_replicas(prompts.learner)
-        pipeline = ShadowPipeline if settings.proxy.shadow else BoostPipeline
-        parts = {"tenants": tenants, "sync": sync, "chunk_reuse": chunk_reuse, "fellows": fellows}
+        pipeline = BoostPipeline(
+            settings,
+            metrics,
+            tenants=tenants,
+            sync=sync,
+            chunk_reuse=chunk_reuse,
+            dispatcher=dispatcher,
+            fellows=fellows,
+            shadow=ShadowTrial(settings, metrics) if settings.proxy.shadow else None,
+        )
         return cls(
             settings,
             backends,
             metrics,
             sync,
             chunk_reuse,
-            pipeline(settings, metrics, **parts),  # type: ignore[arg-type]
+            pipeline,
+            RecentRequests(),
             dispatcher,
             make_store(settings.session, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import EllipsisType
 from typing import Any, NamedTuple
 
+from ragboost.booster.tenants import TenantKey
 from ragboost.config import Settings
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import (
@@ -20,13 +21,12 @@ from ragboost.formats import (
     make_formats,
 )
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
-from ragboost.rewriting.headers import RawHeaders, get_header
+from ragboost.rewriting.headers import RawHeaders, get_header, user_of
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.message_chain import chain_links
 from ragboost.rewriting.preamble import preamble
 from ragboost.rewriting.recognition import Claim
 from ragboost.rewriting.sent_history import Conversation, Given, ResentMessages
-from ragboost.rewriting.tenants import TenantKey, user_of
 from ragboost.types import Request
 
 SESSION_HEADER = b"x-ragboost-session"

@@ -7,13 +7,13 @@ from typing import Any
 
 from litellm.integrations.custom_logger import CustomLogger
 
+from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import RequestParser
 from ragboost.rewriting.rewriter import Rewriter
 from ragboost.rewriting.sent_history import Conversations
-from ragboost.rewriting.tenants import Tenants
 from ragboost.wires.registry import INSTRUCTIONS, LISTS, PROMPTS, STORED, TOOLS
 
 logger = logging.getLogger(__name__)

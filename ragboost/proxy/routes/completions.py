@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.hosted.prices import find_price
 from ragboost.hosted.receipts import Receipt
 from ragboost.proxy.asgi.disconnect import ClientWatch
@@ -32,6 +33,8 @@ class Completions(Passthrough):
         self.endpoint = endpoint
         self._has_stream_options = has_stream_options
         self._boosting = state.boosting
+        self._recent = state.recent
+        self._fidelity = state.sync.fidelity
 
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
@@ -100,9 +103,9 @@ class Completions(Passthrough):
         reader: ResponseReader,
     ) -> None:
         exchange.model, context = upstream.model, upstream.context
-        release = admission.assignment.release
-        self._metrics.observe_wait(seconds=admission.waited_s, release=release)
-        admission.rewritten(
+        self._metrics.observe_wait(seconds=admission.waited_s, release=admission.release)
+        self._dispatcher.rewritten(
+            admission,
             num_bytes=len(upstream.body),
             cached_tokens=context.predicted_cached_tokens if context is not None else 0,
             history=upstream.history,
@@ -113,11 +116,11 @@ class Completions(Passthrough):
         try:
             usage = await relay(exchange, watch, admission, upstream, reader=reader)
         finally:
-            is_computed = 0 < exchange.status < 300
-            backend = admission.backend.name
-            self._boosting.report_end(upstream, usage, backend=backend, is_computed=is_computed)
+            backend, is_computed = admission.backend.name, 0 < exchange.status < 300
+            if upstream.tracked is not None:
+                upstream.tracked.report_end(usage, backend=backend, is_computed=is_computed)
             bypass = upstream.bypass.reason if upstream.bypass is not None else None
-            self._boosting.recent.add(exchange, context, usage, backend=backend, bypass=bypass)
+            self._recent.add(exchange, context, usage, backend=backend, bypass=bypass)
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
             result = "boosted" if context is not None else "bypassed"
@@ -126,4 +129,18 @@ class Completions(Passthrough):
             self._metrics.count_receipt(self._receipt(upstream, admission, usage))
             exchange.notes["prompt_tokens"] = usage.prompt_tokens
             exchange.notes["cached_tokens"] = usage.cached_tokens
-            await self._boosting.report_usage(upstream, usage, backend=admission.backend.name)
+            self._metrics.count_usage(usage)
+            await self._learn(upstream.tracked, usage, backend=backend)
+
+    async def _learn(self, tracked: TrackedRequest | None, usage: Usage, *, backend: str) -> None:
+        """Compare the usage with what was predicted, and correct the index by it."""
+        cached_tokens = usage.cached_tokens
+        if tracked is None or cached_tokens is None or not tracked.is_at(backend):
+            return
+        error = self._fidelity.record(
+            predicted=tracked.predicted_tokens,
+            reported=cached_tokens,
+            prompt_tokens=usage.prompt_tokens,
+        )
+        self._metrics.observe_prediction(error, self._fidelity.read())
+        await tracked.report_usage(usage, cached_tokens=cached_tokens)

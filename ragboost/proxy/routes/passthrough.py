@@ -90,6 +90,6 @@ class Passthrough:
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
     ) -> None:
-        admission.take_any()
+        self._dispatcher.assign(admission)
         upstream = UpstreamRequest(body, request_headers(exchange.headers))
         await relay(exchange, watch, admission, upstream)

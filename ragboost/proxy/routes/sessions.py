@@ -44,9 +44,8 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.rewriting.headers import get_header
+from ragboost.rewriting.headers import get_header, user_of
 from ragboost.rewriting.sent_history import HistoryDelta
-from ragboost.rewriting.tenants import user_of
 from ragboost.sessions import ChatSession, ChatSessionStore
 from ragboost.wires.openai_chat import AnswerMessage
 

@@ -8,39 +8,22 @@ from ragboost.proxy.upstream.backends import Backend
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import Bypass
 from ragboost.rewriting.rewriter import BoostResult
-from ragboost.rewriting.tenants import Tenant
 
 
 class UpstreamRequest(NamedTuple):
-    """A request to send to a backend.
-
-    Attributes:
-        body: the bytes to send.
-        headers: to send, without the request id.
-        model: named by the client; empty if unknown.
-        bypass: the reason for which nothing was boosted; None if something was.
-        result: of rewriting; None if the body is forwarded as it came.
-        tenant: whose context index was used, or None.
-        tracked: how its cache events are followed; None if nothing was boosted.
-        history: digest of the rewritten history, for a conversation without a name; or empty.
-        is_usage_added: the response's usage event was asked for by the proxy, not the client.
-        seconds: the time that preparing it took, without waiting; None if it is no completion.
-        dropped_tokens: of the documents that the payload has already and that are not sent.
-        worker: the worker of this proxy that keeps its conversation, and gets it instead; or None.
-    """
+    """A request to send to a backend."""
 
     body: bytes
-    headers: RawHeaders
-    model: str = ""
-    bypass: Bypass | None = None
-    result: BoostResult | None = None
-    tenant: Tenant | None = None
-    tracked: TrackedRequest | None = None
-    history: bytes = b""
-    is_usage_added: bool = False
-    seconds: float | None = None
-    dropped_tokens: int = 0
-    worker: Backend | None = None
+    headers: RawHeaders  # without the request id
+    model: str = ""  # named by the client
+    bypass: Bypass | None = None  # why nothing was boosted
+    result: BoostResult | None = None  # None: the body is forwarded as it came
+    tracked: TrackedRequest | None = None  # None: nothing was boosted
+    history: bytes = b""  # digest of the rewritten history, for a conversation without a name
+    is_usage_added: bool = False  # the proxy asked for the response's usage, not the client
+    seconds: float | None = None  # to prepare it, without waiting; None: no completion
+    dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
+    worker: Backend | None = None  # of this proxy, which keeps the conversation and gets this
 
     @property
     def context(self) -> Context | None:

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from benchmarks.scheduling import Engine, virtual_loop
 from ragboost.booster import Planned
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
-from ragboost.errors import RequestError
-from ragboost.proxy.routing.adaptive_room import AdaptiveRoom
-from ragboost.proxy.routing.admission import Dispatcher
-from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
+from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.dispatcher import Dispatcher
+from ragboost.proxy.routing.request import RoutingRequest
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.eventually import run_event_loop
 from tests.fakes import FakeEngine
@@ -43,7 +42,7 @@ class Room:
         self.tenant = tenants.get(TenantKey("m", ""))
         self.backends = Backends.of(settings)
         self.dispatcher = Dispatcher(settings, backends=self.backends, tenants=tenants)
-        assert isinstance(self.dispatcher.room, AdaptiveRoom)
+        assert self.dispatcher.room is not None
         self.room = self.dispatcher.room
 
     def request(self, *documents: int, **fields: Any) -> RoutingRequest:
@@ -52,20 +51,21 @@ class Room:
         fields = {"is_stream": True, "prompt_tokens": TOKENS, **fields}
         return RoutingRequest(tenant=self.tenant, leading=leading, **fields)
 
-    def enter(self, *documents: int, **fields: Any) -> "asyncio.Task[Assignment]":
-        return asyncio.create_task(self.dispatcher.enter(self.request(*documents, **fields)))
+    def enter(self, *documents: int, **fields: Any) -> "asyncio.Task[Admission]":
+        admission = self.dispatcher.admission(self.request(*documents, **fields))
+        return asyncio.create_task(self.dispatcher.enter(admission))
 
-    def boost(self, assignment: Assignment) -> None:
+    def boost(self, assignment: Admission) -> None:
         """Do what the proxy does when the room has released a request."""
         request = assignment.request.leading
         assert request is not None
         booster = self.tenant.booster(assignment.backend.name)
         booster.boost(request.query, request.documents, planned=assignment.planned)
 
-    def begun(self, assignment: Assignment, *, is_stream: bool = True) -> None:
+    def begun(self, assignment: Admission, *, is_stream: bool = True) -> None:
         self.dispatcher.begun(assignment, is_stream=is_stream)
 
-    def done(self, assignment: Assignment) -> None:
+    def done(self, assignment: Admission) -> None:
         self.begun(assignment)
         assignment.close()
         self.dispatcher.update()
@@ -187,22 +187,6 @@ async def test_a_full_room_refuses_only_what_the_backend_may_not_be_sent() -> No
     assert (await second).is_running
 
 
-async def test_malformed_documents_are_left_to_the_rewriting() -> None:
-    clock, made = LoopClock(), Room()
-    await made.learn(clock)
-
-    def fail() -> Request:
-        raise RequestError("bad documents")
-
-    busy = [await made.enter() for _ in range(2)]
-    request = RoutingRequest(tenant=made.tenant, plan=fail, prompt_tokens=TOKENS, is_stream=True)
-    task = asyncio.create_task(made.dispatcher.enter(request))
-    await run_event_loop()
-    for assignment in busy:
-        made.done(assignment)
-    assert (await task).planned is None
-
-
 async def test_a_plan_is_for_one_backend() -> None:
     made = Room(replicas=2)
     assignment = await made.enter(1, 2)
@@ -312,7 +296,8 @@ class Client:
         started = loop.time()
         request = self.made.request(*arrival.documents, conversation=arrival.conversation)
         async with asyncio.timeout(arrival.patience_s):
-            assignment = await self.made.dispatcher.enter(request)
+            assignment = self.made.dispatcher.admission(request)
+            await self.made.dispatcher.enter(assignment)
         with assignment:
             self.waits[number] = loop.time() - started
             self.sent.append(number)

@@ -101,7 +101,7 @@ class Dashboard:
             "history": self.history.as_json(read_totals(self._state.metrics.registry.collect())),
             "backends": self._backends(),
             "indexes": self._indexes(team),
-            "recent": self._state.boosting.recent.of_team(team),
+            "recent": self._state.recent.of_team(team),
         }
 
     def _fidelity(self) -> dict[str, float]:
@@ -138,7 +138,7 @@ class Dashboard:
                 "backend": name,
                 "num_nodes": booster.index.num_nodes,
                 "num_tokens": booster.index.num_tokens,
-                "children": hot_prefixes(booster.index, self._state.boosting.recent),
+                "children": hot_prefixes(booster.index, self._state.recent),
             }
             for tenant in reversed(tenants[-_MAX_INDEXES:])
             for name, booster in tenant.boosters.items()

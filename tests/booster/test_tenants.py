@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.errors import ConfigError
-from ragboost.rewriting.tenants import TenantKey, Tenants, user_of
+from ragboost.rewriting.headers import user_of
 
 
 def test_the_least_recently_used_tenants_are_evicted_first() -> None:

@@ -8,16 +8,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.booster import Booster
+from ragboost.booster.booster import Booster
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import DedupSettings, OrderingSettings, Settings
 from ragboost.index import EvictionForecast
 from ragboost.ordering import CorpusPrior, read_prior
-from ragboost.rewriting.headers import RawHeaders
-from ragboost.rewriting.names import bounded_name
 from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE, TokenCounter, make_counter
 
 _MAX_MODELS = 64
+_MAX_NAME = 256
 
 
 class TenantKey(NamedTuple):
@@ -209,11 +208,8 @@ class Tenants:
         return model if self._settings.tokens.tokenizer is None else ""
 
 
-def user_of(headers: RawHeaders) -> str:
-    """Identify the user of a request by a hash of its credentials."""
-    digest = hashlib.sha256()
-    for name, value in headers:
-        if name in (b"authorization", b"x-api-key"):
-            digest.update(b"%s %d " % (name, len(value)))
-            digest.update(value)
-    return digest.hexdigest()[:32]
+def bounded_name(text: str) -> str:
+    """Return a name that may be kept and shown: a short, printable one itself, others as a hash."""
+    if len(text) <= _MAX_NAME and text.isprintable():
+        return text
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
