@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from ragboost.booster.tenants import Tenant, bounded_name
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
-from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.rewriting.headers import RawHeaders, get_header, new_request_id
 from ragboost.rewriting.rewriter import BoostResult
 from ragboost.tokens import TokenCounter
+from ragboost.wires.usage import Usage
 
 SESSION_FIELD = "session_id"
 SESSION_HEADER = b"x-session-id"

@@ -6,27 +6,16 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from ragboost.config.section import Section
+from ragboost.wires.registry import ORDERED
 
 _PATH = re.compile(r"[\w-]+(\[\])?(\.[\w-]+(\[\])?)*")
-# Lists in which the order is the text.
-_ORDERED = (
-    "messages",
-    "input",
-    "content",
-    "prompt",
-    "system",
-    "instructions",
-    "output",
-    "tool_calls",
-    "documents",
-)
 
 
 def _check_list(path: str) -> str:
     last = path.rpartition(".")[2]
     if _PATH.fullmatch(path) is None or last.endswith("[]"):
         raise ValueError("must be the path of a list, such as tools[].function.parameters.required")
-    if last in _ORDERED:
+    if last in ORDERED or last == "documents":
         raise ValueError(f"must not be {last}: its order is part of the text")
     return path
 

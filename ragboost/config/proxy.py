@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr
 
 from ragboost.config.section import Section
+from ragboost.wires.providers import PROMPT_CACHES, MarkStyle
 
 
 def _check_url(value: str) -> str:
@@ -61,12 +62,11 @@ class BackendSettings(Section):
         "index of its own and requests name their rank in the header x-data-parallel-rank, which "
         "vLLM and SGLang follow.",
     )
-    cache_marks: Literal["none", "openai", "openai_breakpoints", "anthropic"] = Field(
+    cache_marks: MarkStyle = Field(
         "none",
-        description="Cache marks for hosted APIs, on requests that have none. anthropic: up to "
-        "four cache_control breakpoints where they are expected to pay; openai_breakpoints: the "
-        "same as prompt_cache_breakpoint (GPT-5.6 and later); openai: a prompt_cache_key shared by "
-        "requests with the same first document. Not for vLLM or SGLang.",
+        description="Cache marks for hosted APIs, on requests that have none. "
+        + "; ".join(f"{cache.style}: {cache.about}" for cache in PROMPT_CACHES)
+        + ". Not for vLLM or SGLang.",
     )
     reuse_chunks: bool | None = Field(
         None,

@@ -12,8 +12,8 @@ from typing import Any
 
 from ragboost.formats.groups import DocumentBlock, Edit
 from ragboost.formats.text.json_results import text_of
+from ragboost.wires.body import has_cache_mark
 
-CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
 _MAX_NAME = 200
 
 
@@ -56,11 +56,6 @@ def find_file_search_results(results: list[Any]) -> list[ListGroup]:
 def is_document_block(value: Any) -> bool:
     """Return True for a document or search result block."""
     return isinstance(value, dict) and value.get("type") in ("document", "search_result")
-
-
-def has_cache_mark(value: Any) -> bool:
-    """Return True if the caller set a cache breakpoint at this block or message."""
-    return isinstance(value, dict) and any(value.get(mark) is not None for mark in CACHE_MARKS)
 
 
 def has_citations(content: list[Any]) -> bool:

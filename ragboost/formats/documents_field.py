@@ -16,9 +16,9 @@ from ragboost.config import HintSettings
 from ragboost.context import Context
 from ragboost.errors import InvalidDocumentError
 from ragboost.formats.base import Found, TooManyDocumentsError, UnknownShapeError
-from ragboost.formats.question import find_question, replace_question
 from ragboost.hints import order_hint
 from ragboost.types import Document
+from ragboost.wires.body import find_question, message_field, replace_question
 
 _MAX_TITLE = 200
 
@@ -52,7 +52,7 @@ class DocumentsField:
                 many documents.
         """
         documents = self._holder(body).get("documents")
-        if documents is None or documents == [] or "messages" not in body:
+        if documents is None or documents == [] or not message_field(body):
             return None
         if not isinstance(documents, list):
             raise UnknownShapeError(f"documents must be a list, got {type(documents).__name__}")
@@ -63,7 +63,7 @@ class DocumentsField:
         if question is None:
             raise UnknownShapeError("documents without a user message")
         found = tuple(_as_document(value) for value in documents)
-        return Found(question.text, found, question.message)
+        return Found(question[0], found, question[1])
 
     def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
         """Move the objects, and add the order hint to the question if they moved."""

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-Value = str | list[Any]
-"""A text, or a list of content blocks or results, that holds documents."""
+from ragboost.wires.body import Value
 
 
 class Number(NamedTuple):

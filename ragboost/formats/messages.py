@@ -17,10 +17,10 @@ from ragboost.formats.content_blocks import find_blocks, find_file_search_result
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
 from ragboost.formats.known_documents import KnownDocuments
 from ragboost.formats.references import EarlierTexts
-from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, put
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
 from ragboost.types import Document
+from ragboost.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
 
 
 class _Place(NamedTuple):

@@ -12,7 +12,7 @@ from ragboost.context import Context
 from ragboost.errors import RequestError
 from ragboost.formats.base import Found
 from ragboost.formats.known_documents import KnownDocuments
-from ragboost.formats.question import find_question, replace_question
+from ragboost.wires.body import find_question, question_field, replace_question
 
 FIELD = "ragboost"
 _KNOWN = ("documents", "session_id", "options", "reuse", "graph")
@@ -62,9 +62,9 @@ class RagboostObject:
         if question is None:
             raise RequestError(
                 f"{FIELD}.documents needs a user message with text, or a prompt that is one string",
-                param="messages" if "messages" in body else "prompt",
+                param=question_field(body),
             )
-        return Found(question.text, documents, question.message)
+        return Found(question[0], documents, question[1])
 
     def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
         """Write documents, hints and question in place of the question."""

@@ -6,8 +6,8 @@ Prices are settings: none is built in.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ragboost.cache_sync.usage import Usage
 from ragboost.config import PriceSettings
+from ragboost.wires.usage import Usage
 
 _PER = 1_000_000
 

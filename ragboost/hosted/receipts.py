@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ragboost.cache_sync.usage import Usage
 from ragboost.config import PriceSettings
 from ragboost.hosted.prices import PromptCost, prompt_cost
+from ragboost.wires.usage import Usage
 
 _DIGITS = 9  # of money: a token costs about 0.000001
 

@@ -32,13 +32,7 @@ from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
 from ragboost.proxy.state import ProxyState
 from ragboost.version import __version__
-
-_BOOSTED = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/messages": "messages",
-    "/v1/responses": "responses",
-}
+from ragboost.wires.registry import WIRES
 
 
 class ProxyApp(FastAPI):
@@ -104,7 +98,12 @@ def create_app(settings: Settings | None = None, *, seat: WorkerSeat | None = No
     )
     app.state.cache_sync, app.state.chunk_reuse = state.sync, state.chunk_reuse
     app.state.metrics = state.metrics
-    completions = {path: Completions(state, endpoint=name) for path, name in _BOOSTED.items()}
+    completions = {
+        wire.path: Completions(
+            state, endpoint=wire.endpoint, has_stream_options=wire.has_stream_options
+        )
+        for wire in WIRES
+    }
     paths = ForwardedPaths(state.settings.proxy.forwarded_paths)
     passthrough = Passthrough(state, paths=paths)
     app.direct = {

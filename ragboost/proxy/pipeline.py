@@ -42,6 +42,7 @@ from ragboost.rewriting.recognition import ChainMatch, Histories
 from ragboost.rewriting.rewriter import BoostResult, Rewriter
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
 from ragboost.rewriting.tool_results import share_tool_results
+from ragboost.wires.body import is_stored, message_list
 
 logger = logging.getLogger(__name__)
 
@@ -323,14 +324,12 @@ class BoostPipeline:
         return request.body.encode(fields)
 
     def _share_passages(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        name = "messages" if isinstance(fields.get("messages"), list) else "input"
-        messages = fields.get(name)
+        name = message_list(fields)
         # With a conversation stored at the backend, results are numbered from an unknown number on.
-        is_stored = fields.get("previous_response_id") or fields.get("conversation")
         is_on = self._settings.dedup.passages and self._shadow is None
-        if not is_on or not isinstance(messages, list) or is_stored:
+        if not is_on or not name or is_stored(fields):
             return fields
-        shared = share_tool_results(messages, settings=self._settings.dedup)
+        shared = share_tool_results(fields[name], settings=self._settings.dedup)
         if not shared.saved_bytes:
             return fields
         self._metrics.count_passages(shared.saved_bytes)

@@ -10,6 +10,8 @@ import msgspec
 
 from ragboost.context import Context, render_document
 from ragboost.formats.ragboost_object import FIELD, GRAPH
+from ragboost.wires.body import question_field
+from ragboost.wires.registry import BY_MESSAGES
 
 
 def add_chunks(
@@ -67,12 +69,13 @@ def find_chunks(
 def _text(fields: Mapping[str, Any], message: int | None) -> str:
     """Return the text of a message, its parts joined as the engine joins them, or the prompt."""
     if message is None:
-        prompt = fields.get("prompt")
+        prompt = fields.get(question_field(fields))
         return prompt if isinstance(prompt, str) else ""
-    value = fields["messages"][message]
+    field = question_field(fields)
+    value = fields[field][message]
     if isinstance(value, msgspec.Raw):
         value = msgspec.json.decode(value)
-    content = value.get("content")
+    content = value.get(BY_MESSAGES[field].content)
     if isinstance(content, str):
         return content
     parts = [part.get("text") if isinstance(part, dict) else part for part in content or ()]

@@ -14,10 +14,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ragboost.wires.body import message_field
+from ragboost.wires.registry import LISTS
+
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 # Lists whose elements are moved or replaced one by one.
-_LISTS = ("messages", "documents", "input")
+_MOVED_LISTS = (*LISTS, "documents")
 # Fields of which no part is encoded again; they have a score, that is a number, per document.
 _ONLY_READ = ("documents", "ragboost")
 # What no engine and no client needs: such bodies are not worth their memory, nor the recursion.
@@ -84,7 +87,9 @@ class JsonBody:
         raw: the bytes as received.
         fields: the decoded fields. Values must not be changed in place: `encode` recognises
             unchanged ones by identity.
-        messages: the bytes of each message; empty where `messages` is not a list.
+        list_name: the field of the messages that a client resends with every turn; empty if the
+            body has none.
+        messages: the bytes of each of them.
 
     Raises:
         MalformedBodyError: not UTF-8, not JSON, not an object, or beyond the limits of this module.
@@ -102,12 +107,15 @@ class JsonBody:
         }
         if _has_zero(self.fields):
             self._restore_minus_zeros()
-        for name in ("messages", "input"):
+        for name in LISTS:
             if isinstance(self.fields.get(name), list) and len(self.fields[name]) > _MAX_MESSAGES:
                 raise MalformedBodyError(f"the body has more than {_MAX_MESSAGES} {name}")
         self._elements: dict[str, list[msgspec.Raw]] = {}
-        is_list = isinstance(self.fields.get("messages"), list)
-        self.messages: Sequence[msgspec.Raw] = self._split_list("messages") if is_list else ()
+        name = message_field(self.fields)
+        self.list_name = name if isinstance(self.fields.get(name), list) else ""
+        self.messages: Sequence[msgspec.Raw] = (
+            self._split_list(self.list_name) if self.list_name else ()
+        )
 
     def field_bytes(self, name: str) -> bytes:
         """Return the client's bytes of a field; empty if it is absent."""
@@ -128,7 +136,7 @@ class JsonBody:
         for name, value in fields.items():
             if name in self.fields and value is self.fields[name]:
                 encoded[name] = self._raw_fields[name]
-            elif name in _LISTS and isinstance(value, list):
+            elif name in _MOVED_LISTS and isinstance(value, list):
                 encoded[name] = self._encode_list(name, value)
             else:
                 encoded[name] = self._encode_value(value)

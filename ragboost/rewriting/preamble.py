@@ -9,12 +9,9 @@ from hashlib import sha256
 from typing import Any
 
 from ragboost.formats import Format, Found
-from ragboost.formats.question import question_part
-from ragboost.formats.slots import CONSTANT_ROLES, is_instruction
 from ragboost.rewriting.json_body import JsonBody
-
-_TOOLS = ("tools", "functions")
-_INSTRUCTIONS = ("system", "instructions")
+from ragboost.wires.body import content_of, is_instruction, question_part
+from ragboost.wires.registry import INSTRUCTION_ROLES, INSTRUCTIONS, TOOLS
 
 
 def preamble(body: JsonBody, shape: Format, found: Found, *, first: int | None = None) -> str:
@@ -37,17 +34,17 @@ def preamble(body: JsonBody, shape: Format, found: Found, *, first: int | None =
     message = found.message if first is None else first
     if message is None:
         return ""
-    content = body.fields["messages"][message].get("content")
-    return _hash(_before(body, ("messages", message, "content"), question_part(content)))
+    path, content = content_of(body.fields, message)
+    return _hash(_before(body, path, question_part(content)))
 
 
 def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[bytes]:
     """Return what the model reads before offset `start` of the value at a path."""
-    parts = _fields(body, _TOOLS if is_instruction(path) else _TOOLS + _INSTRUCTIONS)
+    parts = _fields(body, TOOLS if is_instruction(path) else TOOLS + INSTRUCTIONS)
     value: Any = body.fields
     for depth, step in enumerate(path):
         if isinstance(step, int) and step:
-            if depth == 1 and path[0] == "messages":
+            if depth == 1 and path[0] == body.list_name:
                 parts += body.message_digests[:step]
             else:
                 parts.append(body.encode_bytes(value[:step]))
@@ -59,10 +56,10 @@ def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[byt
 
 def _before_messages(body: JsonBody) -> list[bytes]:
     """Return what a chat template may render before the documents: tools and instructions."""
-    parts = _fields(body, (*_TOOLS, *_INSTRUCTIONS, "chat_template"))
-    messages = body.fields.get("messages") or ()
+    parts = _fields(body, (*TOOLS, *INSTRUCTIONS, "chat_template"))
+    messages = body.fields.get(body.list_name) or ()
     for message, digest in zip(messages, body.message_digests, strict=False):
-        if not isinstance(message, dict) or message.get("role") not in CONSTANT_ROLES:
+        if not isinstance(message, dict) or message.get("role") not in INSTRUCTION_ROLES:
             break
         parts.append(digest)
     return parts

@@ -148,12 +148,12 @@ class _Rewriting:
         text_before = preamble(
             self._body, self._shape, found, first=min(history.sent, default=None)
         )
-        fields = with_messages(self._body.fields, history.sent)
+        fields = with_messages(self._body, self._body.fields, history.sent)
         repeated = history.repeated
         if repeated is not None:
             # A retry, or the next step of an agent that gives the turn's documents each time.
             assert found.message is not None, "a repeated message has an index"
-            fields = with_messages(without_object(fields), {found.message: repeated})
+            fields = with_messages(self._body, without_object(fields), {found.message: repeated})
             delta = _NOTHING
             if conversation is not None and conversation.key:  # now it is the newest form again
                 link, parent = history.links[found.message], history.digest(found.message)
@@ -200,12 +200,14 @@ class _Rewriting:
         others = {at: sent for at, sent in history.sent.items() if at != found.message}
         if is_other or any(sent.adds_documents for sent in others.values()):
             # Earlier turns carry documents in another shape: resend them, leave the rest alone.
-            fields = with_messages(fields, history.sent)
+            fields = with_messages(self._body, fields, history.sent)
             return BoostResult(fields, bypass=Bypass("mixed_shapes"), delta=history.with_last())
         if not self._request.is_boost_wanted:
             return BoostResult(fields, bypass=Bypass("option"), delta=history.with_last())
         if not found.documents:
-            fields = with_messages(self._shape.replace(fields, found, self._as_given()), others)
+            fields = with_messages(
+                self._body, self._shape.replace(fields, found, self._as_given()), others
+            )
             num = found.num_later - found.num_repeated
             fields, delta = self._with_last(fields, history, _NOTHING)
             return BoostResult(fields, None, num, found.num_repeated, delta=delta)
@@ -214,7 +216,7 @@ class _Rewriting:
         if isinstance(outcome, Bypass):
             return BoostResult(fields, bypass=outcome, delta=history.with_last())
         fields, delta = self._write(fields, history, outcome)
-        fields, delta = self._with_last(with_messages(fields, others), history, delta)
+        fields, delta = self._with_last(with_messages(self._body, fields, others), history, delta)
         before, after = _bytes_around(body, found)
         return self._boosted(fields, outcome, delta, text_before, before=before, after=after)
 
@@ -223,10 +225,12 @@ class _Rewriting:
         body, found, conversation = self._body, self._found, self._conversation
         inside = self._request.history(conversation)  # earlier turns with documents in messages
         if not self._request.is_boost_wanted:
-            fields = with_messages(without_object(body.fields), inside.sent)
+            fields = with_messages(self._body, without_object(body.fields), inside.sent)
             return BoostResult(fields, bypass=Bypass("option"), delta=inside.with_last())
         history = self._request.history(conversation, seed=found.seed)
-        fields = with_messages(without_object(body.fields), {**inside.sent, **history.sent})
+        fields = with_messages(
+            self._body, without_object(body.fields), {**inside.sent, **history.sent}
+        )
         earlier = list(history.sent.values())
         if history.repeated is not None:
             earlier.append(history.repeated)
@@ -315,13 +319,14 @@ class _Rewriting:
         message = self._found.message
         if message is None or not history.links:
             return written, HistoryDelta(turn=turn)
-        value = written["messages"][message]
-        is_original = value is self._body.fields["messages"][message]
+        name = self._body.list_name
+        value = written[name][message]
+        is_original = value is self._body.fields[name][message]
         sent = self._body.encode_bytes(self._body.messages[message] if is_original else value)
         if not is_original:
-            messages = list(written["messages"])
+            messages = list(written[name])
             messages[message] = Raw(sent)
-            written = {**written, "messages": messages}
+            written = {**written, name: messages}
         retrieved, documents = _keys(context.retrieved), _keys(context.documents)
         labels = context.labels if self._shape.in_message else ()
         kept = SentMessage(sent, retrieved, documents, is_boosted, labels)
@@ -335,11 +340,12 @@ class _Rewriting:
         fields = dict(fields)
         if not (history.is_named and history.links):
             return fields, history.with_last(delta)
-        *messages, last = fields["messages"]
-        if last is self._body.fields["messages"][-1]:
+        name = self._body.list_name
+        *messages, last = fields[name]
+        if last is self._body.fields[name][-1]:
             return fields, history.with_last(delta)
         written = self._body.encode_bytes(last)
-        fields["messages"] = [*messages, Raw(written)]
+        fields[name] = [*messages, Raw(written)]
         return fields, history.with_last(delta, SentMessage(written, (), ()))
 
     def _boosted(
@@ -370,7 +376,7 @@ def _resend(
 ) -> BoostResult:
     """Resend the rewritten messages of a request, and leave the rest alone."""
     history = ResentMessages.find(request.body, conversation)
-    fields = with_messages(without_object(request.body.fields), history.sent)
+    fields = with_messages(request.body, without_object(request.body.fields), history.sent)
     return BoostResult(fields, bypass=bypass, delta=history.with_last())
 
 

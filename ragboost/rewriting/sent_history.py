@@ -22,6 +22,7 @@ from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.message_chain import Link, chain_links
+from ragboost.wires.registry import INSTRUCTION_ROLES
 
 Digest = bytes
 """Hash of a history as the engine received it; `UNCHANGED` if nothing of it was rewritten."""
@@ -322,14 +323,17 @@ class ResentMessages(NamedTuple):
         )
 
 
-def with_messages(fields: Mapping[str, Any], sent: Mapping[int, SentMessage]) -> dict[str, Any]:
-    """Return the fields with these messages, by index, as they were sent before."""
+def with_messages(
+    body: JsonBody, fields: Mapping[str, Any], sent: Mapping[int, SentMessage]
+) -> dict[str, Any]:
+    """Return the fields of a body with these messages, by index, as they were sent before."""
     if not sent:
         return dict(fields)
-    messages = list(fields["messages"])
+    name = body.list_name
+    messages = list(fields[name])
     for at, old in sent.items():
         messages[at] = Raw(old.message)
-    return {**fields, "messages": messages}
+    return {**fields, name: messages}
 
 
 def _newest(forms: Sequence[MessageForm], given: Given | None) -> MessageForm | None:
@@ -340,12 +344,12 @@ def _newest(forms: Sequence[MessageForm], given: Given | None) -> MessageForm | 
 
 def _unanswered(body: JsonBody) -> int | None:
     """Return the index of the question to which no message is an answer yet, if there is one."""
-    messages = body.fields.get("messages")
+    messages = body.fields.get(body.list_name)
     for at in range(len(body.messages) - 1, -1, -1):
         role = messages[at].get("role") if isinstance(messages[at], dict) else None  # type: ignore[index]
         if role == "user":
             return at
-        if role not in ("system", "developer"):
+        if role not in INSTRUCTION_ROLES:
             return None
     return None
 

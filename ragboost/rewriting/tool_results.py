@@ -9,7 +9,7 @@ chat completions (`tool` messages), Anthropic messages (`tool_result` blocks) an
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,12 +17,16 @@ from msgspec import Raw
 
 from ragboost.config import DedupSettings
 from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passages
-from ragboost.formats.slots import Path, put
+from ragboost.wires.body import Path, put
+from ragboost.wires.registry import (
+    ALL_RESULT_ITEMS,
+    CONTENTS,
+    RESULT_BLOCKS,
+    RESULT_TEXT_TYPES,
+    TOOL_ROLES,
+)
 
 _QUOTE_CHARS = 60
-_TOOL_ROLES = ("tool", "function")
-_OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_TEXT_TYPES = (None, "text", "input_text", "output_text")
 _SEARCHED = 32  # characters read per character of the texts to see that references are unambiguous
 
 
@@ -42,12 +46,14 @@ class _Text(NamedTuple):
     """A text of a tool result.
 
     Attributes:
-        path: index of the message, and the keys from there to the text.
+        message: index of the message.
+        path: the keys from there to the text.
         result: number of the result in the payload.
         is_whole: the result holds nothing else.
         text: the text.
     """
 
+    message: int
     path: Path
     result: int
     is_whole: bool
@@ -69,7 +75,7 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
     sizes = PassageSizes(
         settings.passage_min_bytes, settings.passage_avg_bytes, settings.passage_max_bytes
     )
-    saved, body = 0, {"messages": new}
+    saved = 0
     rendering = _Rendering(texts)
     for text, pieces in zip(
         texts, share_passages([text.text for text in texts], sizes=sizes), strict=True
@@ -78,8 +84,8 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
         if shared == text.text:
             continue
         saved += _num_bytes(text.text) - _num_bytes(shared)
-        body = put(body, ("messages", *text.path), shared)
-    return SharedResults(body["messages"], saved)
+        new[text.message] = put(new[text.message], text.path, shared)
+    return SharedResults(new, saved)
 
 
 def _find_texts(messages: Sequence[Any]) -> Iterator[_Text]:
@@ -90,12 +96,12 @@ def _find_texts(messages: Sequence[Any]) -> Iterator[_Text]:
             if isinstance(message, Raw):
                 continue
             if isinstance(content, str):
-                yield _Text((at, *path), result, True, content)
+                yield _Text(at, path, result, True, content)
             elif isinstance(content, list):
                 for i, part in enumerate(content):
                     if _is_text(part):
                         is_whole = len(content) == 1
-                        yield _Text((at, *path, i, "text"), result, is_whole, part["text"])
+                        yield _Text(at, (*path, i, "text"), result, is_whole, part["text"])
 
 
 def _results(message: Any) -> Iterator[tuple[Path, Any]]:
@@ -104,20 +110,27 @@ def _results(message: Any) -> Iterator[tuple[Path, Any]]:
         message = _decode(message)
     if not isinstance(message, dict):
         return
-    if message.get("role") in _TOOL_ROLES:
-        yield ("content",), message.get("content")
-    elif message.get("type") in _OUTPUTS:
-        yield ("output",), message.get("output")
-    elif isinstance(message.get("content"), list):
-        for i, part in enumerate(message["content"]):
-            if isinstance(part, dict) and part.get("type") == "tool_result":
-                yield ("content", i, "content"), part.get("content")
+    name = _named(message, ALL_RESULT_ITEMS)
+    content = next((field for field in CONTENTS if field in message), "")
+    if message.get("role") in TOOL_ROLES:
+        yield (content,), message.get(content)
+    elif name:
+        yield (name,), message.get(name)
+    elif isinstance(message.get(content), list):
+        for i, part in enumerate(message[content]):
+            if isinstance(part, dict) and (name := _named(part, RESULT_BLOCKS)):
+                yield (content, i, name), part.get(name)
+
+
+def _named(holder: dict[str, Any], fields: Mapping[str, str]) -> str:
+    kind = holder.get("type")
+    return fields.get(kind, "") if isinstance(kind, str) else ""
 
 
 def _is_text(part: Any) -> bool:
     return (
         isinstance(part, dict)
-        and part.get("type") in _TEXT_TYPES
+        and part.get("type") in RESULT_TEXT_TYPES
         and isinstance(part.get("text"), str)
     )
 

@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ragboost.formats.content_blocks import CACHE_MARKS
+from ragboost.wires.providers import CACHE_MARKS
+from ragboost.wires.registry import (
+    INSTRUCTION_ROLES,
+    INSTRUCTIONS,
+    LISTS,
+    PROMPTS,
+    TOOLS,
+)
 
-_TOOLS = ("tools", "functions")
-_SYSTEM = ("system", "instructions")
-_MESSAGES = ("messages", "input", "prompt")
+_PROMPTS = tuple(dict.fromkeys((*LISTS, *PROMPTS)))
 _BYTES_PER_TOKEN = 4
 
 
@@ -107,7 +112,7 @@ def read_prompt(where: str, row: Mapping[str, Any]) -> LoggedPrompt | None:
         if isinstance(inner := row.get(name), dict):
             body = inner
             break
-    if not any(body.get(name) for name in _MESSAGES):
+    if not any(body.get(name) for name in _PROMPTS):
         return None
     model = body.get("model")
     return LoggedPrompt(
@@ -130,19 +135,19 @@ def _name(holder: Mapping[str, Any]) -> str:
 
 
 def _parts(body: Mapping[str, Any]) -> Iterator[LoggedPart]:
-    for field in _TOOLS:
+    for field in TOOLS:
         for at, tool in enumerate(_list(body.get(field))):
             yield _part(f"{field}[{at}]", "tools", tool)
-    for field in _SYSTEM:
+    for field in INSTRUCTIONS:
         if body.get(field):
             yield _part(field, "system", body[field])
-    for field in _MESSAGES:
+    for field in _PROMPTS:
         value = body.get(field)
         if isinstance(value, str):
             yield _part(field, "prompt", value)
         for at, message in enumerate(_list(value)):
             role = message.get("role", message.get("type")) if isinstance(message, dict) else None
-            is_system = role in ("system", "developer")
+            is_system = role in INSTRUCTION_ROLES
             place = "system" if is_system else f"{role} message"[:40]
             yield _part(f"{field}[{at}]", place, message)
 

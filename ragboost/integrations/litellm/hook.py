@@ -14,6 +14,7 @@ from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import RequestParser
 from ragboost.rewriting.rewriter import Rewriter
 from ragboost.rewriting.sent_history import Conversations
+from ragboost.wires.registry import INSTRUCTIONS, LISTS, PROMPTS, STORED, TOOLS
 
 logger = logging.getLogger(__name__)
 
@@ -25,20 +26,17 @@ _CALLS = frozenset(
 # LiteLLM's other fields are its own objects, or unrelated to documents.
 _FIELDS = (
     "model",
-    "messages",
-    "prompt",
-    "input",
-    "system",
-    "instructions",
-    "tools",
+    *LISTS,
+    *PROMPTS,
+    *INSTRUCTIONS,
+    *TOOLS,
+    *STORED,
     "documents",
     "chat_template_kwargs",
     "citation_options",
     "ragboost",
     "cache_salt",
     "session_id",
-    "conversation",
-    "previous_response_id",
 )
 
 

@@ -16,10 +16,10 @@ from ragboost.booster.booster import Booster
 from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.fidelity import ERROR_BOUNDS, Fidelity
 from ragboost.cache_sync.sync import CacheSync
-from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.hosted.receipts import Receipt
 from ragboost.proxy.observability.tallies import CounterTally, HistogramTally, Tallies
+from ragboost.wires.usage import Usage
 
 M = TypeVar("M", Counter, Histogram)
 T = TypeVar("T", CounterTally, HistogramTally)

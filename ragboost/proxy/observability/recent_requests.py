@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.proxy.asgi.request_context import RequestContext
+from ragboost.wires.usage import Usage
 
 MAX_RECENT = 50
 _MAX_DOCUMENTS = 30

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 
 from ragboost.cache_sync.tracked_request import TrackedRequest
-from ragboost.cache_sync.usage import Usage
 from ragboost.hosted.prices import find_price
 from ragboost.hosted.receipts import Receipt
 from ragboost.proxy.asgi.disconnect import ClientWatch
@@ -19,6 +18,7 @@ from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
+from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +26,12 @@ logger = logging.getLogger(__name__)
 class Completions(Passthrough):
     """Boost and relay the requests of one endpoint that answers a prompt."""
 
-    def __init__(self, state: ProxyState, *, endpoint: str) -> None:
+    def __init__(
+        self, state: ProxyState, *, endpoint: str, has_stream_options: bool = True
+    ) -> None:
         super().__init__(state)
         self.endpoint = endpoint
+        self._has_stream_options = has_stream_options
         self._boosting = state.boosting
         self._recent = state.recent
         self._fidelity = state.sync.fidelity
@@ -41,7 +44,7 @@ class Completions(Passthrough):
             body,
             exchange.headers,
             admission,
-            has_stream_options=self.endpoint in ("chat", "completions"),
+            has_stream_options=self._has_stream_options,
             team=exchange.team,
         )
         upstream = await prepare()

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from ragboost.booster import Turn
-from ragboost.proxy.upstream.response_reader import AnswerMessage
 from ragboost.rewriting.message_chain import Link
 from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
+from ragboost.wires.openai_chat import AnswerMessage
 
 
 class SessionTurn(msgspec.Struct, frozen=True):

@@ -43,10 +43,11 @@ from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.request import UpstreamRequest
-from ragboost.proxy.upstream.response_reader import AnswerMessage, ResponseReader
+from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import get_header, user_of
 from ragboost.rewriting.sent_history import HistoryDelta
 from ragboost.sessions import ChatSession, ChatSessionStore
+from ragboost.wires.openai_chat import AnswerMessage
 
 _CHAT = "/v1/chat/completions"
 _PATH = "/v1/sessions"

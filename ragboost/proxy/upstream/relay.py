@@ -8,7 +8,6 @@ import logging
 import time
 from typing import Protocol
 
-from ragboost.cache_sync.usage import Usage
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.headers import response_headers, with_header
@@ -20,6 +19,7 @@ from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.proxy.upstream.response_sender import ResponseSender
 from ragboost.rewriting.headers import RawHeaders, get_header
 from ragboost.serving.errors import error_body
+from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
 

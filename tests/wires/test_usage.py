@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ragboost.cache_sync.usage import Usage, read_usage
+from ragboost.wires.usage import Usage, read_usage
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""Read the cached prompt tokens that a response reports.
+
+Does not know streams or HTTP: the caller parses a response, or one event of a stream, and passes
+the object.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeGuard
+
+from ragboost.wires.registry import LAST_EVENTS, USAGE_HOLDERS, USAGES, WIRES
+from ragboost.wires.wire import Names, UsageFields
+
+_MAX_COUNT = 2**53  # what a float holds exactly, as metrics do
+_OURS = "ragboost"
+_STREAMED = tuple([f'"{name}"'.encode() for name in USAGES])
+USAGE_START = re.compile(rb'"(?:%b)"\s*:\s*\{' % "|".join(USAGES).encode())
+OURS_START = re.compile(rb'"%b"\s*:\s*\{' % _OURS.encode())
+
+_Paths = tuple[tuple[str, str], ...]
+
+
+class _CountPaths:
+    """The paths of the counts of one kind, split."""
+
+    def __init__(self, *fields: UsageFields) -> None:
+        self.prompt = _split(each.prompt for each in fields)
+        self.cached = _split(each.cached for each in fields)
+        self.written = _split(each.written for each in fields)
+        self.long_written = _split(each.long_written for each in fields)
+        self.reused = _split(each.reused for each in fields)
+
+
+def _split(paths: Iterable[Names]) -> _Paths:
+    return tuple(
+        [(name, inner) for names in paths for name, _, inner in [p.partition(".") for p in names]]
+    )
+
+
+_COUNTS = [wire.counts for wire in WIRES if wire.counts is not None]
+_ADDITIVE = [_CountPaths(counts) for counts in _COUNTS if counts.is_additive]
+# Providers report the counts of one API in the shape of another.
+_ALL = _CountPaths(*sorted(_COUNTS, key=lambda counts: counts.is_additive))
+
+
+class Usage(NamedTuple):
+    """Prompt tokens of one response; None if not reported."""
+
+    prompt_tokens: int  # all of the prompt, cached ones too
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    # Of the prompt, for requests with `return_token_ids` (vLLM, SGLang).
+    prompt_ids: tuple[int, ...] | None = None
+    reused_tokens: int | None = None  # whose KV came from stored chunks and was not computed again
+    long_write_tokens: int | None = None  # of the written ones, those kept for an hour (Anthropic)
+
+
+def has_usage(data: bytes) -> bool:
+    """Return True if bytes of a stream may hold usage."""
+    for name in _STREAMED:  # noqa: SIM110  # for every chunk, and `any` takes three times as long
+        if name in data:
+            return True
+    return False
+
+
+def read_usage(answer: Mapping[str, Any]) -> Usage | None:
+    """Find the usage in a response or in one event of a stream; return None if there is none.
+
+    Fields that are missing, null or of the wrong type count as not reported.
+    """
+    for usage in _usages(answer):
+        found = _added_up(usage) or _counted(usage)
+        ids = _prompt_ids(answer)
+        return found if found is None or ids is None else found._replace(prompt_ids=ids)
+    return None
+
+
+def our_figures(answer: Any) -> dict[str, Any] | None:
+    """Return the `ragboost` object within the usage of an event; None if there is none."""
+    for usage in _usages(answer) if isinstance(answer, dict) else ():
+        if isinstance(figures := usage.get(_OURS), dict):
+            return figures
+    return None
+
+
+def is_usage_event(event: Mapping[str, Any]) -> bool:
+    """Return True for the event with nothing but usage that ends a stream of completions."""
+    return event.get("choices") == []
+
+
+def is_last_event(event: Any) -> bool:
+    """Return True for the event of a stream with its last usage."""
+    if not isinstance(event, dict):
+        return False
+    return is_usage_event(event) or event.get("type") in LAST_EVENTS
+
+
+def merge_usage(reported: Iterable[Usage | None]) -> Usage | None:
+    """Merge the usages of a stream's events: the last one with cached tokens, or else the last."""
+    merged: Usage | None = None
+    for usage in reported:
+        if usage is None or (
+            merged is not None and merged.cached_tokens is not None and usage.cached_tokens is None
+        ):
+            continue
+        merged = usage
+    return merged
+
+
+def _usages(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for holder in (answer, *[answer.get(name) for name in USAGE_HOLDERS]):
+        if isinstance(holder, dict):
+            for name in USAGES:
+                if isinstance(usage := holder.get(name), dict):
+                    yield usage
+
+
+def _added_up(usage: Mapping[str, Any]) -> Usage | None:
+    """Read a usage whose cached and written tokens count in addition to the prompt's."""
+    for paths in _ADDITIVE:
+        fresh = _count(usage, paths.prompt)
+        if fresh is None:
+            continue
+        read, written = _count(usage, paths.cached), _count(usage, paths.written)
+        if read is not None or written is not None:
+            read, written = read or 0, written or 0
+            long = _count(usage, paths.long_written)
+            return Usage(fresh + read + written, read, written, long_write_tokens=long)
+    return None
+
+
+def _counted(usage: Mapping[str, Any]) -> Usage | None:
+    prompt = _count(usage, _ALL.prompt)
+    if prompt is None:
+        return None
+    cached, reused = _count(usage, _ALL.cached), _count(usage, _ALL.reused)
+    return Usage(
+        prompt,
+        None if cached is None else min(cached, prompt),
+        _count(usage, _ALL.written),
+        reused_tokens=None if reused is None else min(reused, prompt),
+    )
+
+
+def _count(usage: Mapping[str, Any], paths: _Paths) -> int | None:
+    """Return the first count at one of these paths."""
+    for name, inner in paths:
+        value = usage.get(name)
+        if inner:
+            if not isinstance(value, dict):
+                continue
+            if inner == "*":
+                return sum([each for each in value.values() if _is_count(each)])
+            value = value.get(inner)
+        if _is_count(value):
+            return value
+    return None
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _MAX_COUNT  # not a bool
+
+
+def _prompt_ids(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
+    # vLLM: beside the choices of a chat, in the choices of a completion. SGLang: in the choices.
+    choices = answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    for holder in (answer, first):
+        ids = holder.get("prompt_token_ids") if isinstance(holder, dict) else None
+        if isinstance(ids, list) and ids and all(_is_token(number) for number in ids):
+            return tuple(ids)
+    return None
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**32
