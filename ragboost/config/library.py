@@ -26,7 +26,7 @@ _PLACEHOLDERS = {
 # Imported on demand; see `ragboost.ordering.policy`.
 ORDER_POLICIES: Mapping[str, str] = MappingProxyType(
     {
-        "relevance": "ragboost.ordering.policy:RelevanceOrder",
+        "relevance": "ragboost.ordering.request:RelevanceOrder",
         "popularity": "ragboost.ordering.popularity:RecentContexts",
     }
 )

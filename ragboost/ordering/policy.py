@@ -1,54 +1,11 @@
-"""Choose the order of the documents behind a cached prefix, by the policies' names."""
+"""Create the policy that orders documents behind a cached prefix, by its name."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Protocol
 
 from ragboost.config import ORDER_POLICIES, OrderingSettings
 from ragboost.errors import ConfigError
 from ragboost.ordering.prior import CorpusPrior
-
-
-class OrderPolicy(Protocol):
-    """An order of the documents that no cached prefix determines."""
-
-    def add(self, documents: Iterable[Hashable]) -> None:
-        """Learn from the documents of a request that is sent."""
-
-    def order(
-        self,
-        documents: Sequence[Hashable],
-        tokens: Mapping[Hashable, int],
-        *,
-        prefix: Sequence[Hashable] = (),
-    ) -> list[Hashable]:
-        """Sort the documents behind a prefix.
-
-        Args:
-            documents: most relevant first.
-            tokens: length of each document.
-            prefix: the documents before them.
-        """
-
-
-class RelevanceOrder:
-    """The order in which the retriever gave the documents."""
-
-    def __init__(self, prior: CorpusPrior | None = None) -> None:
-        pass
-
-    def add(self, documents: Iterable[Hashable]) -> None:
-        """Learn nothing."""
-
-    def order(
-        self,
-        documents: Sequence[Hashable],
-        tokens: Mapping[Hashable, int],
-        *,
-        prefix: Sequence[Hashable] = (),
-    ) -> list[Hashable]:
-        """Return the documents as they are."""
-        return list(documents)
+from ragboost.ordering.request import OrderPolicy
 
 
 def make_order_policy(settings: OrderingSettings, prior: CorpusPrior | None = None) -> OrderPolicy:

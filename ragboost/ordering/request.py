@@ -4,12 +4,54 @@ The longest cached prefix comes first, the remaining documents behind it. Reads 
 and changes nothing: the caller inserts what it sends.
 """
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering.policy import OrderPolicy
+from ragboost.ordering.prior import CorpusPrior
+
+
+class OrderPolicy(Protocol):
+    """An order of the documents that no cached prefix determines."""
+
+    def add(self, documents: Iterable[Hashable]) -> None:
+        """Learn from the documents of a request that is sent."""
+
+    def order(
+        self,
+        documents: Sequence[Hashable],
+        tokens: Mapping[Hashable, int],
+        *,
+        prefix: Sequence[Hashable] = (),
+    ) -> list[Hashable]:
+        """Sort the documents behind a prefix.
+
+        Args:
+            documents: most relevant first.
+            tokens: length of each document.
+            prefix: the documents before them.
+        """
+
+
+class RelevanceOrder:
+    """The order in which the retriever gave the documents."""
+
+    def __init__(self, prior: CorpusPrior | None = None) -> None:
+        pass
+
+    def add(self, documents: Iterable[Hashable]) -> None:
+        """Learn nothing."""
+
+    def order(
+        self,
+        documents: Sequence[Hashable],
+        tokens: Mapping[Hashable, int],
+        *,
+        prefix: Sequence[Hashable] = (),
+    ) -> list[Hashable]:
+        """Return the documents as they are."""
+        return list(documents)
 
 
 class Order(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ragboost.index import ContextIndex
-from ragboost.ordering.policy import OrderPolicy
+from ragboost.ordering.request import OrderPolicy
 
 Documents = Sequence[Hashable]
 

@@ -15,18 +15,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragboost.config import Settings
 from ragboost.errors import RequestError
+from ragboost.proxy.asgi.client import ClientDisconnectedError
 from ragboost.proxy.asgi.errors import (
     invalid_request,
     on_internal_error,
     on_request_error,
 )
-from ragboost.proxy.asgi.limits import ClientDisconnectedError
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.proxy.routes import openapi
-from ragboost.proxy.routes.completions import Completions
+from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.dashboard import Dashboard
-from ragboost.proxy.routes.passthrough import Passthrough
 from ragboost.proxy.routes.reports import report_route
 from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes

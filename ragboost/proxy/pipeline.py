@@ -23,9 +23,7 @@ from ragboost.config import Settings
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
-from ragboost.proxy.asgi.headers import request_headers, with_header
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.offload import call, is_large
 from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
@@ -34,7 +32,7 @@ from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.rewriting.chunk_positions import add_chunks
-from ragboost.rewriting.headers import RawHeaders
+from ragboost.rewriting.headers import RawHeaders, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.names import printable
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
@@ -46,6 +44,8 @@ from ragboost.wires.body import is_stored, message_list
 
 logger = logging.getLogger(__name__)
 
+# Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
+_THREAD_BYTES = 256 * 1024
 _THREAD_DOCUMENTS = 1000  # boosting so many takes about 10 ms
 
 
@@ -126,10 +126,11 @@ class BoostPipeline:
         """
         started = time.perf_counter()
         if self._stable is not None:
-            raw = await call(partial(self._stable.apply, raw), in_thread=is_large(raw))
+            stable = partial(self._stable.apply, raw)
+            raw = await asyncio.to_thread(stable) if len(raw) > _THREAD_BYTES else stable()
         parse = partial(self._parser.parse, raw, headers, session=session, team=team)
         try:
-            request = await call(parse, in_thread=is_large(raw))
+            request = await asyncio.to_thread(parse) if len(raw) > _THREAD_BYTES else parse()
         except MalformedBodyError:  # the backend reports the error
             await self._dispatcher.admit_unparsed(admission, len(raw))
             sent, bypass = request_headers(headers), Bypass("malformed_body")
@@ -231,7 +232,7 @@ class BoostPipeline:
         in_thread = needs_thread(request)
         if in_thread and request.found is not None:  # so that the lengths are known under the lock
             documents = request.found.documents
-            await call(partial(tenant.tokens.count_documents, documents), in_thread=True)
+            await asyncio.to_thread(tenant.tokens.count_documents, documents)
         tracked = None
         async with tenant.lock:
             if is_named and request.session is not None:
@@ -239,7 +240,7 @@ class BoostPipeline:
             if self._shadow is not None:
                 await self._shadow.run(request, tenant, admission, in_thread=in_thread)
             rewrite = partial(self._rewrite, request, conversation, tenant, admission)
-            result = await call(rewrite, in_thread=in_thread)
+            result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
             if is_named and conversation is not None:
                 self.conversations.add(conversation, result.delta)
             if (context := result.context) is not None:
@@ -274,7 +275,7 @@ class BoostPipeline:
                 dropped_tokens=_dropped_tokens(tenant, result),
             )
 
-        return await call(encode, in_thread=in_thread)
+        return await asyncio.to_thread(encode) if in_thread else encode()
 
     def _rewrite(
         self,
@@ -362,7 +363,7 @@ class BoostPipeline:
 def needs_thread(request: ParsedRequest) -> bool:
     """Return True if boosting a request takes too long for the event loop."""
     num = len(request.found.documents) if request.found is not None else 0
-    return num > _THREAD_DOCUMENTS or is_large(request.body.raw)
+    return num > _THREAD_DOCUMENTS or len(request.body.raw) > _THREAD_BYTES
 
 
 def _seconds(started: float, admission: Admission) -> float:

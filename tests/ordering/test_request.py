@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ragboost.config import OrderingSettings, Settings
 from ragboost.index import ContextIndex
 from ragboost.ordering import Order, OrderPolicy, RecentContexts, order_documents
-from ragboost.ordering.policy import RelevanceOrder
+from ragboost.ordering.request import RelevanceOrder
 
 TOKENS = {"a": 3, "b": 4, "c": 1, "d": 6, "e": 2, "f": 5}
 DOCUMENTS = st.lists(st.sampled_from(sorted(TOKENS)), unique=True, max_size=6).map("".join)

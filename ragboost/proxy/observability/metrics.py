@@ -3,9 +3,8 @@
 Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,11 +17,13 @@ from ragboost.cache_sync.fidelity import ERROR_BOUNDS, Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.context import Context
 from ragboost.hosted.receipts import Receipt
-from ragboost.proxy.observability.tallies import CounterTally, HistogramTally, Tallies
+from ragboost.proxy.observability.tallies import (
+    CounterTally,
+    HistogramTally,
+    Tallies,
+    TalliesByLabels,
+)
 from ragboost.wires.usage import Usage
-
-M = TypeVar("M", Counter, Histogram)
-T = TypeVar("T", CounterTally, HistogramTally)
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 HANDED_OVER = "handed_over"
@@ -30,22 +31,6 @@ HANDED_OVER = "handed_over"
 _MAX_MODELS = 100
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
-
-
-class _ByLabels(Generic[M, T]):
-    """The tallies of a metric's children by their labels."""
-
-    def __init__(self, metric: M, tally: Callable[[M], T]) -> None:
-        self._metric: M = metric
-        self._tally: Callable[[M], T] = tally
-        self._children: dict[tuple[str, ...], T] = {}
-
-    def of(self, *labels: str) -> T:
-        """Return the tally of the child with these labels; the caller bounds their number."""
-        child = self._children.get(labels)
-        if child is None:
-            child = self._children[labels] = self._tally(self._metric.labels(*labels))
-        return child
 
 
 class CollectedLearner(Protocol):
@@ -239,15 +224,15 @@ class Metrics:
 
     def _counters(
         self, name: str, text: str, labels: tuple[str, ...]
-    ) -> _ByLabels[Counter, CounterTally]:
+    ) -> TalliesByLabels[CounterTally]:
         counter = Counter(name, text, labels, registry=self.registry)
-        return _ByLabels(counter, self._tallies.counter)
+        return TalliesByLabels(lambda *values: self._tallies.counter(counter.labels(*values)))
 
     def _histograms(
         self, name: str, text: str, labels: tuple[str, ...], *, buckets: tuple[float, ...]
-    ) -> _ByLabels[Histogram, HistogramTally]:
+    ) -> TalliesByLabels[HistogramTally]:
         histogram = Histogram(name, text, labels, buckets=buckets, registry=self.registry)
-        return _ByLabels(histogram, self._tallies.histogram)
+        return TalliesByLabels(lambda *values: self._tallies.histogram(histogram.labels(*values)))
 
     def watch_streams(self, sync: CacheSync) -> None:
         """Add the metrics of the streams of cache events."""
@@ -271,25 +256,25 @@ class Metrics:
             if len(self._models) >= _MAX_MODELS:
                 model = "other"
             self._models.add(model)
-        self._requests.of(endpoint, model, outcome).inc()
-        self._duration.of(endpoint).observe(seconds)
+        self._requests[endpoint, model, outcome].inc()
+        self._duration[endpoint,].observe(seconds)
 
     def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
         """Record the time to a completion's first byte; `result` is `boosted` or `bypassed`."""
-        self._ttft.of(endpoint, result).observe(seconds)
+        self._ttft[endpoint, result].observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
         """Record the proxy's own time for a stage of a request."""
-        self._overhead.of(stage).observe(seconds)
+        self._overhead[stage,].observe(seconds)
 
     def observe_wait(self, *, seconds: float, release: str) -> None:
         """Record how long a completion waited until it was sent, and why it was sent then."""
         self._queue_wait.observe(seconds)
-        self._releases.of(release).inc()
+        self._releases[release,].inc()
 
     def count_bypass(self, reason: str) -> None:
         """Count a request that is forwarded without boosting."""
-        self._bypass.of(reason).inc()
+        self._bypass[reason,].inc()
 
     def count_context(self, context: Context) -> None:
         """Count the documents of a boosted request."""

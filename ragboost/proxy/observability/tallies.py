@@ -4,13 +4,15 @@ A request then pays for an addition or an append, not for the locks and checks o
 on one event loop. Does not know what is counted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 _MAX_VALUES = 1024
+T = TypeVar("T")
 
 
 class CounterTally:
@@ -58,6 +60,23 @@ class HistogramTally:
         values, self._values = self._values, []
         for value in values:
             self._histogram.observe(value)
+
+
+class TalliesByLabels(dict[tuple[str, ...], T]):
+    """The tallies of a metric's children by their labels, made on first use.
+
+    The caller bounds their number.
+
+    Args:
+        tally: returns the tally of the child with these labels.
+    """
+
+    def __init__(self, tally: Callable[..., T]) -> None:
+        self._tally = tally
+
+    def __missing__(self, labels: tuple[str, ...]) -> T:
+        child = self[labels] = self._tally(*labels)
+        return child
 
 
 class Tallies(Collector):

@@ -17,8 +17,8 @@ from ragboost.engine_hooks.reports import (
     encode,
 )
 from ragboost.errors import ConfigError, RequestError
+from ragboost.proxy.asgi.client import read_body
 from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
-from ragboost.proxy.asgi.limits import read_body
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 

@@ -6,18 +6,18 @@ backend. Does not know the meaning of the bytes.
 
 import logging
 import time
-from typing import Protocol
+from typing import Any, Protocol
+
+from starlette.types import Send
 
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
-from ragboost.proxy.asgi.disconnect import ClientWatch
-from ragboost.proxy.asgi.headers import response_headers, with_header
+from ragboost.proxy.asgi.client import ClientWatch
 from ragboost.proxy.asgi.request_context import REQUEST_ID, RequestContext
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.proxy.upstream.response_sender import ResponseSender
-from ragboost.rewriting.headers import RawHeaders, get_header
+from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
 from ragboost.serving.errors import error_body
 from ragboost.wires.usage import Usage
 
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 RECEIPT = b"x-ragboost-receipt"
 _EVENT_STREAM = "text/event-stream"
+_MAX_HELD_BYTES = 8 * 1024 * 1024
 
 
 class BackendSlot(Protocol):
@@ -46,6 +47,60 @@ class BackendSlot(Protocol):
 
     def prefill_done(self, *, is_stream: bool = False) -> None:
         """Note that the response has begun; a stream begins when its prompt is computed."""
+
+
+class ResponseSender:
+    """Sends one response: call `start`, then `body`, then `finish`.
+
+    Args:
+        send: to the client.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: dict[str, Any] | None = None  # the head, while it is held
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    async def start(self, status: int, headers: RawHeaders, *, is_held: bool) -> None:
+        """Send the head, or hold it until `finish`, with up to 8 MiB of the body."""
+        self._start = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": list(headers),
+        }
+        if not is_held:
+            await self.release()
+
+    async def body(self, data: bytes) -> None:
+        """Send a part of the body, which is not the last one."""
+        if self._start is None:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            return
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > _MAX_HELD_BYTES:
+            await self.release()
+
+    async def finish(self, data: bytes, *, header: tuple[bytes, bytes] | None = None) -> None:
+        """Send the last part of the body; the header is added to a head that was held."""
+        if self._start is not None:
+            if header is not None:
+                self._start["headers"].append(header)
+            data = b"".join([*self._held, data])
+            self._held = []
+            await self.release()
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def release(self) -> None:
+        """Send what is held, as it is."""
+        if self._start is None:
+            return
+        start, self._start = self._start, None
+        await self._send(start)
+        if self._held:
+            await self.body(b"".join(self._held))
+            self._held = []
 
 
 async def relay(
