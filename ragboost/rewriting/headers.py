@@ -1,8 +1,10 @@
-"""Read values from a request's raw headers."""
+"""Read values from a request's raw headers, and clean text of clients for the log."""
 
 import hashlib
 import os
 from collections.abc import Sequence
+
+_MAX_SHOWN = 512
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 """Headers as ASGI gives them, with names in lower case."""
@@ -37,3 +39,12 @@ def user_of(headers: RawHeaders) -> str:
             digest.update(b"%s %d " % (name, len(value)))
             digest.update(value)
     return digest.hexdigest()[:32]
+
+
+def printable(text: str) -> str:
+    """Return a text for a log line: one line, without control characters, cut if it is long."""
+    shown = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    if shown.isprintable():
+        return shown
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+    return "".join(escaped)

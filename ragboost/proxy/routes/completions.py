@@ -5,8 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ragboost.cache_sync.tracked_request import TrackedRequest
-from ragboost.hosted.prices import find_price
-from ragboost.hosted.receipts import Receipt
+from ragboost.hosted.receipts import Receipt, find_price
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.observability.metrics import HANDED_OVER

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ragboost.booster.tenants import Tenant
-from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.message_chain import Link, chain_links
+from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import Conversation
 from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE

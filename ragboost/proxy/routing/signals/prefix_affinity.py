@@ -12,7 +12,7 @@ from ragboost.config import RouterSettings
 from ragboost.proxy.routing.request import MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.signals.signal import RoutingSignal
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.json_body import Link
 
 
 class PrefixAffinity(RoutingSignal):
