@@ -19,7 +19,7 @@ from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, w
 from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.preamble import preamble
+from ragboost.rewriting.parsed_request import preamble
 from ragboost.types import Document, DocumentId, as_documents
 
 _OPENAI_FIELDS = ("custom_id", "method", "url", "body")

@@ -15,7 +15,7 @@ from typing import Any
 from ragboost.config import HintSettings
 from ragboost.context import Context
 from ragboost.errors import InvalidDocumentError
-from ragboost.formats.base import Found, TooManyDocumentsError, UnknownShapeError
+from ragboost.formats.documents import Found, TooManyDocumentsError, UnknownShapeError
 from ragboost.hints import order_hint
 from ragboost.types import Document
 from ragboost.wires.body import find_question, message_field, replace_question

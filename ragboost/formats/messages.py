@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from ragboost.config import Settings
 from ragboost.context import Context
-from ragboost.formats.base import Found, TooManyDocumentsError
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
+from ragboost.formats.documents import Found, KnownDocuments, TooManyDocumentsError
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
-from ragboost.formats.known_documents import KnownDocuments
 from ragboost.formats.references import EarlierTexts
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint

@@ -10,8 +10,7 @@ from typing import Any
 
 from ragboost.context import Context
 from ragboost.errors import RequestError
-from ragboost.formats.base import Found
-from ragboost.formats.known_documents import KnownDocuments
+from ragboost.formats.documents import Found, KnownDocuments
 from ragboost.wires.body import find_question, question_field, replace_question
 
 FIELD = "ragboost"

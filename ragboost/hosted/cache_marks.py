@@ -18,8 +18,8 @@ from ragboost.hosted.breakpoints import (
     choose_breakpoints,
     expected_gain,
 )
-from ragboost.hosted.prices import find_price
 from ragboost.hosted.prompt_blocks import PromptBlock, decode_message, prompt_blocks
+from ragboost.hosted.receipts import find_price
 from ragboost.hosted.reuse_table import ReuseTable
 from ragboost.wires.providers import PROMPT_CACHES, MarkStyle, PromptCache
 from ragboost.wires.registry import BY_MESSAGES

@@ -32,9 +32,8 @@ from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.rewriting.chunk_positions import add_chunks
-from ragboost.rewriting.headers import RawHeaders, request_headers, with_header
+from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
-from ragboost.rewriting.names import printable
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
 from ragboost.rewriting.recognition import ChainMatch, Histories
 from ragboost.rewriting.rewriter import BoostResult, Rewriter

@@ -1,11 +1,14 @@
 """Read a request's raw headers, and copy headers through the proxy.
 
-All but the hop-by-hop ones are copied (RFC 9110 section 7.6.1).
+All but the hop-by-hop ones are copied (RFC 9110 section 7.6.1). Also cleans text of clients for
+the log.
 """
 
 import hashlib
 import os
 from collections.abc import Sequence
+
+_MAX_SHOWN = 512
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 """Headers as ASGI gives them, with names in lower case."""
@@ -93,3 +96,12 @@ def _connection_options(headers: RawHeaders) -> frozenset[bytes]:
         if name == b"connection":
             names.update(token.strip().lower() for token in value.split(b","))
     return frozenset(names - {b"close", b"content-length", b"content-type"})
+
+
+def printable(text: str) -> str:
+    """Return a text for a log line: one line, without control characters, cut if it is long."""
+    shown = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    if shown.isprintable():
+        return shown
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+    return "".join(escaped)

@@ -31,6 +31,10 @@ _CONTAINERS = frozenset({dict, list})
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
+Link = bytes
+"""Hash of a list of messages, from which the hash with one more message is made."""
+
+
 class NumberLiteral(float):
     """A number that is not a plain integer, written as the client wrote it."""
 
@@ -261,3 +265,18 @@ def _dump(value: Any) -> str:
     if isinstance(value, msgspec.Raw):
         return bytes(value).decode()
     return value.literal if isinstance(value, NumberLiteral) else json.dumps(value)
+
+
+def chain_links(messages: Sequence[bytes], *, seed: bytes = b"") -> list[Link]:
+    """Return the link of every prefix of a list of messages.
+
+    Args:
+        messages: a digest of each message's bytes.
+        seed: whatever must be equal beside the messages.
+    """
+    links = []
+    link = hashlib.sha256(seed).digest()
+    for message in messages:
+        link = hashlib.sha256(link + message).digest()
+        links.append(link)
+    return links

@@ -5,7 +5,7 @@ remembered of conversations.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, NamedTuple
 
@@ -22,12 +22,12 @@ from ragboost.formats import (
 )
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, get_header, user_of
-from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.message_chain import chain_links
-from ragboost.rewriting.preamble import preamble
+from ragboost.rewriting.json_body import JsonBody, chain_links
 from ragboost.rewriting.recognition import Claim
 from ragboost.rewriting.sent_history import Conversation, Given, ResentMessages
 from ragboost.types import Request
+from ragboost.wires.body import content_of, is_instruction, question_part
+from ragboost.wires.registry import INSTRUCTION_ROLES, INSTRUCTIONS, TOOLS
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
@@ -237,3 +237,66 @@ def _claim(request: ParsedRequest, shape: Format, found: Found, *, scope: bytes)
     if shape.in_place:
         return Claim(links)
     return Claim(links, shape.name, found.keys, request.is_boost_wanted)
+
+
+def preamble(body: JsonBody, shape: Format, found: Found, *, first: int | None = None) -> str:
+    """Hash what precedes the first document of a payload.
+
+    Args:
+        body: of the request.
+        shape: of its documents.
+        found: its documents.
+        first: index of the earliest message that carries documents, for documents inside messages;
+            None: that of the question.
+
+    Returns:
+        16 hex digits; empty if nothing precedes the documents.
+    """
+    if shape.in_place:
+        return _name_of(_before(body, found.path, found.start))
+    if not shape.in_message:
+        return _name_of(_before_messages(body))
+    message = found.message if first is None else first
+    if message is None:
+        return ""
+    path, content = content_of(body.fields, message)
+    return _name_of(_before(body, path, question_part(content)))
+
+
+def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[bytes]:
+    """Return what the model reads before offset `start` of the value at a path."""
+    parts = _fields(body, TOOLS if is_instruction(path) else TOOLS + INSTRUCTIONS)
+    value: Any = body.fields
+    for depth, step in enumerate(path):
+        if isinstance(step, int) and step:
+            if depth == 1 and path[0] == body.list_name:
+                parts += body.message_digests[:step]
+            else:
+                parts.append(body.encode_bytes(value[:step]))
+        value = value[step]
+    if start:
+        parts.append(body.encode_bytes(value[:start]))
+    return parts
+
+
+def _before_messages(body: JsonBody) -> list[bytes]:
+    """Return what a chat template may render before the documents: tools and instructions."""
+    parts = _fields(body, (*TOOLS, *INSTRUCTIONS, "chat_template"))
+    messages = body.fields.get(body.list_name) or ()
+    for message, digest in zip(messages, body.message_digests, strict=False):
+        if not isinstance(message, dict) or message.get("role") not in INSTRUCTION_ROLES:
+            break
+        parts.append(digest)
+    return parts
+
+
+def _fields(body: JsonBody, names: Iterable[str]) -> list[bytes]:
+    fields = body.fields
+    return [body.field_bytes(name) if fields.get(name) else b"" for name in names]
+
+
+def _name_of(parts: Sequence[bytes]) -> str:
+    if not any(parts):
+        return ""
+    joined = b"".join([b"%d %b" % (len(part), part) for part in parts])
+    return hashlib.sha256(joined).hexdigest()[:16]

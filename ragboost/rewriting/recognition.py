@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
-from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Digest, HistoryDelta
 
 _MAX_REWRITINGS = 64  # of one message: users who begin with the same question

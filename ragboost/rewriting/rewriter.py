@@ -17,8 +17,7 @@ from ragboost.formats import Found
 from ragboost.formats.ragboost_object import without_object
 from ragboost.hints import label_documents
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
-from ragboost.rewriting.preamble import preamble
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, preamble
 from ragboost.rewriting.sent_history import (
     Conversation,
     HistoryDelta,

@@ -20,8 +20,7 @@ from msgspec import Raw
 from ragboost.booster import SessionState, Turn
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
-from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.message_chain import Link, chain_links
+from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 from ragboost.wires.registry import INSTRUCTION_ROLES
 
 Digest = bytes

@@ -9,7 +9,7 @@ from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.formats import Found, find_format, make_formats
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.preamble import preamble
+from ragboost.rewriting.parsed_request import preamble
 
 SETTINGS = Settings()
 

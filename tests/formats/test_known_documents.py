@@ -1,7 +1,7 @@
 import pytest
 
 from ragboost.errors import InvalidDocumentError
-from ragboost.formats.known_documents import KnownDocuments
+from ragboost.formats.documents import KnownDocuments
 from ragboost.types import Document
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ragboost.booster.booster import Booster
 from ragboost.errors import RequestError
-from ragboost.formats.known_documents import KnownDocuments
+from ragboost.formats.documents import KnownDocuments
 from ragboost.formats.ragboost_object import RagboostObject
 
 SHAPE = RagboostObject(max_documents=100, known=KnownDocuments())

@@ -4,7 +4,7 @@ import pytest
 
 from ragboost.config import PriceSettings, load_settings
 from ragboost.errors import ConfigError
-from ragboost.hosted.prices import find_price, prompt_cost
+from ragboost.hosted.receipts import find_price, prompt_cost
 from ragboost.wires.usage import Usage, read_usage
 
 PRICE = PriceSettings(model="claude-", input=3.0)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ragboost.config import SessionSettings
-from ragboost.rewriting.message_chain import chain_links
+from ragboost.rewriting.json_body import chain_links
 from ragboost.rewriting.recognition import UNCHANGED, ChainMatch, Claim, Histories
 from ragboost.rewriting.sent_history import HistoryDelta, SentMessage
 

@@ -12,7 +12,7 @@ from ragboost.errors import RequestError
 from ragboost.hosted.lint.causes import Cause, PrefixBreak, compare
 from ragboost.hosted.lint.conversations import LoggedConversations
 from ragboost.hosted.lint.prompt import LoggedPrompt, estimate_tokens, read_prompt
-from ragboost.hosted.prices import find_price
+from ragboost.hosted.receipts import find_price
 from ragboost.jsonl import Line, decode, read_lines
 
 _MAX_EXAMPLES = 3

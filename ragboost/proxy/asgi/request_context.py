@@ -8,8 +8,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from ragboost.proxy.asgi.errors import error_response
-from ragboost.rewriting.headers import decode_value, get_header, new_request_id
-from ragboost.rewriting.names import printable
+from ragboost.rewriting.headers import decode_value, get_header, new_request_id, printable
 
 REQUEST_ID = b"x-request-id"
 _CONVERSATION = re.compile(r"(/(?:sessions|responses|conversations|threads)/+)[^/]+")

@@ -27,7 +27,7 @@ from ragboost.proxy.peers.prompt_learner import PromptLearner
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.proxy.upstream.backends import Backend, Load
 from ragboost.rewriting.headers import WORKER_HEADER, RawHeaders, request_headers, with_header
-from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.json_body import Link
 
 logger = logging.getLogger(__name__)
 

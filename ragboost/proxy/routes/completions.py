@@ -12,8 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.errors import RequestError
-from ragboost.hosted.prices import find_price
-from ragboost.hosted.receipts import Receipt
+from ragboost.hosted.receipts import Receipt, find_price
 from ragboost.proxy.asgi.client import ClientDisconnectedError, ClientWatch, read_body
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.paths import ForwardedPaths

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from ragboost.booster import Turn
-from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
 from ragboost.wires.openai_chat import AnswerMessage
 

@@ -10,7 +10,7 @@ from ragboost.booster import Planned
 from ragboost.booster.tenants import Tenant
 from ragboost.errors import BackendError
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import Conversation
 from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE

@@ -16,7 +16,7 @@ from ragboost.proxy.routing.signals.prefix_affinity import prefixes_of
 from ragboost.proxy.routing.waiting_room import WaitingRoom
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.client import BackendRefusedError
-from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import Conversation
 

@@ -12,8 +12,7 @@ from ragboost.config import RouterSettings
 from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.signals.signal import RoutingSignal
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.message_chain import Link, chain_links
+from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 
 
 class PrefixAffinity(RoutingSignal):
