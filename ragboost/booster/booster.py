@@ -32,7 +32,7 @@ from ragboost.ordering import (
     order_documents,
 )
 from ragboost.tokens import TokenCounter, make_counter
-from ragboost.types import Document, DocumentLike, Request
+from ragboost.types import Document, DocumentLike, Request, as_documents, check_question
 
 
 class UsageTotals(NamedTuple):
@@ -123,8 +123,8 @@ class Booster:
             ContextIndexError: an invariant does not hold; send the original request.
         """
         name = session.id if isinstance(session, SessionState) else session
-        request = Request(query, documents, session=name, preamble=preamble)  # type: ignore[arg-type]
-        retrieved = self._retrieve(request)
+        check_question(query, session=name)
+        retrieved = self._retrieve(query, documents, preamble)
         with self._lock:
             return self._boost(retrieved, session, history=history, planned=planned)
 
@@ -141,7 +141,7 @@ class Booster:
         Raises:
             InvalidDocumentError, RequestError, ContextIndexError: as `boost`.
         """
-        retrieved = [self._retrieve(request) for request in requests]
+        retrieved = [self._retrieve(r.query, r.documents, r.preamble) for r in requests]
         sessions = [request.session for request in requests]
         with self._lock:
             continued = {s for s in set(sessions) if s is not None and self.turns(s)}
@@ -194,8 +194,7 @@ class Booster:
 
     def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> IndexEntry:
         """Record that documents are sent unboosted, in this order, at the front of a payload."""
-        request = Request("", documents, preamble=preamble)  # type: ignore[arg-type]
-        retrieved = self._retrieve(request)
+        retrieved = self._retrieve("", documents, preamble)
         with self._lock:
             entry = self.index.record_leading(retrieved.elements, retrieved.tokens)
             self.residency.dispatched(entry)
@@ -218,8 +217,7 @@ class Booster:
 
     def cached_tokens(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> int:
         """Predict the cached tokens of these documents at the front of a boosted payload."""
-        request = Request("", documents, preamble=preamble)  # type: ignore[arg-type]
-        retrieved = self._retrieve(request)
+        retrieved = self._retrieve("", documents, preamble)
         with self._lock:
             return self._order_alone(retrieved).cached_tokens
 
@@ -312,9 +310,9 @@ class Booster:
             and entry.tokens == tuple(self.tokens.count_documents(context.documents))
         )
 
-    def _retrieve(self, request: Request) -> Retrieved:
+    def _retrieve(self, query: str, values: Sequence[DocumentLike], preamble: str) -> Retrieved:
         self.residency.expire()
-        documents, preamble = request.documents, request.preamble
+        documents = tuple(as_documents(values))
         if self.settings.dedup.enabled:
             unique, slots = unique_documents(documents)
             elements: tuple[Hashable, ...] = tuple([document.key for document in unique])
@@ -323,7 +321,7 @@ class Booster:
             elements = distinct_elements([document.key for document in documents])
         tokens = self.tokens.count_documents(unique)
         elements = _behind(preamble, elements)
-        return Retrieved(request.query, documents, unique, slots, elements, tokens, preamble)
+        return Retrieved(query, documents, unique, slots, elements, tokens, preamble)
 
     def _order_alone(self, retrieved: Retrieved) -> Order:
         return order_documents(

@@ -30,7 +30,7 @@ from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.proxy.upstream.request import UpstreamRequest
+from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError

@@ -2,33 +2,30 @@
 
 import re
 import time
+from typing import Any
 from urllib.parse import quote
 
 from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from ragboost.proxy.asgi.errors import error_response
-from ragboost.rewriting.headers import decode_value, get_header, new_request_id, printable
+from ragboost.rewriting.headers import (
+    RawHeaders,
+    decode_value,
+    get_header,
+    new_request_id,
+    printable,
+)
 
 REQUEST_ID = b"x-request-id"
+_MAX_HELD_BYTES = 8 * 1024 * 1024
 _CONVERSATION = re.compile(r"(/(?:sessions|responses|conversations|threads)/+)[^/]+")
 
 
 class RequestContext:
-    """A request being served, its ASGI channel, and what is recorded about it.
+    """A request being served, its ASGI channel, its response, and what is recorded about it.
 
-    Attributes:
-        endpoint: name of the route in metrics.
-        headers: the request's, names in lower case.
-        request_id: the client's `x-request-id`, or a new one.
-        team: of the client's API key; empty if there is one team.
-        model: the requested model; empty if unknown.
-        outcome: label for metrics; `ok` unless the request failed or was refused.
-        status: HTTP status of the response; 0 if none was sent.
-        notes: additional fields for the access log and the span: numbers and short names only.
-        trace_headers: headers for the backend that make the proxy's span its parent.
-        started: time at which the request's head was complete, as `time.perf_counter` seconds.
-        first_byte: time of the response body's first byte, on the same clock; None before it.
+    The response is sent by `start_response`, `send_body` and `finish`, or by `send_error`.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
@@ -39,18 +36,22 @@ class RequestContext:
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._path = str(scope["path"])
         self.request_id = get_header(self.headers, REQUEST_ID) or new_request_id()
-        self.team = ""
-        self.model = ""
-        self.outcome = "ok"
-        self.status = 0
+        self.team = ""  # of the client's API key; empty if there is one team
+        self.model = ""  # requested; empty if unknown
+        self.outcome = "ok"  # label for metrics, unless the request failed or was refused
+        self.status = 0  # of the response; 0 if none was sent
+        # For the access log and the span: numbers and short names only.
         self.notes: dict[str, str | int | float | None] = {}
-        self.trace_headers: dict[str, str] = {}
-        self.started = time.perf_counter()
-        self.first_byte: float | None = None
+        self.trace_headers: dict[str, str] = {}  # make the proxy's span the backend's parent
+        self.started = time.perf_counter()  # when the request's head was complete
+        self.first_byte: float | None = None  # when the response's body began, on the same clock
+        self._head: dict[str, Any] | None = None  # of the response, while it is held
+        self._held: list[bytes] = []
+        self._held_bytes = 0
 
     @property
     def method(self) -> str:
-        """HTTP method, in upper case."""
+        """In upper case."""
         return str(self.scope["method"])
 
     @property
@@ -92,3 +93,42 @@ class RequestContext:
             headers["retry-after"] = str(retry_after_s)
         response = error_response(status, message, param=param, headers=headers)
         await response(self.scope, self.receive, self.send)
+
+    async def start_response(self, status: int, headers: RawHeaders, *, is_held: bool) -> None:
+        """Send the head, or hold it until `finish`, with up to 8 MiB of the body."""
+        self.status = status
+        head = {"type": "http.response.start", "status": status, "headers": list(headers)}
+        if is_held:
+            self._head = head
+        else:
+            await self.send(head)
+
+    async def send_body(self, data: bytes) -> None:
+        """Send a part of the body, which is not the last one."""
+        if self._head is None:
+            await self.send({"type": "http.response.body", "body": data, "more_body": True})
+            return
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > _MAX_HELD_BYTES:
+            await self.release()
+
+    async def finish(self, data: bytes, *, header: tuple[bytes, bytes] | None = None) -> None:
+        """Send the last part of the body; the header is added to a head that was held."""
+        if self._head is not None:
+            if header is not None:
+                self._head["headers"].append(header)
+            data = b"".join([*self._held, data])
+            self._held = []
+            await self.release()
+        await self.send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def release(self) -> None:
+        """Send what is held, as it is."""
+        if self._head is None:
+            return
+        head, self._head = self._head, None
+        await self.send(head)
+        if self._held:
+            await self.send_body(b"".join(self._held))
+            self._held = []

@@ -24,8 +24,7 @@ from ragboost.proxy.peers.slot import WorkerLostError, WorkerSlot
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.proxy.upstream.relay import relay
-from ragboost.proxy.upstream.request import UpstreamRequest
+from ragboost.proxy.upstream.relay import UpstreamRequest, relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import get_header, request_headers
 from ragboost.wires.usage import Usage

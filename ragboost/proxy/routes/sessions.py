@@ -40,7 +40,7 @@ from ragboost.proxy.routes.session_requests import TurnRequest, make_turn
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.upstream.request import UpstreamRequest
+from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import get_header, user_of
 from ragboost.rewriting.sent_history import HistoryDelta

@@ -63,8 +63,11 @@ class Dispatcher:
 
     def assign(self, admission: Admission) -> None:
         """Assign a request to the backend with the least load, without waiting; it is started."""
-        backend = self.router.choose(admission.prompt_tokens, cached_tokens={})
-        assert backend is not None, "there are no backends"
+        backend = self.backends.all[0]
+        if len(self.backends.all) > 1:
+            chosen = self.router.choose(admission.prompt_tokens, cached_tokens={})
+            assert chosen is not None, "no backend is excluded"
+            backend = chosen
         admission.assign(backend)
         admission.start()
 
@@ -149,7 +152,7 @@ class Dispatcher:
 
     def begun(self, admission: Admission, *, is_stream: bool) -> None:
         """Note that a response has begun; the first byte of a stream comes when it is computed."""
-        self.backends.note_answer(admission.backend)
+        admission.backend.num_failures = 0
         if self.room is not None:
             self.room.begun(admission, is_stream=is_stream)
         admission.count_computed()

@@ -41,16 +41,13 @@ class Router:
             cached_tokens: how many of these each backend's prefix cache holds, by its name.
             exclude: backends that have been tried.
         """
-        candidates = self.backends.candidates(exclude)
-        if len(candidates) == 1:
-            return candidates[0]
 
         def cost(backend: Backend) -> tuple[int, int]:
             compute = max(0, prompt_tokens - cached_tokens.get(backend.name, 0))
             waiting = sum(signal.waiting_tokens(backend) for signal in self._signals)
             return compute + waiting, backend.load.dispatched
 
-        return min(candidates, key=cost, default=None)
+        return min(self.backends.candidates(exclude), key=cost, default=None)
 
     async def place(self, admission: Admission) -> None:
         """Assign a request to a backend."""

@@ -350,10 +350,6 @@ class Backends:
         candidates = [backend for backend in self.all if backend not in exclude]
         return [backend for backend in candidates if backend.is_healthy] or candidates
 
-    def note_answer(self, backend: Backend) -> None:
-        """Record that a backend has begun a response."""
-        backend.num_failures = 0
-
     def note_failure(self, backend: Backend, error: BackendError) -> None:
         """Record that a request failed before its response began."""
         if isinstance(error, BackendTimeoutError):
