@@ -106,7 +106,6 @@ class Booster:
         other request shares, so reordering them could not reuse anything.
 
         Args:
-            query: the question.
             documents: Documents, texts or mappings, most relevant first.
             session: the conversation; documents of its earlier turns are not sent again. Callers
                 who keep the turns themselves pass a state, to which this turn is added.
@@ -205,8 +204,6 @@ class Booster:
         refer to them.
 
         Args:
-            state: of the conversation.
-            context: the documents with their labels, in prompt order.
             is_leading: they are at the front of the payload, with no earlier turn before them.
         """
         tokens = self.tokens.count_documents(context.documents)
@@ -268,9 +265,6 @@ class Booster:
         and so has everything not used since; see `Residency.completed`.
 
         Args:
-            context: the request's context.
-            prompt_tokens: length of the whole prompt.
-            cached_tokens: cached tokens of it.
             cached_document_tokens: cached tokens of its documents, for callers who know where these
                 are and correct estimates themselves; None: a share in proportion to the prompt.
 

@@ -37,10 +37,7 @@ def compose(
     """Compose the payload and check its invariants; it is not recorded in the index yet.
 
     Args:
-        retrieved: the request.
         sent: indices into `retrieved.unique` in prompt order; `history` carries the others.
-        history: the documents of earlier turns.
-        settings: for labels, hints and de-duplication.
         state: of the request's conversation, without this turn.
 
     Raises:
@@ -94,8 +91,6 @@ def check_context(
     A violation is our bug, never the caller's: the proxy then forwards the original request.
 
     Args:
-        context: not recorded in the index yet.
-        history: the documents of earlier turns.
         allow_copies: it may contain a document more than once.
 
     Raises:

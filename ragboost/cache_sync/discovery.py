@@ -27,21 +27,15 @@ _CAPACITY_GAUGES = ("sglang:max_total_num_tokens", "ragboost_engine_kv_cache_cap
 class EventSource:
     """The address of one publisher, that is, of one data-parallel rank of a replica.
 
-    Attributes:
-        name: unique among the streams of a proxy, such as `replica-0/0`.
-        endpoint: ZeroMQ address of the events.
-        replay_endpoint: ZeroMQ address of replays; None: a gap clears the mirror.
-        topic: prefix of the topics to subscribe to.
-        bind: bind the endpoint, for an engine that connects to it, as vLLM to `tcp://HOST:PORT`.
-
     Raises:
         ConfigError: invalid address.
     """
 
-    name: str
-    endpoint: str
-    replay_endpoint: str | None = None
-    topic: str = ""
+    name: str  # unique among the streams of a proxy, such as `replica-0/0`
+    endpoint: str  # ZeroMQ address of the events
+    replay_endpoint: str | None = None  # ZeroMQ address of replays; None: a gap clears the mirror
+    topic: str = ""  # prefix of the topics to subscribe to
+    # Bind the endpoint, for an engine that connects to it, as vLLM to `tcp://HOST:PORT`.
     bind: bool = False
 
     def __post_init__(self) -> None:
@@ -78,18 +72,14 @@ class EventSource:
 
 
 class Discovery(NamedTuple):
-    """The result of `discover`.
+    """The result of `discover`."""
 
-    Attributes:
-        is_up: every request got a response. False also while the engine is starting, when the rest
-            may be incomplete.
-        sources: of KV events; empty if it publishes none that can be reached.
-        capacity_tokens: of the prefix cache; None if not reported.
-    """
-
+    # Every request got a response. False also while the engine is starting, when the rest may be
+    # incomplete.
     is_up: bool
+    # Of KV events; empty if it publishes none that can be reached.
     sources: tuple[EventSource, ...] = ()
-    capacity_tokens: int | None = None
+    capacity_tokens: int | None = None  # of the prefix cache; None if not reported
 
 
 async def discover(engine: EngineClient) -> Discovery:
@@ -132,7 +122,6 @@ def find_sources(answer: Mapping[str, Any], *, backend_url: str, name: str) -> l
     """Read the event sources from a response; return none if the engine publishes no events.
 
     Args:
-        answer: the JSON object returned by one of `DISCOVERY_PATHS`.
         backend_url: its host replaces a wildcard address.
         name: of the replica; the rank is appended.
 

@@ -27,30 +27,16 @@ FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attent
 
 
 class Changes(NamedTuple):
-    """The requests whose cached tokens a batch of events changed.
+    """The requests whose cached tokens a batch of events changed."""
 
-    Attributes:
-        resident_tokens: by request id, the leading tokens of its prompt (and response) that are
-            cached now. 0: all were evicted, and the mirror has dropped the request.
-        is_cleared: the cache was cleared; requests not in `resident_tokens` have 0.
-    """
-
+    # By request id, the leading tokens of its prompt (and response) that are cached now. 0: all
+    # were evicted, and the mirror has dropped the request.
     resident_tokens: dict[str, int]
-    is_cleared: bool = False
+    is_cleared: bool = False  # the cache was cleared; requests not in `resident_tokens` have 0
 
 
 class MirrorBlock:
-    """One cached block, or the placeholder of an evicted one whose descendants are still cached.
-
-    Attributes:
-        key: identity, 16 bytes: namespace, all tokens up to here, multimodal ids.
-        end: tokens of the prompt up to and including this block.
-        copies: physical copies on the GPU.
-        other_copies: physical copies on other media.
-        is_approximate: its KV is no prefix hit for exact requests.
-        is_reachable: it and all blocks before it are resident.
-        requests: ids of the requests whose deepest known block this is.
-    """
+    """One cached block, or the placeholder of an evicted one whose descendants are still cached."""
 
     __slots__ = (
         "block_hash",
@@ -77,12 +63,13 @@ class MirrorBlock:
     ) -> None:
         self.block_hash = block_hash
         self.parent = parent
-        self.key = key
-        self.end = num_tokens
-        self.copies = 0
-        self.other_copies: dict[str, int] | None = None
-        self.is_approximate = False
-        self.is_reachable = parent is None
+        self.key = key  # identity, 16 bytes: namespace, all tokens up to here, multimodal ids
+        self.end = num_tokens  # tokens of the prompt up to and including this block
+        self.copies = 0  # physical copies on the GPU
+        self.other_copies: dict[str, int] | None = None  # physical copies on other media
+        self.is_approximate = False  # its KV is no prefix hit for exact requests
+        self.is_reachable = parent is None  # it and all blocks before it are resident
+        # Ids of the requests whose deepest known block this is.
         self.requests: set[str] | None = None
         self.first_child: MirrorBlock | None = None
         self.next_sibling: MirrorBlock | None = None
@@ -150,15 +137,12 @@ class PrefixMirror:
     with full attention counts. Only `resident_tokens` may be called from other threads.
 
     Args:
-        media: the media that count as resident.
         max_blocks: further blocks are skipped, which makes the mirror partial.
         max_requests: request ids kept, by last store; very long ids are not.
 
     Attributes:
         block_size: tokens per block as reported; 0 before the first stored block.
         is_partial: the engine may hold blocks that the mirror does not.
-        num_unknown: events that could not be applied: chains without a known parent, removals of
-            blocks never stored, blocks that contradict earlier ones, unknown kinds.
         num_resident_tokens: tokens of all blocks that a prompt could hit.
         is_tree: the cache is a radix tree, such as SGLang's, which reports no KV cache groups. It
             holds a prompt after its prefill; other caches hold blocks once they are scheduled.
@@ -174,6 +158,8 @@ class PrefixMirror:
         self.media = frozenset(media)
         self.max_blocks = max_blocks
         self.max_requests = max_requests
+        # Events that could not be applied: chains without a known parent, removals of blocks never
+        # stored, blocks that contradict earlier ones, unknown kinds.
         self.num_unknown = 0
         self._blocks: dict[BlockHash, MirrorBlock] = {}
         self._by_key: dict[bytes, MirrorBlock] = {}  # roots of namespaces, and blocks
@@ -246,8 +232,6 @@ class PrefixMirror:
 
         Args:
             token_ids: the whole prompt as tokenized by the engine.
-            lora_name: the request's adapter, if any.
-            cache_salt: the request's cache salt, if any.
         """
         size, end = self.block_size, 0
         key = _root_key(lora_name, () if cache_salt is None else (cache_salt,))

@@ -41,15 +41,6 @@ class StreamView(NamedTuple):
 class CacheSync:
     """The followers of all backends, and the streams and reports that feed them.
 
-    Args:
-        settings: of the proxy.
-        engines: clients of the backends.
-        tenants: the owners of the context indexes.
-
-    Attributes:
-        followers: by name of the backend.
-        fidelity: predicted against reported cached tokens, over all backends.
-
     Raises:
         ConfigError: an endpoint is configured, but there are several backends.
     """
@@ -66,7 +57,9 @@ class CacheSync:
                 "engine_hooks.endpoint is the stream of a single backend, and there are "
                 f"{len(engines)}; remove it: each backend is asked for its own"
             )
+        # By name of the backend.
         self.followers = {each.name: CacheFollower(each.name, tenants) for each in engines}
+        # Predicted against reported cached tokens, over all backends.
         self.fidelity = FidelityTracker()
         self.tenants = tenants
         self._is_tokenizing = settings.tokens.ask_backend and settings.tokens.tokenizer is None

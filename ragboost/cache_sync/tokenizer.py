@@ -25,11 +25,6 @@ class BackendTokenizer:
 
     Only backends that report on their prefix cache are asked, since hosted APIs have no such route.
     One that refuses is not asked again.
-
-    Args:
-        engines: the first usable one is asked.
-        followers: by name of the backend.
-        tenants: whose estimates are replaced.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ def make_order_policy(settings: OrderingSettings, prior: CorpusPrior | None = No
     """Create the policy that `ordering.tail` names.
 
     Args:
-        settings: of ordering.
         prior: shared with other policies; None: read from `ordering.prior`, if that is set.
 
     Raises:

@@ -25,13 +25,7 @@ class OrderPolicy(Protocol):
         *,
         prefix: Sequence[Hashable] = (),
     ) -> list[Hashable]:
-        """Sort the documents behind a prefix.
-
-        Args:
-            documents: most relevant first.
-            tokens: length of each document.
-            prefix: the documents before them.
-        """
+        """Sort the documents behind a prefix."""
 
 
 class RelevanceOrder:
@@ -77,9 +71,7 @@ def order_documents(
     more.
 
     Args:
-        index: mirrors the backend's prefix cache.
         documents: distinct documents, most relevant first.
-        tokens: their lengths.
         policy: orders the documents behind the cached prefix; None: relevance order.
     """
     keep = min(settings.keep_last, len(documents)) if settings.enabled else 0

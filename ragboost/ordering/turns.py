@@ -8,16 +8,12 @@ from typing import NamedTuple
 
 
 class BatchTurns(NamedTuple):
-    """The requests of a batch by their place in a conversation, as indices into the batch.
+    """The requests of a batch by their place in a conversation, as indices into the batch."""
 
-    Attributes:
-        leading: requests with no turn before them.
-        later: by request of `leading`, the later turns of its conversation, in turn order.
-        continued: turns of conversations that began before the batch, in the batch's order.
-    """
-
-    leading: tuple[int, ...]
+    leading: tuple[int, ...]  # requests with no turn before them
+    # By request of `leading`, the later turns of its conversation, in turn order.
     later: Mapping[int, tuple[int, ...]]
+    # Turns of conversations that began before the batch, in the batch's order.
     continued: tuple[int, ...]
 
     def release_order(self, leading_order: Sequence[int]) -> tuple[int, ...]:
@@ -42,7 +38,6 @@ def group_turns(sessions: Sequence[str | None], continued: Collection[str]) -> B
 
     Args:
         sessions: the conversation of each request; None without one.
-        continued: conversations that began before the batch.
     """
     first: dict[str, int] = {}
     leading, early = [], []

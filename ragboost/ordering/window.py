@@ -41,10 +41,8 @@ def plan_next(
     planned may never be sent.
 
     Args:
-        index: mirrors the backend's prefix cache.
         contexts: distinct documents of each request, most relevant first; the first request is
             sent if no other may overtake it.
-        tokens: length of every document.
         budget_tokens: uncached tokens that may be sent before the first request.
         policy: orders documents within a group; None: relevance order.
     """

@@ -35,13 +35,10 @@ from ragboost.wires.registry import WIRES
 
 
 class ProxyApp(FastAPI):
-    """FastAPI, with a direct way to the completion endpoints and these in its OpenAPI document.
+    """FastAPI, with a direct way to the completion endpoints and these in its OpenAPI document."""
 
-    Attributes:
-        direct: completion endpoints by path, called for POST without routing or middleware, unless
-            the app is mounted below another path or has middleware of its own.
-    """
-
+    # Completion endpoints by path, called for POST without routing or middleware, unless the app is
+    # mounted below another path or has middleware of its own.
     direct: Mapping[str, ASGIApp] = MappingProxyType({})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

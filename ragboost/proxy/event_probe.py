@@ -17,17 +17,11 @@ _REQUESTS = 3  # a publisher drops what it sends before it has noticed its subsc
 
 
 class EventArrival(NamedTuple):
-    """The events of a request that have arrived.
+    """The events of a request that have arrived."""
 
-    Attributes:
-        is_connected: a publisher was found.
-        has_stored: blocks were stored after the request.
-        has_id: and their event has the request's id.
-    """
-
-    is_connected: bool
-    has_stored: bool = False
-    has_id: bool = False
+    is_connected: bool  # a publisher was found
+    has_stored: bool = False  # blocks were stored after the request
+    has_id: bool = False  # and their event has the request's id
 
 
 async def probe_events(
@@ -39,7 +33,6 @@ async def probe_events(
     """Subscribe to an engine's sources, send a request, and wait for its event.
 
     Args:
-        sources: of one engine.
         send: sends a new prompt of at least a block with this session id, and awaits the response.
         timeout_s: seconds to wait for a connection, and for the event of each request.
 

@@ -52,12 +52,6 @@ class BoostPipeline:
     """Prepare the requests of one app.
 
     Args:
-        settings: of the proxy.
-        metrics: count what is done.
-        tenants: the context indexes.
-        sync: follows the backends' prefix caches.
-        chunk_reuse: knows if the backends reuse chunks.
-        dispatcher: assigns requests to backends.
         fellows: the other workers of this proxy; None if there are none.
         shadow: tries boosting on the side, and nothing is boosted: the documents of a `ragboost`
             object are rendered in the order given. None: requests are boosted.
@@ -111,14 +105,9 @@ class BoostPipeline:
         A request whose conversation another worker keeps is returned as it came, with that worker.
 
         Args:
-            raw, headers: the client's.
-            admission: of the request.
-            has_stream_options: the endpoint knows `stream_options.include_usage`.
             session: unique name of the conversation, for a caller that keeps `history`; None: the
                 request names its conversation, or it is recognised.
             history: what the engine was sent for the earlier messages; not kept here.
-            team: of the client's API key.
-            may_hand_over: it may go to another worker.
 
         Raises:
             RequestError: the `ragboost` object is malformed.

@@ -32,9 +32,7 @@ async def read_body(receive: Receive, *, declared: str | None, settings: ProxySe
     """Receive a whole request body.
 
     Args:
-        receive: the ASGI channel of the request.
         declared: the `content-length` header, which may be absent or wrong.
-        settings: the limits.
 
     Raises:
         BodyTooLargeError: more than `max_body_bytes` are declared or have been received.
@@ -86,13 +84,10 @@ class ClientWatch:
 
     The proxy's own server reports a lost connection by a callback. On any other server a task reads
     the ASGI channel; the request's body must have been received by then.
-
-    Attributes:
-        has_left: the client disconnected before `finish`.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.has_left = False
+        self.has_left = False  # the client disconnected before `finish`
         connection = scope.get("extensions", {}).get(CONNECTION_EXTENSION, {})
         self._watch_connection: Callable[[Callable[[], None] | None], None] | None
         self._watch_connection = connection.get("watch")

@@ -17,9 +17,6 @@ def label_metrics(texts: Mapping[int, bytes]) -> bytes:
 
     Counters are not added up: the sum would shrink when a worker is restarted, and a monitoring
     system that takes every decrease for a restart would count the rest twice.
-
-    Args:
-        texts: by number of the worker.
     """
     heads: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = {}
@@ -90,8 +87,6 @@ def merge_dashboard(
     Args:
         own: of the worker that answers; `totals` and `ttft` are those of all workers already, apart
             from the gauges in `totals`.
-        others: of the other workers.
-        max_recent: completions shown.
     """
     totals = dict(own["totals"])
     for name in ("sessions", "waiting"):

@@ -54,14 +54,7 @@ class CollectedWorkers(CollectedLearner, Protocol):
 
 
 class Metrics:
-    """The metrics of one app, in a registry of its own.
-
-    Attributes:
-        registry: the registry.
-        index_nodes, sessions, queue_depth, backend_up, backend_running, backend_hold_limit: gauges
-            that are set when the metrics are read.
-        session_store_failures: counter of failed operations.
-    """
+    """The metrics of one app, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -72,8 +65,10 @@ class Metrics:
         self._declare_shadow()
         self._declare_predictions()
         gauge = partial(Gauge, registry=self.registry)
+        # Gauges that are set when the metrics are read.
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
         self.sessions = gauge("ragboost_sessions", "Conversations in memory.")
+        # Counter of failed operations.
         self.session_store_failures = Counter(
             "ragboost_session_store_failures_total",
             "Operations of the session API's store that failed.",
@@ -291,7 +286,6 @@ class Metrics:
         """Count what boosting would have saved.
 
         Args:
-            context: the context that boosting would have sent.
             original: models the prefix cache as it is without boosting.
             preamble: identifies the text before the documents.
         """

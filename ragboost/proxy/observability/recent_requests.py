@@ -21,7 +21,6 @@ class RecentRequests:
     """A bounded memory of finished completions, and of the labels of documents.
 
     Args:
-        max_requests: completions kept.
         max_labels: labels kept, by last use: when half of them are new, those not used since the
             last such time are dropped.
     """
@@ -53,10 +52,6 @@ class RecentRequests:
         """Add a completion that has ended.
 
         Args:
-            request: its request and response.
-            context: its boosted documents, or None.
-            usage: as the backend reported it, or None.
-            backend: name of the backend.
             bypass: the reason for which nothing was boosted, or None.
         """
         first_byte = request.first_byte

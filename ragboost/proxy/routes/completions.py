@@ -36,7 +36,6 @@ class Passthrough:
     """Relay any request unchanged.
 
     Args:
-        state: of the app.
         paths: those that are forwarded; None: the path is one of the proxy's own.
     """
 

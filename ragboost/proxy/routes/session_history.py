@@ -15,17 +15,11 @@ from ragboost.wires.openai_chat import AnswerMessage
 
 
 class SessionTurn(msgspec.Struct, frozen=True):
-    """One turn of a session.
+    """One turn of a session."""
 
-    Attributes:
-        messages: the client's new messages and the answer, as JSON.
-        sent: the rewritten ones, by link.
-        turn: the Booster's record of the turn.
-    """
-
-    messages: list[bytes]
-    sent: list[tuple[Link, SentMessage]]
-    turn: Turn | None
+    messages: list[bytes]  # the client's new messages and the answer, as JSON
+    sent: list[tuple[Link, SentMessage]]  # the rewritten ones, by link
+    turn: Turn | None  # the Booster's record of the turn
 
     @classmethod
     def of(cls, new: Sequence[bytes], answer: AnswerMessage, delta: HistoryDelta) -> Self:

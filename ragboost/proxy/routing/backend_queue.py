@@ -32,10 +32,8 @@ class BackendQueue:
     """One backend's queue.
 
     Args:
-        backend: the backend.
         pace: of the backend; None: it is busy only at its `max_concurrency`.
         plan: chooses the request to send next, and calls `set_next` with it; None: the first one.
-        update: called when it has.
     """
 
     def __init__(

@@ -83,8 +83,6 @@ class Dispatcher:
         """Wait until a completion may be sent.
 
         Args:
-            admission: of the completion.
-            request: the completion.
             tenant: whose context indexes will be used; None: nothing will be boosted.
             conversation: the request's, if it is known.
             history: hash of what the engine was sent for its history; empty if unknown.
@@ -138,8 +136,6 @@ class Dispatcher:
         """Note what a request was rewritten to, which is the history of the next one.
 
         Args:
-            admission: of the request.
-            num_bytes: of the body to send.
             cached_tokens: tokens that the context index expects in the backend's prefix cache.
             history: hash of the rewritten history, if it has no session; or empty.
         """

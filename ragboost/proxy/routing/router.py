@@ -37,9 +37,7 @@ class Router:
         """Return the backend with the lowest cost for a request; None if all are excluded.
 
         Args:
-            prompt_tokens: length of the request.
             cached_tokens: how many of these each backend's prefix cache holds, by its name.
-            exclude: backends that have been tried.
         """
 
         def cost(backend: Backend) -> tuple[int, int]:

@@ -40,13 +40,7 @@ class TooManyWaitingError(RequestError):
 
 
 class WaitingRoom:
-    """One queue per backend, used on one event loop.
-
-    Args:
-        router: chooses a backend for each request.
-        backends: the backends.
-        settings: the mode and the limits.
-    """
+    """One queue per backend, used on one event loop."""
 
     def __init__(self, router: Router, backends: Backends, settings: WaitingRoomSettings) -> None:
         self._router = router

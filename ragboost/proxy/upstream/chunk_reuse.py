@@ -21,7 +21,6 @@ class ChunkReuseProbe:
 
     Args:
         settings: `reuse_chunks` answers for all backends; None: ask them.
-        backends: all of them.
     """
 
     def __init__(self, settings: BackendSettings, backends: Sequence[Backend]) -> None:

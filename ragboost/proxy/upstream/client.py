@@ -45,13 +45,7 @@ class UnreadRequestError(StaleConnectionError):
 
 
 class UpstreamResponse:
-    """A response whose head has arrived and whose body is read in chunks.
-
-    Attributes:
-        status: HTTP status code.
-        headers: names in lower case, in the backend's order.
-        is_complete: the end of the body has arrived; the next `read` returns all that remains.
-    """
+    """A response whose head has arrived and whose body is read in chunks."""
 
     __slots__ = (
         "_chunks",
@@ -68,7 +62,8 @@ class UpstreamResponse:
         self, connection: "Connection", status: int, headers: list[tuple[bytes, bytes]]
     ) -> None:
         self.status = status
-        self.headers = headers
+        self.headers = headers  # names in lower case, in the backend's order
+        # The end of the body has arrived; the next `read` returns all that remains.
         self.is_complete = False
         self._connection = connection
         self._chunks: list[bytes] = []
@@ -119,11 +114,7 @@ class UpstreamResponse:
 
 
 class Connection(asyncio.Protocol):
-    """One connection of a pool; httptools calls its `on_` methods.
-
-    Attributes:
-        is_reused: an earlier request was answered on it.
-    """
+    """One connection of a pool; httptools calls its `on_` methods."""
 
     def __init__(self, pool: "ConnectionPool", loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
@@ -141,7 +132,7 @@ class Connection(asyncio.Protocol):
         self._ends_at_close = self._has_ended = False
         self._num_bytes = 0  # of the request
         self._is_unread = False
-        self.is_reused = False
+        self.is_reused = False  # an earlier request was answered on it
 
     @property
     def is_closing(self) -> bool:
@@ -163,7 +154,6 @@ class Connection(asyncio.Protocol):
 
         Args:
             head: request line and headers, with the empty line.
-            body: may be empty.
             is_head_request: the response has no body, whatever its headers say.
 
         Raises:

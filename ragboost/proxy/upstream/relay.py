@@ -111,13 +111,6 @@ async def relay(
     response: a stream of events ends with an error event where one can be placed, anything else
     ends early, so that the client sees that it is incomplete.
 
-    Args:
-        exchange: the client's request.
-        watch: of the client.
-        slot: the request's place at its backend.
-        upstream: the request to send.
-        reader: reads a complete response on the side.
-
     Returns:
         The usage that a complete response reports, or None.
     """

@@ -85,7 +85,6 @@ def _quantile(buckets: Mapping[float, float], share: float) -> float | None:
 
     Args:
         buckets: cumulative counts by upper bound, in seconds.
-        share: 0.5 for the median.
     """
     total = max(buckets.values(), default=0.0)
     if not total:

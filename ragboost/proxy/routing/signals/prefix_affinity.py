@@ -76,7 +76,6 @@ def prefixes_of(body: JsonBody, *, seed: bytes) -> tuple[MessagePrefix, ...]:
     """Return the prefixes of a body's messages.
 
     Args:
-        body: of the request.
         seed: everything that precedes the messages in the prompt, or separates caches.
     """
     prefixes, num_bytes = [], 0
