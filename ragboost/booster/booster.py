@@ -24,13 +24,7 @@ from ragboost.context import Context, Plan
 from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, IndexEntry
-from ragboost.ordering import (
-    CorpusPrior,
-    Order,
-    group_turns,
-    make_order_policy,
-    order_documents,
-)
+from ragboost.ordering import CorpusPrior, Order, group_turns, make_order_policy, order_documents
 from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import Document, DocumentLike, Request, as_documents, check_question
 

@@ -81,10 +81,7 @@ def compose(
 
 
 def check_context(
-    context: Context,
-    *,
-    history: CarriedDocuments,
-    allow_copies: bool = False,
+    context: Context, *, history: CarriedDocuments, allow_copies: bool = False
 ) -> None:
     """Check that no document is lost, doubled or mixed up; runs on every request.
 

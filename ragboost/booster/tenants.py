@@ -146,11 +146,7 @@ class Tenants:
         tenant = self._tenants.get(key)
         if tenant is None:
             tenant = Tenant(
-                key,
-                self._settings,
-                self.modes,
-                tokens=self._counter(key.model),
-                prior=self._prior,
+                key, self._settings, self.modes, tokens=self._counter(key.model), prior=self._prior
             )
             self._tenants.put(key, tenant)
         return tenant

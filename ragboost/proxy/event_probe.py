@@ -25,10 +25,7 @@ class EventArrival(NamedTuple):
 
 
 async def probe_events(
-    sources: Sequence[EventSource],
-    send: Callable[[str], Awaitable[None]],
-    *,
-    timeout_s: float,
+    sources: Sequence[EventSource], send: Callable[[str], Awaitable[None]], *, timeout_s: float
 ) -> EventArrival:
     """Subscribe to an engine's sources, send a request, and wait for its event.
 

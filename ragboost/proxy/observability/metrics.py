@@ -98,9 +98,7 @@ class Metrics:
             ("endpoint", "model", "outcome"),
         )
         self._bypass = self._counters(
-            "ragboost_bypass_total",
-            "Requests forwarded without boosting, by reason.",
-            ("reason",),
+            "ragboost_bypass_total", "Requests forwarded without boosting, by reason.", ("reason",)
         )
         self._duration = self._histograms(
             "ragboost_request_duration_seconds",

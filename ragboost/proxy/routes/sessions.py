@@ -271,11 +271,7 @@ class SessionTurns(Completions):
             raise
 
     async def _commit(
-        self,
-        running: RunningTurn,
-        session: ChatSession,
-        turns: Sequence[bytes],
-        turn: SessionTurn,
+        self, running: RunningTurn, session: ChatSession, turns: Sequence[bytes], turn: SessionTurn
     ) -> None:
         new, is_stored = turn.encode(), False
         try:

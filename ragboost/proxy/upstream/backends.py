@@ -13,12 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from ragboost.config import BackendSettings, ReplicaSettings, Settings
 from ragboost.config.proxy import public_url
-from ragboost.errors import (
-    BackendConnectionError,
-    BackendError,
-    BackendTimeoutError,
-    ConfigError,
-)
+from ragboost.errors import BackendConnectionError, BackendError, BackendTimeoutError, ConfigError
 from ragboost.proxy.upstream.client import (
     BackendRefusedError,
     ConnectionPool,
