@@ -302,14 +302,14 @@ class Booster:
         self.residency.expire()
         documents = tuple(as_documents(values))
         if self.settings.dedup.enabled:
-            unique, slots = unique_documents(documents)
+            unique = unique_documents(documents)
             elements: tuple[Hashable, ...] = tuple([document.key for document in unique])
         else:
-            unique, slots = documents, tuple(range(len(documents)))
+            unique = documents
             elements = distinct_elements([document.key for document in documents])
         tokens = self.tokens.count_documents(unique)
         elements = _behind(preamble, elements)
-        return Retrieved(query, documents, unique, slots, elements, tokens, preamble)
+        return Retrieved(query, documents, unique, elements, tokens, preamble)
 
     def _order_alone(self, retrieved: Retrieved) -> Order:
         return order_documents(

@@ -20,7 +20,6 @@ class Retrieved(NamedTuple):
     query: str
     documents: tuple[Document, ...]  # as the caller gave them, in relevance order
     unique: tuple[Document, ...]
-    slots: tuple[int, ...]  # for each of `documents`, its index in `unique`
     elements: tuple[Hashable, ...]  # for each of `unique`, its name in the context index
     tokens: Sequence[int]  # for each of `unique`
     preamble: str = ""  # names the text before the first document
@@ -51,7 +50,11 @@ def compose(
         is_complete=history.is_complete,
     )
     places = {i: place for place, i in enumerate(sent)}
-    positions = tuple([places.get(slot, -1) for slot in retrieved.slots])
+    if len(retrieved.unique) == len(retrieved.documents):  # there may be copies all the same
+        positions = tuple([places.get(i, -1) for i in range(len(retrieved.documents))])
+    else:
+        by_key = {document.key: place for place, document in enumerate(documents)}
+        positions = tuple([by_key.get(document.key, -1) for document in retrieved.documents])
     hints: tuple[Hint, ...] = ()
     if len(sent) < len(retrieved.unique):
         referred = (

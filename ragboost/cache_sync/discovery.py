@@ -7,10 +7,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from ragboost.cache_sync.base import EngineClient
 from ragboost.config import EngineHookSettings
 from ragboost.errors import ConfigError
 
@@ -21,6 +20,33 @@ _SCHEMES = ("tcp://", "ipc://", "inproc://")
 _WILDCARDS = ("*", "0.0.0.0", "[::]", "::")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _CAPACITY_GAUGES = ("sglang:max_total_num_tokens", "ragboost_engine_kv_cache_capacity_tokens")
+
+
+class EngineClient(Protocol):
+    """An HTTP client of one engine's server.
+
+    Attributes:
+        name: unique among the backends of a proxy.
+        url: base URL, without `/v1`.
+        is_healthy: it is being sent requests.
+        rank: the data-parallel rank whose prefix cache is followed; None: all that it reports.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def is_healthy(self) -> bool: ...
+    @property
+    def rank(self) -> int | None: ...
+
+    async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
+        """GET a path, or POST a JSON body to it, and return the body of a small response.
+
+        Returns:
+            None if the server cannot be reached; empty if the status is not 200.
+        """
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.booster.tenants import Tenants
-from ragboost.cache_sync.base import EngineClient
-from ragboost.cache_sync.discovery import EventSource, configured_source, discover
+from ragboost.cache_sync.discovery import EngineClient, EventSource, configured_source, discover
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragboost.booster.tenants import Tenants
-from ragboost.cache_sync.base import EngineClient
+from ragboost.cache_sync.discovery import EngineClient
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.tokens import TokenCounter, Wanted
 

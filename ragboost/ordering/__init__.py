@@ -1,11 +1,10 @@
 """The order of documents in a request and of requests between each other (RAGBoost section 5)."""
 
-from ragboost.ordering.batch import BatchPlan, plan_batch, release_order
+from ragboost.ordering.batch import BatchPlan, group_turns, plan_batch, release_order
 from ragboost.ordering.policy import make_order_policy, read_prior
 from ragboost.ordering.popularity import RecentContexts
 from ragboost.ordering.prior import CorpusPrior
 from ragboost.ordering.request import Order, OrderPolicy, order_documents
-from ragboost.ordering.turns import group_turns
 from ragboost.ordering.window import NextRequest, plan_next
 
 __all__ = [

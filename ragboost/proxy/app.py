@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragboost.config import Settings
 from ragboost.errors import RequestError
-from ragboost.proxy.asgi.client import ClientDisconnectedError
+from ragboost.proxy.asgi.client_exchange import ClientDisconnectedError
 from ragboost.proxy.asgi.errors import invalid_request, on_internal_error, on_request_error
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.peers.seat import WorkerSeat

@@ -19,8 +19,7 @@ from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
-from ragboost.proxy.garbage import short_collections
-from ragboost.proxy.malloc import bounded_malloc
+from ragboost.proxy.memory import bounded_malloc, short_collections
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection

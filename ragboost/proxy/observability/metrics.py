@@ -1,27 +1,30 @@
 """Declare every metric of the proxy, once. Names and labels are public API.
 
-Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names.
+Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names. What
+requests count is collected in tallies and handed to the metrics when they are read: a request then
+pays for an addition or an append, not for the locks and checks of each metric.
 """
 
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from ragboost.booster.booster import Booster
-from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.fidelity import ERROR_BOUNDS, Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.context import Context
 from ragboost.hosted.receipts import Receipt
-from ragboost.proxy.observability.tallies import (
-    CounterTally,
-    HistogramTally,
-    Tallies,
-    TalliesByLabels,
+from ragboost.proxy.observability.collectors import (
+    CollectedLearner,
+    CollectedWorkers,
+    ReplicaCollector,
+    StreamCollector,
+    WorkerCollector,
 )
 from ragboost.wires.usage import Usage
 
@@ -29,28 +32,101 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 HANDED_OVER = "handed_over"
 """Outcome of a request that another worker has answered, and counts with its own outcome."""
 _MAX_MODELS = 100
+_MAX_VALUES = 1024  # of a histogram, before they are added
+T = TypeVar("T")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 
 
-class CollectedLearner(Protocol):
-    """The counters of what is learnt from other processes."""
+class CounterTally:
+    """The amount by which a counter is behind."""
 
-    @property
-    def learned(self) -> int:
-        """Prompts of others that this process's indexes have taken over."""
+    __slots__ = ("_behind", "_counter")
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._behind: float = 0
+
+    def inc(self, amount: float = 1) -> None:
+        """Add an amount.
+
+        Raises:
+            ValueError: it is negative.
+        """
+        if amount < 0:
+            raise ValueError(f"a counter cannot be increased by {amount}")
+        self._behind += amount
+
+    def flush(self) -> None:
+        """Bring the counter up to date."""
+        behind, self._behind = self._behind, 0
+        self._counter.inc(behind)
 
 
-class CollectedWorkers(CollectedLearner, Protocol):
-    """The counters of the exchange with other workers."""
+class HistogramTally:
+    """The values that a histogram has not seen, at most `_MAX_VALUES`."""
 
-    @property
-    def num_alive(self) -> int:
-        """The other workers that were heard lately."""
+    __slots__ = ("_histogram", "_values")
 
-    @property
-    def num_lost(self) -> int:
-        """Times that messages were lost, and a snapshot asked for."""
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._values: list[float] = []
+
+    def observe(self, value: float) -> None:
+        """Add a value."""
+        self._values.append(value)
+        if len(self._values) >= _MAX_VALUES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Bring the histogram up to date."""
+        values, self._values = self._values, []
+        for value in values:
+            self._histogram.observe(value)
+
+
+class TalliesByLabels(dict[tuple[str, ...], T]):
+    """The tallies of a metric's children by their labels, made on first use.
+
+    The caller bounds their number.
+
+    Args:
+        tally: returns the tally of the child with these labels.
+    """
+
+    def __init__(self, tally: Callable[..., T]) -> None:
+        self._tally = tally
+
+    def __missing__(self, labels: tuple[str, ...]) -> T:
+        child = self[labels] = self._tally(*labels)
+        return child
+
+
+class Tallies(Collector):
+    """The tallies of one registry, in which they are to be the first collector: reading the
+    registry flushes them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._all: list[CounterTally | HistogramTally] = []
+        registry.register(self)
+
+    def counter(self, counter: Counter) -> CounterTally:
+        """Return a new tally in place of a counter, which nobody else may increase."""
+        tally = CounterTally(counter)
+        self._all.append(tally)
+        return tally
+
+    def histogram(self, histogram: Histogram) -> HistogramTally:
+        """Return a new tally in place of a histogram."""
+        tally = HistogramTally(histogram)
+        self._all.append(tally)
+        return tally
+
+    def collect(self) -> Iterable[Metric]:
+        """Flush all tallies; there are no metrics of their own."""
+        for tally in self._all:
+            tally.flush()
+        return ()
 
 
 class Metrics:
@@ -229,15 +305,15 @@ class Metrics:
 
     def watch_streams(self, sync: CacheSync) -> None:
         """Add the metrics of the streams of cache events."""
-        self.registry.register(_StreamMetrics(sync))
+        self.registry.register(StreamCollector(sync))
 
     def watch_workers(self, workers: CollectedWorkers) -> None:
         """Add the metrics of the exchange with other workers."""
-        self.registry.register(_WorkerMetrics(workers))
+        self.registry.register(WorkerCollector(workers))
 
     def watch_replicas(self, learner: CollectedLearner) -> None:
         """Add the metrics of the exchange with other replicas."""
-        self.registry.register(_ReplicaMetrics(learner))
+        self.registry.register(ReplicaCollector(learner))
 
     def render(self) -> bytes:
         """Render all metrics in Prometheus' text format."""
@@ -316,85 +392,3 @@ class Metrics:
         self._prediction_error.observe(error)
         self._prediction_precision.set(figures.precision)
         self._prediction_recall.set(figures.recall)
-
-
-class _StreamMetrics(Collector):
-    """The counters that the streams of cache events keep, read when the metrics are read."""
-
-    def __init__(self, sync: CacheSync) -> None:
-        self._sync = sync
-
-    def collect(self) -> list[Metric]:
-        labels = ["backend", "stream"]
-        events = CounterMetricFamily(
-            "ragboost_kv_events", "Cache events applied.", labels=[*labels, "type"]
-        )
-        gaps = CounterMetricFamily(
-            "ragboost_kv_event_gaps", "Gaps in the sequence of event batches.", labels=labels
-        )
-        rejected = CounterMetricFamily(
-            "ragboost_kv_event_rejected_frames",
-            "Frames of cache events that were malformed or misnumbered.",
-            labels=labels,
-        )
-        states = GaugeMetricFamily(
-            "ragboost_kv_event_stream_state",
-            "1 for the state that a stream is in, else 0.",
-            labels=[*labels, "state"],
-        )
-        tokens = GaugeMetricFamily(
-            "ragboost_kv_resident_tokens", "Tokens in the mirror of a prefix cache.", labels=labels
-        )
-        for backend, stream, _ in self._sync.streams:
-            values, status = [backend, stream.name], stream.status()
-            for kind in ("stored", "removed", "cleared"):
-                events.add_metric([*values, kind], getattr(status, f"num_{kind}"))
-            gaps.add_metric(values, status.num_gaps)
-            rejected.add_metric(values, stream.num_rejected)
-            for state in StreamState:
-                states.add_metric([*values, state], float(state is status.state))
-            tokens.add_metric(values, status.num_resident_tokens)
-        return [events, gaps, rejected, states, tokens]
-
-
-class _WorkerMetrics(Collector):
-    """The counters that the exchange with other workers keeps."""
-
-    def __init__(self, workers: CollectedWorkers) -> None:
-        self._workers = workers
-
-    def collect(self) -> list[Metric]:
-        workers = self._workers
-        return [
-            GaugeMetricFamily(
-                "ragboost_workers_alive",
-                "Other workers of this proxy that were heard lately.",
-                value=workers.num_alive,
-            ),
-            CounterMetricFamily(
-                "ragboost_worker_prompts_learned",
-                "Prompts of other workers that this worker's indexes have taken over.",
-                value=workers.learned,
-            ),
-            CounterMetricFamily(
-                "ragboost_worker_messages_lost",
-                "Times that messages of other workers were lost, and a snapshot asked for.",
-                value=workers.num_lost,
-            ),
-        ]
-
-
-class _ReplicaMetrics(Collector):
-    """The counters of what is learnt from other replicas."""
-
-    def __init__(self, learner: CollectedLearner) -> None:
-        self._learner = learner
-
-    def collect(self) -> list[Metric]:
-        return [
-            CounterMetricFamily(
-                "ragboost_replica_prompts_learned",
-                "Prompts of other replicas that this process's indexes have taken over.",
-                value=self._learner.learned,
-            )
-        ]

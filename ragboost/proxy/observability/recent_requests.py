@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from ragboost.context import Context
-from ragboost.proxy.asgi.request_context import RequestContext
+from ragboost.proxy.asgi.client_exchange import RequestContext
 from ragboost.wires.usage import Usage
 
 MAX_RECENT = 50

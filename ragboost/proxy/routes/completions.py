@@ -13,10 +13,14 @@ from starlette.types import Receive, Scope, Send
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.errors import RequestError
 from ragboost.hosted.receipts import Receipt, find_price
-from ragboost.proxy.asgi.client import ClientDisconnectedError, ClientWatch, read_body
+from ragboost.proxy.asgi.client_exchange import (
+    ClientDisconnectedError,
+    ClientWatch,
+    RequestContext,
+    read_body,
+)
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.paths import ForwardedPaths
-from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.metrics import HANDED_OVER
 from ragboost.proxy.observability.tracing import Tracing

@@ -23,9 +23,13 @@ from ragboost.errors import (
     SessionNotFoundError,
     SessionStoreError,
 )
-from ragboost.proxy.asgi.client import BodyTooLargeError, ClientWatch, read_body
+from ragboost.proxy.asgi.client_exchange import (
+    BodyTooLargeError,
+    ClientWatch,
+    RequestContext,
+    read_body,
+)
 from ragboost.proxy.asgi.errors import invalid_request
-from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurn
 from ragboost.proxy.routes.schemas import (

@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.context import Context
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
-from ragboost.proxy.asgi.client import ClientWatch
-from ragboost.proxy.asgi.request_context import REQUEST_ID, RequestContext
+from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientWatch, RequestContext
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
