@@ -170,9 +170,9 @@ class Booster:
         """
         ordering = self.settings.ordering
         is_single = len(requests) == 1 or not ordering.enabled
-        retrieved = [
-            self._retrieve(request) for request in (requests[:1] if is_single else requests)
-        ]
+        if is_single:
+            requests = requests[:1]
+        retrieved = [self._retrieve(r.query, r.documents, r.preamble) for r in requests]
         with self._lock:
             if is_single:
                 order = self._order_alone(retrieved[0])

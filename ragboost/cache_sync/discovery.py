@@ -226,7 +226,7 @@ def _parse_object(body: bytes) -> Mapping[str, Any] | None:
 def _usable_sources(answer: Mapping[str, Any], engine: EngineClient) -> list[EventSource]:
     try:
         sources = find_sources(answer, backend_url=engine.url, name=engine.name)
-        return [each for each in sources if engine.rank in (None, each.rank)]
+        return [source for source in sources if engine.rank in (None, source.rank)]
     except ConfigError:
         return []  # an address that ZeroMQ cannot use, meant for another subscriber
 

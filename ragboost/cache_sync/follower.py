@@ -93,7 +93,9 @@ class CacheFollower:
     @property
     def state(self) -> StreamState | None:
         """The worst state of the streams; None without streams."""
-        return min((each.state for each in self.streams.values()), key=_STATES.index, default=None)
+        return min(
+            (stream.state for stream in self.streams.values()), key=_STATES.index, default=None
+        )
 
     @property
     def num_prompts(self) -> int:

@@ -128,7 +128,7 @@ class InFlight:
     def _complete_batch(self, request: "_Request") -> None:
         """Remove the batch of a request and those before it."""
         if request.batch >= self._running:
-            for number in [each for each in self._batches if each <= request.batch]:
+            for number in [n for n in self._batches if n <= request.batch]:
                 del self._batches[number]
             self._running = request.batch + 1
             self._last = max(self._last, self._running)

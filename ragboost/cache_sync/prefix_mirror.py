@@ -98,8 +98,8 @@ class PrefixMirror:
         self.is_tree = False
         self.num_resident_tokens = 0
         self.is_partial = is_partial
-        for known in (by_key, blocks):
-            for block in known.values():
+        for blocks_by in (by_key, blocks):
+            for block in blocks_by.values():
                 block.unlink()
 
     def apply(self, batch: EventBatch) -> Changes:
@@ -179,8 +179,8 @@ class PrefixMirror:
                 key = _block_key(parent.key, raw[i * width : (i + 1) * width], extra)
                 block = MirrorBlock(block_hash, parent, key=key, num_tokens=size)
                 self._blocks[block_hash] = block
-                known = self._by_key.get(key)
-                if known is None or not known.is_reachable:
+                equal = self._by_key.get(key)
+                if equal is None or not equal.is_reachable:
                     self._by_key[key] = block
                 self.block_size = self.block_size or size
             elif block.parent is not parent:
@@ -214,8 +214,8 @@ class PrefixMirror:
         if (
             not event.token_ids and event.block_hashes
         ):  # a tier may report the hashes of known blocks only
-            known = self._blocks.get(event.block_hashes[0])
-            return known and known.parent
+            first = self._blocks.get(event.block_hashes[0])
+            return first and first.parent
         key = _namespace(event, extra)
         root = self._by_key.get(key)
         if root is None:

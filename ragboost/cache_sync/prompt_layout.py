@@ -154,8 +154,8 @@ class PromptLayout(NamedTuple):
             if rest <= 0:
                 break
             frames, rest = frames + frame, rest - length
-        known = self.tokens_before + frames + cached_tokens
-        return round(known * self.scale) + self.unknown_tokens
+        estimated = self.tokens_before + frames + cached_tokens
+        return round(estimated * self.scale) + self.unknown_tokens
 
     def cached_documents(self, cached_tokens: int) -> int:
         """Convert a prompt prefix into tokens of the documents, as the index counts."""

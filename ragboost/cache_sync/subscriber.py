@@ -89,7 +89,7 @@ class Subscriber:
         stream = self.streams[name]
         if stream.state is not StreamState.FALLBACK:
             return None
-        (source,) = (each for each in self._sources if each.name == name)
+        (source,) = (source for source in self._sources if source.name == name)
         if stream.is_flooding:
             return f"{source.endpoint} sent many malformed frames, see the log; trying again soon"
         return source.silence(is_connected=stream.is_connected)

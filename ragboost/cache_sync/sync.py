@@ -57,7 +57,7 @@ class CacheSync:
                 f"{len(engines)}; remove it: each backend is asked for its own"
             )
         # By name of the backend.
-        self.followers = {each.name: CacheFollower(each.name, tenants) for each in engines}
+        self.followers = {engine.name: CacheFollower(engine.name, tenants) for engine in engines}
         # Predicted against reported cached tokens, over all backends.
         self.fidelity = FidelityTracker()
         self.tenants = tenants

@@ -61,12 +61,12 @@ class BackendTokenizer:
     async def _count(self, engine: EngineClient, model: str, counter: TokenCounter) -> bool:
         """Count all wanted texts; return False if the backend cannot be reached."""
         while wanted := counter.take_wanted(_BATCH):
-            for at, each in enumerate(wanted):
-                ids = await self._ids(engine, model, each)
+            for at, document in enumerate(wanted):
+                ids = await self._ids(engine, model, document)
                 if ids is None:
                     counter.give_up(key for key, _ in wanted[at:])
                     return engine.name in self._refused
-                counter.learn(each.key, len(ids), ids=ids)
+                counter.learn(document.key, len(ids), ids=ids)
         return True
 
     async def _ids(self, engine: EngineClient, model: str, wanted: Wanted) -> list[int] | None:

@@ -39,11 +39,12 @@ async def probe_events(
     stored: set[str | None] = set()  # session ids, added by the subscriber's thread
 
     def on_batch(batch: EventBatch) -> None:
-        stored.update(each.session_id for each in batch.events if isinstance(each, BlockStored))
+        events = (event for event in batch.events if isinstance(event, BlockStored))
+        stored.update(event.session_id for event in events)
 
     with Subscriber(sources, on_batch=on_batch) as subscriber:
         streams = subscriber.streams.values()
-        if not await _met(lambda: any(each.is_connected for each in streams), timeout_s):
+        if not await _met(lambda: any(stream.is_connected for stream in streams), timeout_s):
             return EventArrival(is_connected=False)
         for _ in range(_REQUESTS):
             request_id = new_request_id()

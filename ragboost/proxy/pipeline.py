@@ -133,14 +133,14 @@ class BoostPipeline:
         tenant = None
         if not self._is_plain(request, conversation):
             tenant = self.tenants.get(request.tenant_key)
-        known = conversation
-        if known is None and request.session is not None and tenant is not None:
-            known = self.conversations.get(request.session)
+        history_sent = conversation
+        if history_sent is None and request.session is not None and tenant is not None:
+            history_sent = self.conversations.get(request.session)
         await self._dispatcher.admit(
             admission,
             request,
             tenant=tenant,
-            conversation=known,
+            conversation=history_sent,
             history=match.digest if match is not None else UNCHANGED,
         )
         is_read = history is not None or self._settings.proxy.receipts

@@ -104,7 +104,7 @@ def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] |
         seats = WorkerSeat.of_all(proxy.workers, folder)
         supervisor = Supervisor(
             _run_worker,
-            [(shared, *each, set_up_logging) for each in zip(seats, listeners, strict=True)],
+            [(shared, *pair, set_up_logging) for pair in zip(seats, listeners, strict=True)],
             drain_s=proxy.drain_s,
         )
         supervisor.run(on_ready=partial(_log_address, settings, first))

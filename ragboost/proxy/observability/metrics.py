@@ -369,8 +369,8 @@ class Metrics:
             sent = original.boost(context.query, context.retrieved, preamble=preamble)
             self._shadow_cached_tokens.labels("sent").inc(sent.predicted_cached_tokens)
         kept = sum(original.tokens.count_documents(context.documents))
-        given = sum(original.tokens.count_documents(context.retrieved))
-        self._shadow_dropped_tokens.inc(given - kept)
+        retrieved = sum(original.tokens.count_documents(context.retrieved))
+        self._shadow_dropped_tokens.inc(retrieved - kept)
 
     def count_usage(self, usage: Usage) -> None:
         """Count the tokens that a backend reported."""

@@ -191,9 +191,9 @@ class Dispatcher:
 
     def _sent_bytes(self, admission: Admission, num_bytes: int) -> int:
         """Estimate a prompt's bytes, including what earlier turns added to the client's text."""
-        added = known = 0
+        added = resent = 0
         for backend in self.backends.all:
             sent, original = self.router.prefixes.longest(backend.name, admission.prefixes)
             added = max(added, sent - original)
-            known = max(known, self.router.prefixes.num_bytes(backend.name, admission.history))
-        return max(num_bytes + added, known)
+            resent = max(resent, self.router.prefixes.num_bytes(backend.name, admission.history))
+        return max(num_bytes + added, resent)

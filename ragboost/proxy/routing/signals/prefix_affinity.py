@@ -40,9 +40,9 @@ class PrefixAffinity(RoutingSignal):
         sent = self._sent.get(backend)
         if sent is None:
             return 0, 0
-        for link, given in reversed(prefixes):
+        for link, original in reversed(prefixes):
             if (num_bytes := sent.peek(link)) is not None:
-                return num_bytes, given
+                return num_bytes, original
         return 0, 0
 
     def num_bytes(self, backend: str, link: Link) -> int:
