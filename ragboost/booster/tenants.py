@@ -116,7 +116,6 @@ class Tenant:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of its context indexes."""
         return sum(booster.index.num_nodes for booster in self._boosters.values())
 
 
@@ -161,7 +160,6 @@ class Tenants:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all context indexes."""
         return sum(tenant.num_nodes for tenant in self.all())
 
     def tokens_per_byte(self, model: str) -> float:

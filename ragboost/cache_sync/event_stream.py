@@ -133,7 +133,6 @@ class EventStream:
         return self._request is not None
 
     def status(self) -> StreamStatus:
-        """Return the state and the counters."""
         return StreamStatus(
             state=self.state,
             num_unknown=self.mirror.num_unknown,

@@ -54,7 +54,6 @@ class FidelityTracker:
         return error
 
     def read(self) -> Fidelity:
-        """Return the figures of the window."""
         return Fidelity(
             num_requests=len(self._window),
             precision=self._both / self._predicted if self._predicted else 1.0,

@@ -235,7 +235,6 @@ class CacheFollower:
         return tokens // size * size
 
     async def run(self) -> None:
-        """Apply changes until cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -244,7 +243,6 @@ class CacheFollower:
             await self.step()
 
     async def step(self) -> None:
-        """Apply the queued changes."""
         self._is_applying = True
         with self._lock:
             self._is_woken = False

@@ -53,7 +53,6 @@ class MirrorBlock:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of this block."""
         return self.end - (self.parent.end if self.parent is not None else 0)
 
     @property

@@ -80,7 +80,6 @@ class PrefixMirror:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests with resident blocks."""
         return len(self._requests)
 
     def clear(self, *, is_partial: bool) -> None:

@@ -120,7 +120,6 @@ class PromptLayout(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Length of the whole prompt."""
         return round(self.prompt_tokens * self.scale) + self.unknown_tokens
 
     def slack(self, tokens: int) -> int:

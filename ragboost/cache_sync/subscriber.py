@@ -212,7 +212,6 @@ class _Link:
             self._pause(now, seconds=self._options.pause_s)
 
     def close(self) -> None:
-        """Close the sockets."""
         self._drop_dealer()
         with contextlib.suppress(zmq.ZMQError):  # closed already
             self._sub.disable_monitor()

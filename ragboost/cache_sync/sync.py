@@ -92,7 +92,6 @@ class CacheSync:
             self._tasks.append(_start(tokenizer.run(), name="counting tokens"))
 
     async def close(self) -> None:
-        """Stop following."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -111,7 +110,6 @@ class CacheSync:
 
     @property
     def streams(self) -> Iterator[StreamView]:
-        """All streams that are followed."""
         for backend, follower in self.followers.items():
             subscriber = self._subscribers.get(backend)
             for name, stream in follower.streams.items():

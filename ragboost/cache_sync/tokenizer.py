@@ -40,7 +40,6 @@ class BackendTokenizer:
         self._refused: set[str] = set()
 
     async def run(self) -> None:
-        """Count until cancelled."""
         while True:
             await asyncio.sleep(_POLL_S)
             self._tenants.is_counting = self._usable_engine() is not None

@@ -84,7 +84,6 @@ class RequestContext:
 
     @property
     def query(self) -> QueryParams:
-        """Decoded query parameters."""
         return QueryParams(self.scope["query_string"])
 
     async def send_error(

@@ -58,7 +58,6 @@ class CounterTally:
         self._behind += amount
 
     def flush(self) -> None:
-        """Bring the counter up to date."""
         behind, self._behind = self._behind, 0
         self._counter.inc(behind)
 
@@ -73,13 +72,11 @@ class HistogramTally:
         self._values: list[float] = []
 
     def observe(self, value: float) -> None:
-        """Add a value."""
         self._values.append(value)
         if len(self._values) >= _MAX_VALUES:
             self.flush()
 
     def flush(self) -> None:
-        """Bring the histogram up to date."""
         values, self._values = self._values, []
         for value in values:
             self._histogram.observe(value)
@@ -316,7 +313,6 @@ class Metrics:
         self.registry.register(ReplicaCollector(learner))
 
     def render(self) -> bytes:
-        """Render all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def count_request(self, endpoint: str, model: str, outcome: str, *, seconds: float) -> None:
@@ -346,7 +342,6 @@ class Metrics:
         self._bypass[reason,].inc()
 
     def count_context(self, context: Context) -> None:
-        """Count the documents of a boosted request."""
         sent = len(context.documents)
         self._sent_documents.inc(sent)
         self._dropped_documents.inc(len(context.retrieved) - sent)
@@ -373,7 +368,6 @@ class Metrics:
         self._shadow_dropped_tokens.inc(retrieved - kept)
 
     def count_usage(self, usage: Usage) -> None:
-        """Count the tokens that a backend reported."""
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
         self._written_tokens.inc(usage.cache_write_tokens or 0)
@@ -381,7 +375,6 @@ class Metrics:
             self._reused_tokens.inc(usage.reused_tokens)
 
     def count_receipt(self, receipt: Receipt) -> None:
-        """Count what one request has saved."""
         self._dropped_tokens.inc(receipt.dropped_tokens)
         if receipt.cost is not None:
             self._cost.inc(receipt.cost.cost)

@@ -23,11 +23,9 @@ class SessionTurn(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, new: Sequence[bytes], answer: AnswerMessage, delta: HistoryDelta) -> Self:
-        """Return a turn that was answered."""
         return cls([*new, encode_message(answer)], list(delta.sent), delta.turn)
 
     def encode(self) -> bytes:
-        """Return the turn as bytes."""
         return _ENCODER.encode(self)
 
 
@@ -55,5 +53,4 @@ def read_history(turns: Sequence[bytes], *, system: str | None) -> SessionHistor
 
 
 def encode_message(message: Mapping[str, Any]) -> bytes:
-    """Encode a message as JSON."""
     return msgspec.json.encode(message)

@@ -134,7 +134,6 @@ class Admission:
         self._add_load(backend)
 
     def start(self) -> None:
-        """Count the request as sent."""
         if not self.is_running:
             self.is_running = self.is_prefilling = True
             self.backend.load.running += 1
@@ -157,7 +156,6 @@ class Admission:
         self._control.begun(self, is_stream=is_stream)
 
     def count_computed(self) -> None:
-        """Count the prompt as computed."""
         if self._backend is not None:
             self._backend.load.prefill_tokens -= self._prefill_tokens
         self._prefill_tokens = 0

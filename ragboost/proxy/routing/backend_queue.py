@@ -58,7 +58,6 @@ class BackendQueue:
         return self.backend.has_room and not (self.pace is not None and self.pace.is_busy(now))
 
     def send(self, admission: Admission, now: float) -> None:
-        """Count a request as sent."""
         admission.start()
         self.places.sent(admission.uncached_tokens)
         if self.pace is not None:
@@ -127,7 +126,6 @@ class BackendQueue:
             self.let_go(queued, now, how="max_wait")
 
     def let_go(self, queued: QueuedRequest, now: float, *, how: str) -> None:
-        """Send a request that waits."""
         if self._remove(queued):
             self.places.leave(queued.place)
         queued.admission.release = how

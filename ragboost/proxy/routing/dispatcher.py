@@ -40,7 +40,6 @@ class Dispatcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the waiting room."""
         return len(self.room) if self.room is not None else 0
 
     @property

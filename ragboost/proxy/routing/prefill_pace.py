@@ -69,7 +69,6 @@ class PrefillPace:
         return min((sent.computed_at for sent in self._sent.values()), default=math.inf)
 
     def sent(self, admission: Admission, now: float) -> None:
-        """Note that a request is sent."""
         if len(self._sent) >= _MAX_TRACKED:
             return
         ahead = self.outstanding_tokens(now)

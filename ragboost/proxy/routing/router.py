@@ -48,7 +48,6 @@ class Router:
         return min(self.backends.candidates(exclude), key=cost, default=None)
 
     async def place(self, admission: Admission) -> None:
-        """Assign a request to a backend."""
         admission.cached_by_backend = cached = await self._cached_tokens(admission)
         backend = self.choose(admission.prompt_tokens, cached_tokens=cached)
         assert backend is not None, "there are no backends"

@@ -59,7 +59,6 @@ class VirtualQueue:
         self.leave(place)
 
     def leave(self, place: Place) -> None:
-        """Remove a request that is sent."""
         self._waiting[place.team] -= 1
         if not self._waiting[place.team]:
             del self._waiting[place.team], self._ends[place.team]

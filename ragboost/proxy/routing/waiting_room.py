@@ -59,7 +59,6 @@ class WaitingRoom:
         backends.on_down.append(self._move_all)
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
         return sum(len(queue.waiting) for queue in self._queues.values())
 
     async def enter(self, admission: Admission) -> None:

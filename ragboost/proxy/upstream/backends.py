@@ -115,7 +115,6 @@ class Backend:
         return self.load.running + self.load.elsewhere.running < self.max_concurrency
 
     def close(self) -> None:
-        """Close all idle connections."""
         self._connections.close()
 
     async def request(
@@ -300,7 +299,6 @@ class Backends:
         return cls(backends, router.health_interval_s, router.max_failures)
 
     def open(self) -> None:
-        """Start the health checks."""
         checked = self.all if len(self.all) > 1 else ()
         self._checks = [asyncio.create_task(self._check(backend)) for backend in checked]
 
@@ -326,7 +324,6 @@ class Backends:
             self._set_healthy(backend, False)
 
     async def is_ready(self) -> bool:
-        """Return True if any backend responds."""
         for backend in self.candidates():
             if await backend.is_ready():
                 return True

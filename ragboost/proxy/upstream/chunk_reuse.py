@@ -36,7 +36,6 @@ class ChunkReuseProbe:
             self._tasks = [asyncio.create_task(self._watch(backend)) for backend in self._backends]
 
     async def close(self) -> None:
-        """Stop asking."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

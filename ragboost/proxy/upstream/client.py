@@ -136,7 +136,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """The connection is closed or closing."""
         return self._transport is None or self._transport.is_closing()
 
     @property
@@ -186,7 +185,6 @@ class Connection(asyncio.Protocol):
             del waiter  # its error's traceback refers to this frame
 
     def close(self) -> None:
-        """Close the connection at once."""
         self._stop_timer()
         if self._transport is not None:
             self._transport.abort()
@@ -198,7 +196,6 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()  # type: ignore[union-attr]
 
     def resume(self) -> None:
-        """Read from the socket again."""
         if self._is_paused and not self.is_closing:
             self._is_paused = False
             self._last_read = self._loop.time()
@@ -407,7 +404,6 @@ class ConnectionPool:
             self._sweeper = loop.call_later(_KEEPALIVE_S, self._sweep)
 
     def close(self) -> None:
-        """Close all idle connections."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         while self._idle:

@@ -44,7 +44,6 @@ class UpstreamRequest(NamedTuple):
 
     @property
     def context(self) -> Context | None:
-        """The boosted documents, or None."""
         return self.result.context if self.result is not None else None
 
     @property

@@ -11,7 +11,6 @@ class IndexOverlap(RoutingSignal):
     reads_caches = True
 
     async def cached_tokens(self, admission: Admission, backend: Backend) -> int:
-        """Return the tokens of that prefix."""
         leading = admission.leading
         if leading is None or admission.tenant is None:
             return 0
