@@ -1,7 +1,6 @@
-"""A completion request as it arrives: its body and everything that is derived from it, once.
+"""A completion request as it arrives: its body and everything that follows from it, once.
 
-Knows JSON bodies, raw headers and the documents' shapes. Does not know backends or what is
-remembered of conversations.
+Knows JSON bodies, raw headers and the documents' shapes. Does not know backends.
 """
 
 import hashlib
@@ -24,16 +23,16 @@ from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, get_header, user_of
 from ragboost.rewriting.json_body import JsonBody, chain_links
 from ragboost.rewriting.recognition import Claim
-from ragboost.rewriting.sent_history import Conversation, Given, ResentMessages
+from ragboost.rewriting.sent_history import Conversation, ResentMessages
 from ragboost.types import Request
 from ragboost.wires.body import content_of, is_instruction, question_part
-from ragboost.wires.registry import INSTRUCTION_ROLES, INSTRUCTIONS, TOOLS
+from ragboost.wires.registry import INSTRUCTION_ROLES, INSTRUCTIONS, STORED, TOOLS
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
-_OTHER_FIELDS = ("session_id", "conversation", "previous_response_id")
+_OTHER_FIELDS = ("session_id", *STORED)
 # The users of an application may share its credentials; these fields tell them apart.
 _END_USER = ("user", "safety_identifier")
 
@@ -61,7 +60,7 @@ class Bypass(NamedTuple):
 
 
 class ParsedRequest:
-    """A completion request before it is rewritten, and what follows from it alone."""
+    """A completion request before it is rewritten."""
 
     __slots__ = (
         "_leading",
@@ -83,8 +82,8 @@ class ParsedRequest:
         self.shape: Format | None = None  # of its documents; None without any, as is `found`
         self.found: Found | None = None
         self.bypass: Bypass | None = None  # why there are no documents to boost
-        # How an unnamed conversation is recognised; None where that is not wanted, or the request
-        # carries no documents.
+        # How an unnamed conversation is recognised; None where that is switched off, or the
+        # request carries no documents.
         self.claim: Claim | None = None
         self._leading: Request | EllipsisType | None = ...
 
@@ -128,11 +127,14 @@ class ParsedRequest:
             is_boosted: the client wants its documents boosted; None: that makes no difference.
         """
         if self.found is None or self.found.message is None:
-            return ResentMessages()
-        given = Given(self.found.keys, is_boosted)
-        question = self.found.message
-        return ResentMessages.find(
-            self.body, conversation, question=question, given=given, seed=seed
+            return ResentMessages(self.body, None)
+        return ResentMessages(
+            self.body,
+            conversation,
+            question=self.found.message,
+            retrieved=self.found.keys,
+            is_boosted=is_boosted,
+            seed=seed,
         )
 
 
@@ -140,7 +142,6 @@ class RequestParser:
     """Parse completion requests.
 
     Args:
-        settings: of the formats and of sessions.
         has_claims: recognise unnamed conversations if `session.stateless` says so.
     """
 
@@ -243,9 +244,6 @@ def preamble(body: JsonBody, shape: Format, found: Found, *, first: int | None =
     """Hash what precedes the first document of a payload.
 
     Args:
-        body: of the request.
-        shape: of its documents.
-        found: its documents.
         first: index of the earliest message that carries documents, for documents inside messages;
             None: that of the question.
 
