@@ -28,9 +28,9 @@ def add_chunks(
 
     Args:
         fields: as they will be sent.
-        context: their documents; None: unknown.
+        context: None: the documents are unknown.
         message: index of the message that carries them; None: the prompt.
-        reuse: the client's `ragboost.reuse`; None: absent.
+        reuse: the client's `ragboost.reuse`.
         tenant: whose stored chunks the request may share; empty: everybody's.
     """
     kept = fields.get(FIELD)

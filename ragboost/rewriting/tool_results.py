@@ -31,32 +31,17 @@ _SEARCHED = 32  # characters read per character of the texts to see that referen
 
 
 class SharedResults(NamedTuple):
-    """Messages with references in place of repetitions.
+    """Messages with references in place of repetitions."""
 
-    Attributes:
-        messages: those without repetitions are the objects that were given.
-        saved_bytes: bytes by which they became shorter.
-    """
-
-    messages: list[Any]
+    messages: list[Any]  # those without repetitions are the client's objects
     saved_bytes: int
 
 
 class _Text(NamedTuple):
-    """A text of a tool result.
-
-    Attributes:
-        message: index of the message.
-        path: the keys from there to the text.
-        result: number of the result in the payload.
-        is_whole: the result holds nothing else.
-        text: the text.
-    """
-
     message: int
-    path: Path
-    result: int
-    is_whole: bool
+    path: Path  # from the message to the text
+    result: int  # number of the tool result in the payload
+    is_whole: bool  # the result holds nothing else
     text: str
 
 
@@ -64,9 +49,7 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
     """Replace passages that repeat earlier tool results by references.
 
     Args:
-        messages: decoded `messages`, or items of `input`; those that are encoded are counted and
-            otherwise left alone.
-        settings: lengths of passages.
+        messages: those that are encoded are counted and otherwise left alone.
     """
     texts = list(_find_texts(messages))
     new = list(messages)
