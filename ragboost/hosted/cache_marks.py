@@ -22,7 +22,7 @@ from ragboost.hosted.prompt_blocks import PromptBlock, decode_message, prompt_bl
 from ragboost.hosted.receipts import find_price
 from ragboost.hosted.reuse_table import ReuseTable
 from ragboost.wires.providers import PROMPT_CACHES, MarkStyle, PromptCache
-from ragboost.wires.registry import BY_MESSAGES
+from ragboost.wires.registry import CONTENTS
 
 _MAX_MARKS = 4
 _MAX_PLACES = 40  # considered; choosing takes their square
@@ -167,14 +167,14 @@ def _write_price(price: PriceSettings, ttl: int) -> float:
 
 def _first_user_key(blocks: Sequence[PromptBlock]) -> bytes | None:
     """Return the hash of the prompt up to the end of the first message of the conversation."""
-    messages = [b for b in blocks if b.place.field in BY_MESSAGES and b.kind != "system"]
+    messages = [b for b in blocks if b.place.field in CONTENTS and b.kind != "system"]
     first = messages[0].place.at if messages else None
     keys = [block.key for block in messages if block.place.at == first]
     return keys[-1] if keys else None
 
 
 def _can_end(cache: PromptCache, block: PromptBlock) -> bool:
-    return block.can_end and (cache.marks_all or block.place.field in BY_MESSAGES)
+    return block.can_end and (cache.marks_all or block.place.field in CONTENTS)
 
 
 def _with_marks(
@@ -192,11 +192,11 @@ def _with_marks(
         if at is None:
             changed[field] = [_text_block(value, mark)]
             continue
-        if field not in BY_MESSAGES:
+        if field not in CONTENTS:
             changed[field] = _replaced(value, at, {**value[at], **mark})
             continue
         message = decode_message(value[at])
-        name = BY_MESSAGES[field].content
+        name = CONTENTS[field]
         content = message[name]
         if part is None:
             content = [_text_block(content, mark)]

@@ -12,8 +12,7 @@ from msgspec import Raw
 
 from ragboost.wires.body import has_cache_mark, message_field
 from ragboost.wires.providers import UNMARKED_TYPES
-from ragboost.wires.registry import BY_MESSAGES, INSTRUCTION_ROLES, INSTRUCTIONS, TOOL_ROLES, TOOLS
-from ragboost.wires.wire import WireApi
+from ragboost.wires.registry import ANY, CONTENTS
 
 
 class BlockPlace(NamedTuple):
@@ -69,8 +68,8 @@ def prompt_blocks(fields: Mapping[str, Any], *, seed: bytes) -> list[PromptBlock
     if not isinstance(messages, list) or not messages or has_cache_mark(fields):
         return []
     decoded = [decode_message(message) for message in messages]
-    content = BY_MESSAGES[field].content
-    above = [each for name in (*TOOLS, *INSTRUCTIONS) for each in _list(fields.get(name))]
+    content = CONTENTS[field]
+    above = [each for name in (*ANY.tools, *ANY.instructions) for each in _list(fields.get(name))]
     parts = [
         part for each in decoded if isinstance(each, dict) for part in _list(each.get(content))
     ]
@@ -91,45 +90,45 @@ def decode_message(message: Any) -> Any:
 
 
 def _pieces(fields: Mapping[str, Any], field: str, messages: list[Any]) -> Iterator[_Piece]:
-    for name in TOOLS:
+    for name in ANY.tools:
         for at, tool in enumerate(_list(fields.get(name))):
             yield _Piece(BlockPlace(name, at), json.dumps(tool), "tools", isinstance(tool, dict))
-    for name in INSTRUCTIONS:
+    for name in ANY.instructions:
         system = fields.get(name)
         if isinstance(system, str) and system:
             yield _Piece(BlockPlace(name), _as_block(system), "system", True)
         for at, block in enumerate(_list(system)):
             yield _Piece(BlockPlace(name, at), json.dumps(block), "system", _can_end(block))
-    num_user, wire = 0, BY_MESSAGES[field]
+    num_user = 0
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
             return
         num_user += message.get("role") == "user"
         is_last = at == len(messages) - 1
-        yield from _message_pieces(wire, at, message, turn=num_user, is_last=is_last)
+        yield from _message_pieces(field, at, message, turn=num_user, is_last=is_last)
 
 
 def _message_pieces(
-    wire: WireApi, at: int, message: dict[str, Any], *, turn: int, is_last: bool
+    field: str, at: int, message: dict[str, Any], *, turn: int, is_last: bool
 ) -> Iterator[_Piece]:
-    role, content = str(message.get("role")), message.get(wire.content)
-    others = {name: value for name, value in message.items() if name not in ("role", wire.content)}
+    others = dict(message)
+    role, content = str(others.pop("role", None)), others.pop(CONTENTS[field], None)
     parts = [content] if isinstance(content, str) else _list(content)
     if others or not parts:
-        yield _Piece(BlockPlace(wire.messages, at, -1), role + json.dumps(others), "rest", False)
+        yield _Piece(BlockPlace(field, at, -1), role + json.dumps(others), "rest", False)
     for number, part in enumerate(parts):
         is_text = isinstance(part, str)
         text = _as_block(part) if is_text else json.dumps(part)
         ends = number == len(parts) - 1
-        if role in INSTRUCTION_ROLES:
+        if role in ANY.instruction_roles:
             kind = "system"
         elif ends:
             kind = "history" if not is_last else "first end" if turn <= 1 else "end"
         else:
             kind = f"block {min(number.bit_length(), 4)}" if turn <= 1 else "inside"
         can_end = bool(part) if isinstance(content, str) else _can_end(part)
-        place = BlockPlace(wire.messages, at, None if isinstance(content, str) else number)
-        yield _Piece(place, role + text, kind, can_end and role not in TOOL_ROLES)
+        place = BlockPlace(field, at, None if isinstance(content, str) else number)
+        yield _Piece(place, role + text, kind, can_end and role not in ANY.tool_roles)
 
 
 def _as_block(text: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from ragboost.context import Context, render_document
 from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.wires.body import question_field
-from ragboost.wires.registry import BY_MESSAGES
+from ragboost.wires.registry import CONTENTS
 
 
 def add_chunks(
@@ -75,7 +75,7 @@ def _text(fields: Mapping[str, Any], message: int | None) -> str:
     value = fields[field][message]
     if isinstance(value, msgspec.Raw):
         value = msgspec.json.decode(value)
-    content = value.get(BY_MESSAGES[field].content)
+    content = value.get(CONTENTS[field])
     if isinstance(content, str):
         return content
     parts = [part.get("text") if isinstance(part, dict) else part for part in content or ()]

@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 
 from ragboost.wires.body import message_field
-from ragboost.wires.registry import LISTS
+from ragboost.wires.registry import ANY
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 # Lists whose elements are moved or replaced one by one.
-_MOVED_LISTS = (*LISTS, "documents")
+_MOVED_LISTS = (*ANY.messages, "documents")
 # Fields of which no part is encoded again; they have a score, that is a number, per document.
 _ONLY_READ = ("documents", "ragboost")
 # What no engine and no client needs: such bodies are not worth their memory, nor the recursion.
@@ -101,7 +101,7 @@ class JsonBody:
         }
         if _has_zero(self.fields):
             self._restore_minus_zeros()
-        for name in LISTS:
+        for name in ANY.messages:
             if isinstance(self.fields.get(name), list) and len(self.fields[name]) > _MAX_MESSAGES:
                 raise MalformedBodyError(f"the body has more than {_MAX_MESSAGES} {name}")
         self._elements: dict[str, list[msgspec.Raw]] = {}

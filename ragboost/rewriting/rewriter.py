@@ -13,7 +13,7 @@ from ragboost.booster import Booster, CarriedDocuments, Planned, Turn
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
-from ragboost.formats import Found
+from ragboost.formats import FoundDocuments
 from ragboost.formats.ragboost_object import without_object
 from ragboost.hints import label_documents
 from ragboost.rewriting.json_body import JsonBody
@@ -374,7 +374,7 @@ def _keys(documents: Sequence[Document]) -> tuple[str, ...]:
     return tuple([document.key for document in documents])
 
 
-def _bytes_around(body: JsonBody, found: Found) -> tuple[int, int]:
+def _bytes_around(body: JsonBody, found: FoundDocuments) -> tuple[int, int]:
     """Count the bytes of the messages before the documents' own, and of all others and their own.
 
     The second count leaves the documents out, but not other text of their message.

@@ -21,7 +21,7 @@ from ragboost.booster import SessionState, Turn
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
 from ragboost.rewriting.json_body import JsonBody, Link, chain_links
-from ragboost.wires.registry import INSTRUCTION_ROLES
+from ragboost.wires.registry import ANY
 
 Digest = bytes
 """Hash of a history as the engine received it; `UNCHANGED` if nothing of it was rewritten."""
@@ -297,7 +297,7 @@ def _unanswered(body: JsonBody) -> int | None:
         role = messages[at].get("role") if isinstance(messages[at], dict) else None
         if role == "user":
             return at
-        if role not in INSTRUCTION_ROLES:
+        if role not in ANY.instruction_roles:
             return None
     return None
 

@@ -18,15 +18,11 @@ from msgspec import Raw
 from ragboost.config import DedupSettings
 from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passages
 from ragboost.wires.body import Path, put
-from ragboost.wires.registry import (
-    ALL_RESULT_ITEMS,
-    CONTENTS,
-    RESULT_BLOCKS,
-    RESULT_TEXT_TYPES,
-    TOOL_ROLES,
-)
+from ragboost.wires.registry import ANY
 
 _QUOTE_CHARS = 60
+_ITEMS = {**ANY.result_items, **ANY.opaque_items}
+_TEXT_TYPES = (None, *ANY.text_types, *ANY.result_text_types)
 _SEARCHED = 32  # characters read per character of the texts to see that references are unambiguous
 
 
@@ -93,15 +89,15 @@ def _results(message: Any) -> Iterator[tuple[Path, Any]]:
         message = _decode(message)
     if not isinstance(message, dict):
         return
-    name = _named(message, ALL_RESULT_ITEMS)
-    content = next((field for field in CONTENTS if field in message), "")
-    if message.get("role") in TOOL_ROLES:
+    name = _named(message, _ITEMS)
+    content = next((field for field in ANY.content if field in message), "")
+    if message.get("role") in ANY.tool_roles:
         yield (content,), message.get(content)
     elif name:
         yield (name,), message.get(name)
     elif isinstance(message.get(content), list):
         for i, part in enumerate(message[content]):
-            if isinstance(part, dict) and (name := _named(part, RESULT_BLOCKS)):
+            if isinstance(part, dict) and (name := _named(part, ANY.result_blocks)):
                 yield (content, i, name), part.get(name)
 
 
@@ -113,7 +109,7 @@ def _named(holder: dict[str, Any], fields: Mapping[str, str]) -> str:
 def _is_text(part: Any) -> bool:
     return (
         isinstance(part, dict)
-        and part.get("type") in RESULT_TEXT_TYPES
+        and part.get("type") in _TEXT_TYPES
         and isinstance(part.get("text"), str)
     )
 

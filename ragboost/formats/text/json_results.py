@@ -6,11 +6,10 @@ Each result is an object with a text and keeps its other fields, in the tool's o
 import json
 from typing import Any
 
-from ragboost.formats.groups import DocumentBlock, TextGroup
+from ragboost.formats.groups import DocumentBlock, TextGroup, text_of
 from ragboost.formats.text.spans import check_number
 
-LISTS = ("results", "documents", "passages", "chunks", "hits", "matches")
-TEXTS = ("text", "page_content", "content", "snippet")
+_LISTS = ("results", "documents", "passages", "chunks", "hits", "matches")
 _NAMES = ("title", "source", "url", "id")
 _MAX_NAME = 200
 _BLANK = " \t\r\n"
@@ -31,16 +30,7 @@ def find(text: str) -> list[TextGroup]:
     return [TextGroup(text, tuple(blocks), len(text), is_json=True)] if len(blocks) > 1 else []
 
 
-def text_of(result: Any) -> tuple[str, str] | None:
-    """Return the name and value of a result's text field; None if it has none."""
-    if isinstance(result, dict):
-        for name in TEXTS:
-            if isinstance(value := result.get(name), str) and value.strip():
-                return name, value
-    return None
-
-
-def name_of(result: Any) -> str:
+def _name_of(result: Any) -> str:
     """Return the name of a result in hints; empty if it has no plain one."""
     for name in _NAMES:
         value = result.get(name) if isinstance(result, dict) else None
@@ -55,7 +45,7 @@ def _list_start(text: str) -> int:
         fields = json.loads(text)
     except (ValueError, RecursionError):
         return -1
-    names = [name for name in LISTS if isinstance(fields, dict) and name in fields]
+    names = [name for name in _LISTS if isinstance(fields, dict) and name in fields]
     if len(names) != 1 or text.count(f'"{names[0]}"') != 1:
         return -1
     key = f'"{names[0]}"'
@@ -91,9 +81,9 @@ def _block(text: str, start: int, end: int, value: Any, found: tuple[str, str]) 
         literal, closing = _DECODER.raw_decode(text, opening)
         if literal == expected:
             return DocumentBlock(
-                start, end, expected, opening + 1, closing - 1, None, name_of(value)
+                start, end, expected, opening + 1, closing - 1, None, _name_of(value)
             )
-    return DocumentBlock(start, end, None, 0, 0, None, name_of(value))
+    return DocumentBlock(start, end, None, 0, 0, None, _name_of(value))
 
 
 def _skip(text: str, at: int) -> int:

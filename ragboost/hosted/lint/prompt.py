@@ -12,15 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from ragboost.wires.providers import CACHE_MARKS
-from ragboost.wires.registry import (
-    INSTRUCTION_ROLES,
-    INSTRUCTIONS,
-    LISTS,
-    PROMPTS,
-    TOOLS,
-)
+from ragboost.wires.registry import ANY
 
-_PROMPTS = tuple(dict.fromkeys((*LISTS, *PROMPTS)))
+_PROMPTS = tuple(dict.fromkeys((*ANY.messages, *ANY.prompts)))
 _BYTES_PER_TOKEN = 4
 
 
@@ -135,10 +129,10 @@ def _name(holder: Mapping[str, Any]) -> str:
 
 
 def _parts(body: Mapping[str, Any]) -> Iterator[LoggedPart]:
-    for field in TOOLS:
+    for field in ANY.tools:
         for at, tool in enumerate(_list(body.get(field))):
             yield _part(f"{field}[{at}]", "tools", tool)
-    for field in INSTRUCTIONS:
+    for field in ANY.instructions:
         if body.get(field):
             yield _part(field, "system", body[field])
     for field in _PROMPTS:
@@ -147,7 +141,7 @@ def _parts(body: Mapping[str, Any]) -> Iterator[LoggedPart]:
             yield _part(field, "prompt", value)
         for at, message in enumerate(_list(value)):
             role = message.get("role", message.get("type")) if isinstance(message, dict) else None
-            is_system = role in INSTRUCTION_ROLES
+            is_system = role in ANY.instruction_roles
             place = "system" if is_system else f"{role} message"[:40]
             yield _part(f"{field}[{at}]", place, message)
 
