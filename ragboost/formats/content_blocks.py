@@ -8,10 +8,8 @@ it.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ragboost.formats.groups import DocumentBlock, ListGroup, text_of
+from ragboost.formats.groups import DocumentBlock, ListGroup, hint_name, text_of
 from ragboost.wires.body import has_cache_mark
-
-_MAX_NAME = 200
 
 
 def find_blocks(content: list[Any]) -> list[ListGroup]:
@@ -55,9 +53,7 @@ def _groups(
 
 
 def _block(at: int, value: Any) -> DocumentBlock:
-    name = value.get("title")
-    is_plain = isinstance(name, str) and name.strip() and len(name) <= _MAX_NAME
-    return DocumentBlock(at, at + 1, _text(value), name=f'"{name}"' if is_plain else "")
+    return DocumentBlock(at, at + 1, _text(value), name=hint_name(value.get("title")))
 
 
 def _result(at: int, value: Any) -> DocumentBlock:

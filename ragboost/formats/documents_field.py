@@ -16,11 +16,10 @@ from ragboost.config import HintSettings
 from ragboost.context import Context
 from ragboost.errors import InvalidDocumentError
 from ragboost.formats.documents import FoundDocuments, TooManyDocumentsError, UnknownShapeError
+from ragboost.formats.groups import hint_name
 from ragboost.hints import order_hint
 from ragboost.types import Document
 from ragboost.wires.body import find_question, message_field, replace_question
-
-_MAX_TITLE = 200
 
 
 class DocumentsField:
@@ -137,16 +136,14 @@ def _has_text(value: dict[str, Any]) -> bool:
 
 
 def _labels(documents: Sequence[Any]) -> list[str]:
-    titles = [_title(document) for document in documents]
+    titles = [hint_name(_title(document)) for document in documents]
     if all(titles) and len(set(titles)) == len(titles):
-        return [f'"{title}"' for title in titles]
+        return titles
     return [f"document {at}" for at in range(1, len(documents) + 1)]
 
 
-def _title(document: Any) -> str | None:
+def _title(document: Any) -> Any:
     if not isinstance(document, dict):
         return None
     fields = document if "title" in document else document.get("data")
-    title = fields.get("title") if isinstance(fields, dict) else None
-    is_plain = isinstance(title, str) and title.strip() and len(title) <= _MAX_TITLE
-    return title if is_plain else None
+    return fields.get("title") if isinstance(fields, dict) else None

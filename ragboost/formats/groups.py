@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ragboost.wires.body import Value
 
+_MAX_NAME = 200
 _TEXTS = ("text", "page_content", "content", "snippet")  # of a search result
 
 
@@ -145,6 +146,12 @@ def _with_text(value: dict[str, Any], text: str) -> dict[str, Any]:
         return {**value, "content": [{**value["content"][0], "text": text}]}
     found = text_of(value)
     return {**value, found[0]: text} if found else value
+
+
+def hint_name(value: Any) -> str:
+    """Return a title as hints show it; empty if it is none, or too long."""
+    is_plain = isinstance(value, str) and value.strip() and len(value) <= _MAX_NAME
+    return f'"{value}"' if is_plain else ""
 
 
 def text_of(result: Any) -> tuple[str, str] | None:

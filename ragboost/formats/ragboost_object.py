@@ -85,8 +85,14 @@ def ragboost_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"{FIELD}.{name} is unknown; known are {', '.join(_FIELDS)}",
                 param=f"{FIELD}.{name}",
             )
-    _check_session_id(fields.get("session_id"))
-    _check_options(fields.get("options", {}))
+    session, options = fields.get("session_id"), fields.get("options", {})
+    is_name = isinstance(session, str) and 0 < len(session) <= _MAX_SESSION_ID
+    if session is not None and not is_name:
+        where = f"{FIELD}.session_id"
+        raise RequestError(
+            f"{where} must be a string of 1 to {_MAX_SESSION_ID} characters", param=where
+        )
+    _check_options(options)
     return fields
 
 
@@ -103,16 +109,6 @@ def without_object(body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(fields, dict) and GRAPH in fields:
         kept[FIELD] = {GRAPH: fields[GRAPH]}
     return kept
-
-
-def _check_session_id(value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, str) or not 0 < len(value) <= _MAX_SESSION_ID:
-        raise RequestError(
-            f"{FIELD}.session_id must be a string of 1 to {_MAX_SESSION_ID} characters",
-            param=f"{FIELD}.session_id",
-        )
 
 
 def _check_options(options: Any) -> None:

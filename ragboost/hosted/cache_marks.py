@@ -21,6 +21,7 @@ from ragboost.hosted.breakpoints import (
 from ragboost.hosted.prompt_blocks import PromptBlock, decode_message, prompt_blocks
 from ragboost.hosted.receipts import find_price
 from ragboost.hosted.reuse_table import ReuseTable
+from ragboost.wires.body import Path, at_path, put
 from ragboost.wires.providers import PROMPT_CACHES, MarkStyle, PromptCache
 from ragboost.wires.registry import CONTENTS
 
@@ -33,7 +34,6 @@ class CacheMarker:
     """Marks the requests of one app. Thread-safe.
 
     Args:
-        style: of the marks.
         prices: of models; without one, the default multipliers are used.
         clock: monotonic, in seconds.
     """
@@ -64,7 +64,6 @@ class CacheMarker:
 
         Args:
             fields: of the body, as it will be sent.
-            context: its boosted documents, or None.
             tenant: names that keep equal prompts apart: model, salt, team.
             tokens_per_byte: for estimates of lengths.
         """
@@ -185,30 +184,15 @@ def _with_marks(
 ) -> Mapping[str, Any]:
     """Set marks; a text that gets one becomes a list with one text block, which is the same."""
     changed = dict(fields)
-    for number, ttl in marks.items():
-        field, at, part = blocks[number].place
+    for index, ttl in marks.items():
+        field, at, part = blocks[index].place
+        path: Path = (field,) if at is None else (field, at)
+        if field in CONTENTS and at is not None:
+            changed = put(changed, path, decode_message(changed[field][at]))
+            path = (*path, CONTENTS[field], *(() if part is None else (part,)))
+        value = at_path(changed, path)
         mark = {cache.mark: dict(cache.ttls[ttl][1])}
-        value = changed[field]
-        if at is None:
-            changed[field] = [_text_block(value, mark)]
-            continue
-        if field not in CONTENTS:
-            changed[field] = _replaced(value, at, {**value[at], **mark})
-            continue
-        message = decode_message(value[at])
-        name = CONTENTS[field]
-        content = message[name]
-        if part is None:
-            content = [_text_block(content, mark)]
-        else:
-            content = _replaced(content, part, {**content[part], **mark})
-        changed[field] = _replaced(value, at, {**message, name: content})
+        is_text = isinstance(value, str)
+        new = [{"type": "text", "text": value, **mark}] if is_text else {**value, **mark}
+        changed = put(changed, path, new)
     return changed
-
-
-def _text_block(text: str, mark: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "text", "text": text, **mark}
-
-
-def _replaced(values: list[Any], at: int, value: Any) -> list[Any]:
-    return [*values[:at], value, *values[at + 1 :]]

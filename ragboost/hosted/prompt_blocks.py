@@ -16,35 +16,21 @@ from ragboost.wires.registry import ANY, CONTENTS
 
 
 class BlockPlace(NamedTuple):
-    """The place of a block in a body.
-
-    Attributes:
-        field: `tools`, `system` or `messages`.
-        at: index in that list; None where `system` is one text.
-        part: index in the content of a message; None where that is one text.
-    """
+    """The place of a block in a body."""
 
     field: str
-    at: int | None = None
-    part: int | None = None
+    at: int | None = None  # index in that list; None where the field is one text
+    part: int | None = None  # index in the content of a message; None where that is one text
 
 
 class PromptBlock(NamedTuple):
-    """A block of a prompt.
-
-    Attributes:
-        place: in the body.
-        key: hash of everything up to its end.
-        end_bytes: bytes of everything up to its end, about.
-        kind: blocks of one kind return with about the same probability.
-        can_end: a cache breakpoint may be set on it.
-    """
+    """A block of a prompt."""
 
     place: BlockPlace
-    key: bytes
-    end_bytes: int
-    kind: str
-    can_end: bool
+    key: bytes  # hash of everything up to its end
+    end_bytes: int  # of everything up to its end, about
+    kind: str  # blocks of one kind return with about the same probability
+    can_end: bool  # a cache breakpoint may be set on it
 
 
 class _Piece(NamedTuple):
@@ -60,7 +46,7 @@ def prompt_blocks(fields: Mapping[str, Any], *, seed: bytes) -> list[PromptBlock
     None, either, of a body in which the caller has set a breakpoint: the caller decides.
 
     Args:
-        fields: of the body; messages may be encoded.
+        fields: messages may be encoded.
         seed: keeps equal prompts of different tenants apart.
     """
     field = message_field(fields)

@@ -5,7 +5,7 @@ the object.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from ragboost.wires.registry import ADDITIVE_COUNTS, ALL_COUNTS, ANY
@@ -70,16 +70,11 @@ def is_last_event(event: Any) -> bool:
     return is_usage_event(event) or event.get("type") in ANY.last_events
 
 
-def merge_usage(reported: Iterable[Usage | None]) -> Usage | None:
+def merge_usage(usage: Usage | None, later: Usage) -> Usage:
     """Merge the usages of a stream's events: the last one with cached tokens, or else the last."""
-    merged: Usage | None = None
-    for usage in reported:
-        if usage is None or (
-            merged is not None and merged.cached_tokens is not None and usage.cached_tokens is None
-        ):
-            continue
-        merged = usage
-    return merged
+    if usage is not None and usage.cached_tokens is not None and later.cached_tokens is None:
+        return usage
+    return later
 
 
 def _usages(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

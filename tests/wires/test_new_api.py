@@ -29,7 +29,8 @@ from ragboost.rewriting.rewriter import Rewriter
 from ragboost.wires.usage import has_usage, read_usage
 
 settings = Settings()
-parser, rewriter, histories = RequestParser(settings), Rewriter(settings), Histories(settings.session)
+parser, rewriter = RequestParser(settings), Rewriter(settings)
+histories = Histories(settings.session)
 booster = Booster(settings)
 documents = [{"id": i, "text": f"Document {i} tells of {i}. " * 20} for i in range(3)]
 

@@ -20,19 +20,12 @@ _BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class LoggedPart:
-    """One tool, the system prompt, or one message.
+    """One tool, the system prompt, or one message."""
 
-    Attributes:
-        path: its place in the body, such as `messages[3]`.
-        place: the same for reports, without numbers: `tools`, `system`, `user message`.
-        value: the decoded JSON, without breakpoints.
-        text: the value as JSON, keys in the order of the request.
-    """
-
-    path: str
-    place: str
-    value: Any
-    text: str
+    path: str  # its place in the body, such as `messages[3]`
+    place: str  # the same for reports, without numbers: `tools`, `system`, `user message`
+    value: Any  # the decoded JSON, without breakpoints
+    text: str  # the value as JSON, keys in the order of the request
 
     @cached_property
     def size(self) -> int:
@@ -52,19 +45,12 @@ class LoggedPart:
 
 @dataclass(frozen=True)
 class LoggedPrompt:
-    """The prompt of one logged request.
+    """The prompt of one logged request."""
 
-    Attributes:
-        where: file and line, for messages.
-        model: that it was sent to; empty if unknown.
-        name: of its conversation; empty if it is not named.
-        parts: in the order in which an API reads them.
-    """
-
-    where: str
-    model: str
-    name: str
-    parts: tuple[LoggedPart, ...]
+    where: str  # file and line
+    model: str  # empty if unknown
+    name: str  # of its conversation; empty if it is not named
+    parts: tuple[LoggedPart, ...]  # in the order in which an API reads them
 
     @property
     def messages(self) -> tuple[LoggedPart, ...]:
@@ -98,7 +84,6 @@ def read_prompt(where: str, row: Mapping[str, Any]) -> LoggedPrompt | None:
     """Read a logged request; return None if the object has no prompt.
 
     Args:
-        where: its place, for messages.
         row: the body of a request, or an object with one as `body`, `request` or `request_body`.
     """
     body: Mapping[str, Any] = row
