@@ -102,9 +102,10 @@ def _recognised_sessions(num: int) -> dict[str, Any]:
         for documents in _requests(num):
             request = parser.parse(_body(documents), [])
             assert request.claim is not None, "a conversation without a name"
-            match = kept.match(request.claim)
+            conversation = kept.match(request.claim)
             booster = tenants.get(request.tenant_key).booster("b")
-            kept.add(match, rewriter.rewrite(request, booster, match.conversation).delta)
+            result = rewriter.rewrite(request, booster, conversation)
+            kept.add(request.claim, conversation, result.delta)
         figures |= {"num": len(kept), "kept_mb": _mb(kept.num_bytes)}
     return figures
 

@@ -6,8 +6,13 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from ragboost.config.section import Section
-from ragboost.wires.registry import ORDERED
+from ragboost.wires.registry import ANY
 
+# Lists in which the order is the text.
+_ORDERED = (
+    *(*ANY.messages, *ANY.prompts, *ANY.instructions, *ANY.content, *ANY.ordered),
+    *(*ANY.result_items.values(), "documents"),
+)
 _PATH = re.compile(r"[\w-]+(\[\])?(\.[\w-]+(\[\])?)*")
 
 
@@ -15,7 +20,7 @@ def _check_list(path: str) -> str:
     last = path.rpartition(".")[2]
     if _PATH.fullmatch(path) is None or last.endswith("[]"):
         raise ValueError("must be the path of a list, such as tools[].function.parameters.required")
-    if last in ORDERED or last == "documents":
+    if last in _ORDERED:
         raise ValueError(f"must not be {last}: its order is part of the text")
     return path
 

@@ -3,7 +3,7 @@
 from ragboost.config import Settings
 from ragboost.formats.documents import (
     Format,
-    Found,
+    FoundDocuments,
     KnownDocuments,
     TooManyDocumentsError,
     UnknownShapeError,
@@ -15,7 +15,7 @@ from ragboost.formats.ragboost_object import RagboostObject
 
 __all__ = [
     "Format",
-    "Found",
+    "FoundDocuments",
     "TooManyDocumentsError",
     "UnknownShapeError",
     "find_format",

@@ -1,6 +1,6 @@
-"""The interface of a wire shape: find the documents in a body, and write them back.
+"""The documents of a body: what finds them and writes them back, and which are known by text.
 
-Knows decoded JSON. Does not know bytes or HTTP.
+Knows decoded JSON. Does not know bytes, HTTP or any shape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from ragboost.context import Context
 from ragboost.errors import RagBoostError
 from ragboost.types import Document, DocumentLike, as_documents
+from ragboost.wires.body import Path
 
 _DOCUMENT_BYTES = 500  # size of an entry beside its text
 
@@ -27,30 +28,17 @@ class TooManyDocumentsError(UnknownShapeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The documents of one request.
-
-    Attributes:
-        query: the question.
-        documents: in relevance order.
-        message: index of the message to rewrite; None if another field is rewritten.
-        path: keys and indices of the text or list that holds the first document, if that is part
-            of a message already; empty for other shapes.
-        start: offset of the first document in it.
-        num_repeated: documents in later messages that are replaced by a reference to earlier text
-            of the payload.
-        num_later: documents in later messages, including the repeated ones.
-        layout: state that the shape keeps from `extract` for `replace`.
-    """
+class FoundDocuments:
+    """The documents of one request."""
 
     query: str
-    documents: tuple[Document, ...]
-    message: int | None
-    path: tuple[str | int, ...] = ()
-    start: int = 0
-    num_repeated: int = 0
-    num_later: int = 0
-    layout: object = None
+    documents: tuple[Document, ...]  # in relevance order
+    message: int | None  # index of the message to rewrite; None if another field is
+    path: Path = ()  # of the text or list that holds the first document, inside a message
+    start: int = 0  # offset of the first document in it
+    num_repeated: int = 0  # in later messages, replaced by references to earlier text
+    num_later: int = 0  # in later messages, with the repeated ones
+    layout: object = None  # state that the shape keeps from `extract` for `replace`
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -64,28 +52,23 @@ class Found:
 
 
 class Format(Protocol):
-    """One wire shape.
+    """One shape of documents in a body.
 
     Bodies are never changed in place: `replace` returns a new one that shares every unchanged
     object with the old one, so that the caller can keep the original bytes of these.
-
-    Attributes:
-        name: shown in messages and metrics.
-        in_message: the documents become part of the question's message and so of the payload of
-            every later turn; otherwise they belong to this request alone.
-        in_place: the documents are already part of messages that the client resends with every
-            later turn. `replace` depends on the body and the context's order alone, so that the
-            same history always yields the same bytes.
-        is_ours: the shape is RAGBoost's own, so that a malformed one is the caller's error; other
-            shapes pass unchanged where they are malformed.
     """
 
     name: str
+    # The documents become part of the question's message and so of the payload of every later
+    # turn; otherwise they belong to this request alone.
     in_message: bool
+    # The documents are part of messages that the client resends with every later turn: `replace`
+    # depends on the body and the context's order alone, so that the same history always yields
+    # the same bytes.
     in_place: bool
-    is_ours: bool
+    is_ours: bool  # a malformed one is the caller's error; other shapes pass unchanged
 
-    def extract(self, body: Mapping[str, Any]) -> Found | None:
+    def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
         """Find documents; None if the body has none of this shape.
 
         Raises:
@@ -93,13 +76,15 @@ class Format(Protocol):
             UnknownShapeError: unsupported, in another shape.
         """
 
-    def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
+    def replace(
+        self, body: Mapping[str, Any], found: FoundDocuments, context: Context
+    ) -> dict[str, Any]:
         """Return a body that carries `context` in place of `found`."""
 
 
 def find_format(
     formats: tuple[Format, ...], body: Mapping[str, Any]
-) -> tuple[Format, Found] | None:
+) -> tuple[Format, FoundDocuments] | None:
     """Return the documents of a body and the shape they have, or None if there are none.
 
     Raises:
@@ -113,13 +98,10 @@ def find_format(
 
 
 class KnownDocuments:
-    """The documents of the latest texts. Thread-safe.
+    """The documents of the latest texts, so that a text is not hashed again. Thread-safe.
 
-    Holds two generations: a text that is used moves to the newer one, and when that has half of the
-    bytes, the older one is dropped.
-
-    Args:
-        max_bytes: of texts and documents together.
+    Exact: found by the whole text. Holds two generations: a text that is used moves to the newer
+    one, and when that has half of the bytes, the older one is dropped.
     """
 
     def __init__(self, *, max_bytes: int = 32 * 1024 * 1024) -> None:

@@ -21,8 +21,9 @@ from ragboost.hosted.breakpoints import (
 from ragboost.hosted.prompt_blocks import PromptBlock, decode_message, prompt_blocks
 from ragboost.hosted.receipts import find_price
 from ragboost.hosted.reuse_table import ReuseTable
+from ragboost.wires.body import Path, at_path, put
 from ragboost.wires.providers import PROMPT_CACHES, MarkStyle, PromptCache
-from ragboost.wires.registry import BY_MESSAGES
+from ragboost.wires.registry import CONTENTS
 
 _MAX_MARKS = 4
 _MAX_PLACES = 40  # considered; choosing takes their square
@@ -33,7 +34,6 @@ class CacheMarker:
     """Marks the requests of one app. Thread-safe.
 
     Args:
-        style: of the marks.
         prices: of models; without one, the default multipliers are used.
         clock: monotonic, in seconds.
     """
@@ -64,7 +64,6 @@ class CacheMarker:
 
         Args:
             fields: of the body, as it will be sent.
-            context: its boosted documents, or None.
             tenant: names that keep equal prompts apart: model, salt, team.
             tokens_per_byte: for estimates of lengths.
         """
@@ -167,14 +166,14 @@ def _write_price(price: PriceSettings, ttl: int) -> float:
 
 def _first_user_key(blocks: Sequence[PromptBlock]) -> bytes | None:
     """Return the hash of the prompt up to the end of the first message of the conversation."""
-    messages = [b for b in blocks if b.place.field in BY_MESSAGES and b.kind != "system"]
+    messages = [b for b in blocks if b.place.field in CONTENTS and b.kind != "system"]
     first = messages[0].place.at if messages else None
     keys = [block.key for block in messages if block.place.at == first]
     return keys[-1] if keys else None
 
 
 def _can_end(cache: PromptCache, block: PromptBlock) -> bool:
-    return block.can_end and (cache.marks_all or block.place.field in BY_MESSAGES)
+    return block.can_end and (cache.marks_all or block.place.field in CONTENTS)
 
 
 def _with_marks(
@@ -185,30 +184,15 @@ def _with_marks(
 ) -> Mapping[str, Any]:
     """Set marks; a text that gets one becomes a list with one text block, which is the same."""
     changed = dict(fields)
-    for number, ttl in marks.items():
-        field, at, part = blocks[number].place
+    for index, ttl in marks.items():
+        field, at, part = blocks[index].place
+        path: Path = (field,) if at is None else (field, at)
+        if field in CONTENTS and at is not None:
+            changed = put(changed, path, decode_message(changed[field][at]))
+            path = (*path, CONTENTS[field], *(() if part is None else (part,)))
+        value = at_path(changed, path)
         mark = {cache.mark: dict(cache.ttls[ttl][1])}
-        value = changed[field]
-        if at is None:
-            changed[field] = [_text_block(value, mark)]
-            continue
-        if field not in BY_MESSAGES:
-            changed[field] = _replaced(value, at, {**value[at], **mark})
-            continue
-        message = decode_message(value[at])
-        name = BY_MESSAGES[field].content
-        content = message[name]
-        if part is None:
-            content = [_text_block(content, mark)]
-        else:
-            content = _replaced(content, part, {**content[part], **mark})
-        changed[field] = _replaced(value, at, {**message, name: content})
+        is_text = isinstance(value, str)
+        new = [{"type": "text", "text": value, **mark}] if is_text else {**value, **mark}
+        changed = put(changed, path, new)
     return changed
-
-
-def _text_block(text: str, mark: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "text", "text": text, **mark}
-
-
-def _replaced(values: list[Any], at: int, value: Any) -> list[Any]:
-    return [*values[:at], value, *values[at + 1 :]]

@@ -13,15 +13,10 @@ _DIGITS = 9  # of money: a token costs about 0.000001
 
 
 class PromptCost(NamedTuple):
-    """Money for one prompt, in the currency of the prices.
+    """Money for one prompt, in the currency of the prices."""
 
-    Attributes:
-        cost: as the API bills it.
-        uncached: without the cache, and with the documents that were not sent again.
-    """
-
-    cost: float
-    uncached: float
+    cost: float  # as the API bills it
+    uncached: float  # without the cache, and with the documents that were not sent again
 
     @property
     def saved(self) -> float:
@@ -30,22 +25,14 @@ class PromptCost(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """Tokens and money that one request used and saved.
+    """Tokens and money that one request used and saved."""
 
-    Attributes:
-        prompt_tokens: as reported.
-        cached_tokens: of them, read from the cache, as reported; None if not reported.
-        predicted_cached_tokens: expected before the request was sent; 0 if unknown.
-        dropped_tokens: length of the documents that the payload has already and that were
-            therefore not sent, as the index counts it.
-        cost: with a price for the model; else None.
-    """
-
-    prompt_tokens: int
+    prompt_tokens: int  # as reported, like the cached ones
     cached_tokens: int | None
-    predicted_cached_tokens: int
+    predicted_cached_tokens: int  # before the request was sent; 0 if unknown
+    # Of documents that the payload has already and that were not sent, as the index counts them.
     dropped_tokens: int
-    cost: PromptCost | None = None
+    cost: PromptCost | None = None  # with a price for the model
 
     @classmethod
     def of(
@@ -85,13 +72,7 @@ def find_price(prices: Sequence[PriceSettings], model: str) -> PriceSettings | N
 
 
 def prompt_cost(price: PriceSettings, usage: Usage, *, dropped_tokens: int = 0) -> PromptCost:
-    """Compute the cost of a prompt from the usage that the API reported.
-
-    Args:
-        price: of its model.
-        usage: as reported; unknown counts are taken as 0.
-        dropped_tokens: tokens of documents that were not sent.
-    """
+    """Compute the cost of a prompt from the usage that the API reported; unknown counts are 0."""
     prompt = usage.prompt_tokens
     cached = min(usage.cached_tokens or 0, prompt)
     written = min(usage.cache_write_tokens or 0, prompt - cached)

@@ -80,7 +80,6 @@ class ReuseTable:
 
     Args:
         ttls: lifetimes of the cache in seconds, ascending.
-        max_prefixes: prefixes kept.
         clock: monotonic, in seconds.
     """
 

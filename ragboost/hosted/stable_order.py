@@ -11,7 +11,7 @@ from typing import Any
 from ragboost.config import StableSettings
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 from ragboost.wires.body import has_cache_mark
-from ragboost.wires.registry import BY_MESSAGES, INPUT_BLOCKS, TOOLS
+from ragboost.wires.registry import ANY, CONTENTS
 
 _Change = Callable[[Any], Any]
 
@@ -37,12 +37,12 @@ class StableOrder:
         def rank(value: Any) -> bytes:
             return body.encode_bytes(sort_keys(value))
 
-        for name in TOOLS:
+        for name in ANY.tools:
             if isinstance(tools := fields.get(name), list):
                 fields[name] = _sort_tools(tools, rank)
-        for name, wire in BY_MESSAGES.items():
+        for name, content in CONTENTS.items():
             if isinstance(messages := fields.get(name), list):
-                fields[name] = _changed_list(messages, partial(_sort_inputs, field=wire.content))
+                fields[name] = _changed_list(messages, partial(_sort_inputs, field=content))
         for path in self._paths:
             name, rest = path[0], path[1:]
             fields = _changed_field(fields, name, rest, rank)
@@ -80,7 +80,7 @@ def _sort_inputs(message: Any, *, field: str) -> Any:
 
 def _sort_input(block: Any) -> Any:
     kind = block.get("type") if isinstance(block, dict) else None
-    name = INPUT_BLOCKS.get(kind) if isinstance(kind, str) else None
+    name = ANY.input_blocks.get(kind) if isinstance(kind, str) else None
     if name is None:
         return block
     value = block.get(name)

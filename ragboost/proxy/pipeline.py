@@ -35,7 +35,7 @@ from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
-from ragboost.rewriting.recognition import ChainMatch, Histories
+from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import BoostResult, Rewriter
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
 from ragboost.rewriting.tool_results import share_tool_results
@@ -124,12 +124,14 @@ class BoostPipeline:
             sent, bypass = request_headers(headers), Bypass("malformed_body")
             seconds = _seconds(started, admission)
             return self._count(UpstreamRequest(raw, sent, bypass=bypass, seconds=seconds))
-        match = self._histories.match(request.claim) if request.claim is not None else None
         if may_hand_over and history is None:
             worker = self._worker_of(request, headers)
             if worker is not None and self._fellows is not None:
                 return UpstreamRequest(raw, self._fellows.handed_over(headers), worker=worker)
-        conversation = match.conversation if match is not None else history
+        conversation = history
+        if request.claim is not None:
+            conversation = self._histories.match(request.claim)
+        digest = conversation.digest if conversation is not None else UNCHANGED
         tenant = None
         if not self._is_plain(request, conversation):
             tenant = self.tenants.get(request.tenant_key)
@@ -141,7 +143,7 @@ class BoostPipeline:
             request,
             tenant=tenant,
             conversation=history_sent,
-            history=match.digest if match is not None else UNCHANGED,
+            history=digest,
         )
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
@@ -150,7 +152,7 @@ class BoostPipeline:
                 request_headers(headers, is_read=is_read),
                 request.tenant_key.model,
                 bypass=request.bypass,
-                history=match.digest if match is not None else UNCHANGED,
+                history=digest,
                 seconds=_seconds(started, admission),
             )
             return self._count(upstream)
@@ -160,7 +162,6 @@ class BoostPipeline:
             admission,
             tenant,
             conversation,
-            match,
             started=started,
             has_options=has_stream_options,
             is_read=is_read,
@@ -203,7 +204,6 @@ class BoostPipeline:
         admission: Admission,
         tenant: Tenant,
         conversation: Conversation | None,
-        match: ChainMatch | None,
         *,
         started: float,
         has_options: bool,
@@ -233,7 +233,7 @@ class BoostPipeline:
                 self.conversations.add(conversation, result.delta)
             if (context := result.context) is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
-        digest = self._remember(match, result) if match is not None else UNCHANGED
+        digest = self._remember(request, conversation, result)
         is_usage_added = has_options and context is not None and self._lacks_usage(fields)
         id_field = engine_id if has_options and tracked is not None else None
 
@@ -277,11 +277,15 @@ class BoostPipeline:
         booster = tenant.booster(admission.backend.name)
         return self._rewriter.rewrite(request, booster, conversation, planned=admission.planned)
 
-    def _remember(self, match: ChainMatch, result: BoostResult) -> Digest:
+    def _remember(
+        self, request: ParsedRequest, conversation: Conversation | None, result: BoostResult
+    ) -> Digest:
         """Keep what a message of a conversation without a name became, and tell other workers."""
+        if request.claim is None or conversation is None:
+            return UNCHANGED
         if self._fellows is not None and result.delta.sent:
-            self._fellows.keep(match.claim.links[-1])
-        return self._histories.add(match, result.delta)
+            self._fellows.keep(request.claim.links[-1])
+        return self._histories.add(request.claim, conversation, result.delta)
 
     def _encode(
         self,

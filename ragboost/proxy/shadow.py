@@ -28,13 +28,12 @@ class ShadowTrial:
         self, request: ParsedRequest, tenant: Tenant, admission: Admission, *, in_thread: bool
     ) -> None:
         """Boost a request, count it, and forget the result; the caller has locked the tenant."""
-        backend, match = admission.backend.name, None
+        backend = admission.backend.name
         conversation: Conversation | None = None
         if request.session is not None:
             conversation = self._conversations.get(request.session)
         elif request.claim is not None:
-            match = self._histories.match(request.claim)
-            conversation = match.conversation
+            conversation = self._histories.match(request.claim)
 
         def work() -> BoostResult:
             booster, planned = tenant.booster(backend), admission.planned
@@ -45,7 +44,7 @@ class ShadowTrial:
             return result
 
         result = await asyncio.to_thread(work) if in_thread else work()
-        if match is not None:
-            self._histories.add(match, result.delta)
+        if request.session is None and request.claim is not None and conversation is not None:
+            self._histories.add(request.claim, conversation, result.delta)
         elif conversation is not None:
             self._conversations.add(conversation, result.delta)

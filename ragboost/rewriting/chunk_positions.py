@@ -11,7 +11,7 @@ import msgspec
 from ragboost.context import Context, render_document
 from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.wires.body import question_field
-from ragboost.wires.registry import BY_MESSAGES
+from ragboost.wires.registry import CONTENTS
 
 
 def add_chunks(
@@ -28,9 +28,9 @@ def add_chunks(
 
     Args:
         fields: as they will be sent.
-        context: their documents; None: unknown.
+        context: None: the documents are unknown.
         message: index of the message that carries them; None: the prompt.
-        reuse: the client's `ragboost.reuse`; None: absent.
+        reuse: the client's `ragboost.reuse`.
         tenant: whose stored chunks the request may share; empty: everybody's.
     """
     kept = fields.get(FIELD)
@@ -75,7 +75,7 @@ def _text(fields: Mapping[str, Any], message: int | None) -> str:
     value = fields[field][message]
     if isinstance(value, msgspec.Raw):
         value = msgspec.json.decode(value)
-    content = value.get(BY_MESSAGES[field].content)
+    content = value.get(CONTENTS[field])
     if isinstance(content, str):
         return content
     parts = [part.get("text") if isinstance(part, dict) else part for part in content or ()]

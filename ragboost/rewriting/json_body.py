@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 
 from ragboost.wires.body import message_field
-from ragboost.wires.registry import LISTS
+from ragboost.wires.registry import ANY
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 # Lists whose elements are moved or replaced one by one.
-_MOVED_LISTS = (*LISTS, "documents")
+_MOVED_LISTS = (*ANY.messages, "documents")
 # Fields of which no part is encoded again; they have a score, that is a number, per document.
 _ONLY_READ = ("documents", "ragboost")
 # What no engine and no client needs: such bodies are not worth their memory, nor the recursion.
@@ -84,17 +84,6 @@ class MalformedBodyError(Exception):
 class JsonBody:
     """A parsed request body.
 
-    Args:
-        raw: the bytes as received.
-
-    Attributes:
-        raw: the bytes as received.
-        fields: the decoded fields. Values must not be changed in place: `encode` recognises
-            unchanged ones by identity.
-        list_name: the field of the messages that a client resends with every turn; empty if the
-            body has none.
-        messages: the bytes of each of them.
-
     Raises:
         MalformedBodyError: not UTF-8, not JSON, not an object, or beyond the limits of this module.
     """
@@ -105,21 +94,21 @@ class JsonBody:
         if len(raw) > _MAX_CONTAINERS and _num_openers(raw) > _MAX_CONTAINERS:
             raise MalformedBodyError("the body has too many objects and lists")
         self._raw_fields = self._split_fields()
+        # Values must not be changed in place: `encode` recognises unchanged ones by identity.
         self.fields: dict[str, Any] = {
             name: self._decode(field, _FAST_DECODER if name in _ONLY_READ else _DECODER)
             for name, field in self._raw_fields.items()
         }
         if _has_zero(self.fields):
             self._restore_minus_zeros()
-        for name in LISTS:
+        for name in ANY.messages:
             if isinstance(self.fields.get(name), list) and len(self.fields[name]) > _MAX_MESSAGES:
                 raise MalformedBodyError(f"the body has more than {_MAX_MESSAGES} {name}")
         self._elements: dict[str, list[msgspec.Raw]] = {}
+        # The field of the messages that a client resends with every turn; empty if there is none.
         name = message_field(self.fields)
         self.list_name = name if isinstance(self.fields.get(name), list) else ""
-        self.messages: Sequence[msgspec.Raw] = (
-            self._split_list(self.list_name) if self.list_name else ()
-        )
+        self.messages: Sequence[msgspec.Raw] = self._split_list(name) if self.list_name else ()
 
     def field_bytes(self, name: str) -> bytes:
         """Return the client's bytes of a field; empty if it is absent."""
@@ -269,6 +258,8 @@ def _dump(value: Any) -> str:
 
 def chain_links(messages: Sequence[bytes], *, seed: bytes = b"") -> list[Link]:
     """Return the link of every prefix of a list of messages.
+
+    The last link identifies a whole history and changes with any of its messages.
 
     Args:
         messages: a digest of each message's bytes.

@@ -1,7 +1,6 @@
-"""A completion request as it arrives: its body and everything that is derived from it, once.
+"""A completion request as it arrives: its body and everything that follows from it, once.
 
-Knows JSON bodies, raw headers and the documents' shapes. Does not know backends or what is
-remembered of conversations.
+Knows JSON bodies, raw headers and the documents' shapes. Does not know backends.
 """
 
 import hashlib
@@ -14,7 +13,7 @@ from ragboost.config import Settings
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import (
     Format,
-    Found,
+    FoundDocuments,
     TooManyDocumentsError,
     UnknownShapeError,
     find_format,
@@ -24,16 +23,16 @@ from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, get_header, user_of
 from ragboost.rewriting.json_body import JsonBody, chain_links
 from ragboost.rewriting.recognition import Claim
-from ragboost.rewriting.sent_history import Conversation, Given, ResentMessages
+from ragboost.rewriting.sent_history import Conversation, ResentMessages
 from ragboost.types import Request
 from ragboost.wires.body import content_of, is_instruction, question_part
-from ragboost.wires.registry import INSTRUCTION_ROLES, INSTRUCTIONS, TOOLS
+from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
-_OTHER_FIELDS = ("session_id", "conversation", "previous_response_id")
+_OTHER_FIELDS = ("session_id", *ANY.stored)
 # The users of an application may share its credentials; these fields tell them apart.
 _END_USER = ("user", "safety_identifier")
 
@@ -61,7 +60,7 @@ class Bypass(NamedTuple):
 
 
 class ParsedRequest:
-    """A completion request before it is rewritten, and what follows from it alone."""
+    """A completion request before it is rewritten."""
 
     __slots__ = (
         "_leading",
@@ -81,10 +80,10 @@ class ParsedRequest:
         self.options = options  # the fields of the `ragboost` object, checked; empty without one
         self.session: str | None = None  # unique name of its conversation; None: unnamed
         self.shape: Format | None = None  # of its documents; None without any, as is `found`
-        self.found: Found | None = None
+        self.found: FoundDocuments | None = None
         self.bypass: Bypass | None = None  # why there are no documents to boost
-        # How an unnamed conversation is recognised; None where that is not wanted, or the request
-        # carries no documents.
+        # How an unnamed conversation is recognised; None where that is switched off, or the
+        # request carries no documents.
         self.claim: Claim | None = None
         self._leading: Request | EllipsisType | None = ...
 
@@ -128,11 +127,14 @@ class ParsedRequest:
             is_boosted: the client wants its documents boosted; None: that makes no difference.
         """
         if self.found is None or self.found.message is None:
-            return ResentMessages()
-        given = Given(self.found.keys, is_boosted)
-        question = self.found.message
-        return ResentMessages.find(
-            self.body, conversation, question=question, given=given, seed=seed
+            return ResentMessages(self.body, None)
+        return ResentMessages(
+            self.body,
+            conversation,
+            question=self.found.message,
+            retrieved=self.found.keys,
+            is_boosted=is_boosted,
+            seed=seed,
         )
 
 
@@ -140,7 +142,6 @@ class RequestParser:
     """Parse completion requests.
 
     Args:
-        settings: of the formats and of sessions.
         has_claims: recognise unnamed conversations if `session.stateless` says so.
     """
 
@@ -229,7 +230,9 @@ def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
     return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
 
 
-def _claim(request: ParsedRequest, shape: Format, found: Found, *, scope: bytes) -> Claim | None:
+def _claim(
+    request: ParsedRequest, shape: Format, found: FoundDocuments, *, scope: bytes
+) -> Claim | None:
     body = request.body
     if found.message is None or not body.messages:
         return None
@@ -239,13 +242,12 @@ def _claim(request: ParsedRequest, shape: Format, found: Found, *, scope: bytes)
     return Claim(links, shape.name, found.keys, request.is_boost_wanted)
 
 
-def preamble(body: JsonBody, shape: Format, found: Found, *, first: int | None = None) -> str:
+def preamble(
+    body: JsonBody, shape: Format, found: FoundDocuments, *, first: int | None = None
+) -> str:
     """Hash what precedes the first document of a payload.
 
     Args:
-        body: of the request.
-        shape: of its documents.
-        found: its documents.
         first: index of the earliest message that carries documents, for documents inside messages;
             None: that of the question.
 
@@ -265,7 +267,7 @@ def preamble(body: JsonBody, shape: Format, found: Found, *, first: int | None =
 
 def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[bytes]:
     """Return what the model reads before offset `start` of the value at a path."""
-    parts = _fields(body, TOOLS if is_instruction(path) else TOOLS + INSTRUCTIONS)
+    parts = _fields(body, ANY.tools if is_instruction(path) else ANY.tools + ANY.instructions)
     value: Any = body.fields
     for depth, step in enumerate(path):
         if isinstance(step, int) and step:
@@ -281,10 +283,10 @@ def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[byt
 
 def _before_messages(body: JsonBody) -> list[bytes]:
     """Return what a chat template may render before the documents: tools and instructions."""
-    parts = _fields(body, (*TOOLS, *INSTRUCTIONS, "chat_template"))
+    parts = _fields(body, (*ANY.tools, *ANY.instructions, "chat_template"))
     messages = body.fields.get(body.list_name) or ()
     for message, digest in zip(messages, body.message_digests, strict=False):
-        if not isinstance(message, dict) or message.get("role") not in INSTRUCTION_ROLES:
+        if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
             break
         parts.append(digest)
     return parts

@@ -13,7 +13,7 @@ from ragboost.booster import Booster, CarriedDocuments, Planned, Turn
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
-from ragboost.formats import Found
+from ragboost.formats import FoundDocuments
 from ragboost.formats.ragboost_object import without_object
 from ragboost.hints import label_documents
 from ragboost.rewriting.json_body import JsonBody
@@ -32,30 +32,19 @@ _NO_LABELS: Mapping[str, str] = {}
 
 
 class BoostResult(NamedTuple):
-    """A rewritten body and what was done to it.
+    """A rewritten body and what was done to it."""
 
-    Attributes:
-        fields: to encode and forward; unchanged values are the request's own objects.
-        context: of the boosted documents; None if none were boosted.
-        num_documents: documents in this turn's part of the payload.
-        num_dropped: documents given that are not, because the payload has them already.
-        bypass: the reason for which nothing was boosted; None if something was, and where an
-            earlier request's result is sent again.
-        delta: what the request adds to its conversation.
-        preamble: hash of the text before the boosted documents.
-        bytes_before: bytes of the messages before the documents.
-        bytes_after: bytes of the messages after the one that holds the documents.
-    """
-
-    fields: Mapping[str, Any]
-    context: Context | None = None
-    num_documents: int = 0
-    num_dropped: int = 0
+    fields: Mapping[str, Any]  # to encode; unchanged values are the request's own objects
+    context: Context | None = None  # of the boosted documents; None if none were boosted
+    num_documents: int = 0  # in this turn's part of the payload
+    num_dropped: int = 0  # given, but not there, because the payload has them already
+    # The reason for which nothing was boosted; None if something was, and where an earlier
+    # request's result is sent again.
     bypass: Bypass | None = None
-    delta: HistoryDelta = _NOTHING
-    preamble: str = ""
-    bytes_before: int = 0
-    bytes_after: int = 0
+    delta: HistoryDelta = _NOTHING  # what the request adds to its conversation
+    preamble: str = ""  # hash of the text before the boosted documents
+    bytes_before: int = 0  # of the messages before the documents
+    bytes_after: int = 0  # of the messages after the one that holds the documents
 
 
 class Rewriter:
@@ -75,7 +64,6 @@ class Rewriter:
         """Rewrite a request and boost its documents.
 
         Args:
-            request: the request.
             booster: of its tenant and backend.
             conversation: the one that it belongs to, whose `state` gets the new turn; or None.
             planned: the order of its documents, if they were planned with others.
@@ -102,8 +90,6 @@ class Rewriter:
         others are left alone.
 
         Args:
-            request: the request.
-            conversation: the one that it belongs to, or None.
             bypass: the reason for not boosting it.
         """
         shape = request.shape
@@ -141,36 +127,44 @@ class _Rewriting:
         Args:
             bypass: the reason for rendering them in the order given; None: boost them.
         """
-        found, conversation = self._found, self._conversation
-        is_boosted = bypass is None
-        history = self._request.history(conversation, is_boosted=is_boosted)
-        text_before = preamble(
-            self._body, self._shape, found, first=min(history.sent, default=None)
-        )
-        fields = with_messages(self._body, self._body.fields, history.sent)
-        repeated = history.repeated
-        if repeated is not None:
-            # A retry, or the next step of an agent that gives the turn's documents each time.
-            assert found.message is not None, "a repeated message has an index"
-            fields = with_messages(self._body, without_object(fields), {found.message: repeated})
-            delta = _NOTHING
-            if conversation is not None and conversation.key:  # now it is the newest form again
-                link, parent = history.links[found.message], history.digest(found.message)
-                delta = HistoryDelta(((link, repeated),), None, parent)
-            if bypass is not None or history.sent:
-                num = len(repeated.documents)
-                num_dropped = len(repeated.retrieved) - num
-                return BoostResult(fields, None, num, num_dropped, bypass, delta)
-            context = self._keep_order(repeated.documents, text_before)
-            before = history.num_bytes(self._body, found.message)
-            return self._boosted(fields, context, delta, text_before, before=before)
+        body, found, conversation = self._body, self._found, self._conversation
+        history = self._request.history(conversation, is_boosted=bypass is None)
+        text_before = preamble(body, self._shape, found, first=min(history.sent, default=None))
+        fields = with_messages(body, body.fields, history.sent)
+        if history.repeated is not None:
+            return self._repeat(fields, history, history.repeated, text_before, bypass=bypass)
         outcome = bypass or self._boost(conversation, history.carried, text_before)
         if isinstance(outcome, Bypass):
             return self._unboosted(fields, history, bypass=outcome)
         turn = conversation.state.turns[-1] if conversation is not None else None
         fields, delta = self._write(fields, history, outcome, turn=turn)
-        before = history.num_bytes(self._body, found.message or 0)
+        before = history.num_bytes(body, found.message or 0)
         return self._boosted(fields, outcome, delta, text_before, before=before)
+
+    def _repeat(
+        self,
+        fields: Mapping[str, Any],
+        history: ResentMessages,
+        repeated: SentMessage,
+        text_before: str,
+        *,
+        bypass: Bypass | None,
+    ) -> BoostResult:
+        """Resend the question as well: a retry, or the next step of an agent that gives the turn's
+        documents each time."""
+        message, conversation = self._found.message, self._conversation
+        assert message is not None, "a repeated message has an index"
+        fields = with_messages(self._body, without_object(fields), {message: repeated})
+        delta = _NOTHING
+        if conversation is not None and conversation.key:  # now it is the newest form again
+            link, parent = history.links[message], history.digest(message)
+            delta = HistoryDelta(((link, repeated),), None, parent)
+        if bypass is not None or history.sent:
+            num = len(repeated.documents)
+            return BoostResult(fields, None, num, len(repeated.retrieved) - num, bypass, delta)
+        context = self._keep_order(repeated.documents, text_before)
+        before = history.num_bytes(self._body, message)
+        return self._boosted(fields, context, delta, text_before, before=before)
 
     def _unboosted(
         self, fields: Mapping[str, Any], history: ResentMessages, *, bypass: Bypass
@@ -193,21 +187,20 @@ class _Rewriting:
         """
         found, body = self._found, self._body
         fields = without_object(body.fields)
-        history = ResentMessages.find(body, self._conversation, is_in_place=True)
+        history = ResentMessages(body, self._conversation, is_in_place=True)
         own = history.sent.get(found.message) if found.message is not None else None
         is_other = own is not None and own.retrieved != found.keys
         others = {at: sent for at, sent in history.sent.items() if at != found.message}
         if is_other or any(sent.adds_documents for sent in others.values()):
             # Earlier turns carry documents in another shape: resend them, leave the rest alone.
-            fields = with_messages(self._body, fields, history.sent)
+            fields = with_messages(body, fields, history.sent)
             return BoostResult(fields, bypass=Bypass("mixed_shapes"), delta=history.with_last())
         if not self._request.is_boost_wanted:
             return BoostResult(fields, bypass=Bypass("option"), delta=history.with_last())
         if not found.documents:
-            fields = with_messages(
-                self._body, self._shape.replace(fields, found, self._as_given()), others
-            )
+            fields = self._shape.replace(fields, found, self._as_given())
             num = found.num_later - found.num_repeated
+            fields = with_messages(body, fields, others)
             fields, delta = self._with_last(fields, history, _NOTHING)
             return BoostResult(fields, None, num, found.num_repeated, delta=delta)
         text_before = preamble(body, self._shape, found)
@@ -215,25 +208,24 @@ class _Rewriting:
         if isinstance(outcome, Bypass):
             return BoostResult(fields, bypass=outcome, delta=history.with_last())
         fields, delta = self._write(fields, history, outcome)
-        fields, delta = self._with_last(with_messages(self._body, fields, others), history, delta)
+        fields, delta = self._with_last(with_messages(body, fields, others), history, delta)
         before, after = _bytes_around(body, found)
         return self._boosted(fields, outcome, delta, text_before, before=before, after=after)
 
     def beside_messages(self) -> BoostResult:
         """Reorder documents of this request alone; equal ones keep their order over turns."""
-        body, found, conversation = self._body, self._found, self._conversation
-        inside = self._request.history(conversation)  # earlier turns with documents in messages
-        if not self._request.is_boost_wanted:
-            fields = with_messages(self._body, without_object(body.fields), inside.sent)
+        request, body, conversation = self._request, self._body, self._conversation
+        inside = request.history(conversation)  # earlier turns with documents in messages
+        fields = without_object(body.fields)
+        if not request.is_boost_wanted:
+            fields = with_messages(body, fields, inside.sent)
             return BoostResult(fields, bypass=Bypass("option"), delta=inside.with_last())
-        history = self._request.history(conversation, seed=found.seed)
-        fields = with_messages(
-            self._body, without_object(body.fields), {**inside.sent, **history.sent}
-        )
+        history = request.history(conversation, seed=self._found.seed)
+        fields = with_messages(body, fields, {**inside.sent, **history.sent})
         earlier = list(history.sent.values())
         if history.repeated is not None:
             earlier.append(history.repeated)
-        text_before = preamble(body, self._shape, found)
+        text_before = preamble(body, self._shape, self._found)
         outcome = self._keep_or_boost(earlier[-1].documents if earlier else None, text_before)
         if isinstance(outcome, Bypass):
             return BoostResult(fields, bypass=outcome, delta=inside.with_last())
@@ -315,10 +307,9 @@ class _Rewriting:
     ) -> tuple[dict[str, Any], HistoryDelta]:
         """Write a context into the body, and keep the bytes of the message that carries it."""
         written = self._shape.replace(fields, self._found, context)
-        message = self._found.message
+        message, name = self._found.message, self._body.list_name
         if message is None or not history.links:
             return written, HistoryDelta(turn=turn)
-        name = self._body.list_name
         value = written[name][message]
         is_original = value is self._body.fields[name][message]
         sent = self._body.encode_bytes(self._body.messages[message] if is_original else value)
@@ -326,8 +317,8 @@ class _Rewriting:
             messages = list(written[name])
             messages[message] = Raw(sent)
             written = {**written, name: messages}
-        retrieved, documents = _keys(context.retrieved), _keys(context.documents)
         labels = context.labels if self._shape.in_message else ()
+        retrieved, documents = _keys(context.retrieved), _keys(context.documents)
         kept = SentMessage(sent, retrieved, documents, is_boosted, labels)
         parent = history.digest(message)
         return written, HistoryDelta(((history.links[message], kept),), turn, parent)
@@ -336,10 +327,9 @@ class _Rewriting:
         self, fields: Mapping[str, Any], history: ResentMessages, delta: HistoryDelta
     ) -> tuple[dict[str, Any], HistoryDelta]:
         """Keep the bytes of the last message, for turns that give documents in another shape."""
-        fields = dict(fields)
+        fields, name = dict(fields), self._body.list_name
         if not (history.is_named and history.links):
             return fields, history.with_last(delta)
-        name = self._body.list_name
         *messages, last = fields[name]
         if last is self._body.fields[name][-1]:
             return fields, history.with_last(delta)
@@ -374,8 +364,9 @@ def _resend(
     request: ParsedRequest, conversation: Conversation | None, *, bypass: Bypass | None
 ) -> BoostResult:
     """Resend the rewritten messages of a request, and leave the rest alone."""
-    history = ResentMessages.find(request.body, conversation)
-    fields = with_messages(request.body, without_object(request.body.fields), history.sent)
+    body = request.body
+    history = ResentMessages(body, conversation)
+    fields = with_messages(body, without_object(body.fields), history.sent)
     return BoostResult(fields, bypass=bypass, delta=history.with_last())
 
 
@@ -383,7 +374,7 @@ def _keys(documents: Sequence[Document]) -> tuple[str, ...]:
     return tuple([document.key for document in documents])
 
 
-def _bytes_around(body: JsonBody, found: Found) -> tuple[int, int]:
+def _bytes_around(body: JsonBody, found: FoundDocuments) -> tuple[int, int]:
     """Count the bytes of the messages before the documents' own, and of all others and their own.
 
     The second count leaves the documents out, but not other text of their message.

@@ -18,45 +18,26 @@ from msgspec import Raw
 from ragboost.config import DedupSettings
 from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passages
 from ragboost.wires.body import Path, put
-from ragboost.wires.registry import (
-    ALL_RESULT_ITEMS,
-    CONTENTS,
-    RESULT_BLOCKS,
-    RESULT_TEXT_TYPES,
-    TOOL_ROLES,
-)
+from ragboost.wires.registry import ANY
 
 _QUOTE_CHARS = 60
+_ITEMS = {**ANY.result_items, **ANY.opaque_items}
+_TEXT_TYPES = (None, *ANY.text_types, *ANY.result_text_types)
 _SEARCHED = 32  # characters read per character of the texts to see that references are unambiguous
 
 
 class SharedResults(NamedTuple):
-    """Messages with references in place of repetitions.
+    """Messages with references in place of repetitions."""
 
-    Attributes:
-        messages: those without repetitions are the objects that were given.
-        saved_bytes: bytes by which they became shorter.
-    """
-
-    messages: list[Any]
+    messages: list[Any]  # those without repetitions are the client's objects
     saved_bytes: int
 
 
 class _Text(NamedTuple):
-    """A text of a tool result.
-
-    Attributes:
-        message: index of the message.
-        path: the keys from there to the text.
-        result: number of the result in the payload.
-        is_whole: the result holds nothing else.
-        text: the text.
-    """
-
     message: int
-    path: Path
-    result: int
-    is_whole: bool
+    path: Path  # from the message to the text
+    result: int  # number of the tool result in the payload
+    is_whole: bool  # the result holds nothing else
     text: str
 
 
@@ -64,9 +45,7 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
     """Replace passages that repeat earlier tool results by references.
 
     Args:
-        messages: decoded `messages`, or items of `input`; those that are encoded are counted and
-            otherwise left alone.
-        settings: lengths of passages.
+        messages: those that are encoded are counted and otherwise left alone.
     """
     texts = list(_find_texts(messages))
     new = list(messages)
@@ -110,15 +89,15 @@ def _results(message: Any) -> Iterator[tuple[Path, Any]]:
         message = _decode(message)
     if not isinstance(message, dict):
         return
-    name = _named(message, ALL_RESULT_ITEMS)
-    content = next((field for field in CONTENTS if field in message), "")
-    if message.get("role") in TOOL_ROLES:
+    name = _named(message, _ITEMS)
+    content = next((field for field in ANY.content if field in message), "")
+    if message.get("role") in ANY.tool_roles:
         yield (content,), message.get(content)
     elif name:
         yield (name,), message.get(name)
     elif isinstance(message.get(content), list):
         for i, part in enumerate(message[content]):
-            if isinstance(part, dict) and (name := _named(part, RESULT_BLOCKS)):
+            if isinstance(part, dict) and (name := _named(part, ANY.result_blocks)):
                 yield (content, i, name), part.get(name)
 
 
@@ -130,7 +109,7 @@ def _named(holder: dict[str, Any], fields: Mapping[str, str]) -> str:
 def _is_text(part: Any) -> bool:
     return (
         isinstance(part, dict)
-        and part.get("type") in RESULT_TEXT_TYPES
+        and part.get("type") in _TEXT_TYPES
         and isinstance(part.get("text"), str)
     )
 

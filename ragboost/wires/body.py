@@ -8,22 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ragboost.wires.providers import CACHE_MARKS
-from ragboost.wires.registry import (
-    BY_MESSAGES,
-    INSTRUCTION_ROLES,
-    INSTRUCTIONS,
-    LISTS,
-    PROMPTS,
-    RESULT_BLOCKS,
-    RESULT_ITEMS,
-    REWRITTEN_LISTS,
-    SEARCH_ITEMS,
-    STORED,
-    TEXT_TYPES,
-    TOOL_ROLES,
-    WIRES,
-)
-from ragboost.wires.wire import WireApi
+from ragboost.wires.registry import ANY, CONTENTS
 
 Path = tuple[str | int, ...]
 """Keys and indices from the root of a body."""
@@ -31,7 +16,9 @@ Path = tuple[str | int, ...]
 Value = str | list[Any]
 """A text, or a list of content blocks or results, that may hold documents."""
 
-_PROMPT = next(wire.prompt for wire in WIRES if wire.is_rewritten and wire.prompt)
+REWRITTEN_LISTS = tuple([name for name in ANY.rewritten if name in ANY.messages])
+_PROMPT = next(name for name in ANY.rewritten if name in ANY.prompts)
+TEXT_TYPES = (None, *ANY.text_types)
 
 
 class Slot(NamedTuple):
@@ -51,7 +38,7 @@ class Slot(NamedTuple):
     @property
     def is_results(self) -> bool:
         """True for the list of results of a file search."""
-        return self.path[-1] in SEARCH_ITEMS.values()
+        return self.path[-1] in ANY.search_items.values()
 
 
 def message_field(body: Mapping[str, Any]) -> str:
@@ -61,50 +48,51 @@ def message_field(body: Mapping[str, Any]) -> str:
 
 def message_list(body: Mapping[str, Any]) -> str:
     """Return the field that is a list of messages; empty if there is none."""
-    return next((name for name in LISTS if isinstance(body.get(name), list)), "")
+    return next((name for name in ANY.messages if isinstance(body.get(name), list)), "")
 
 
 def is_stored(body: Mapping[str, Any]) -> bool:
     """Return True if the backend prepends its own stored conversation."""
-    return any(body.get(name) for name in STORED)
+    return any(body.get(name) for name in ANY.stored)
 
 
 def find_slots(body: Mapping[str, Any]) -> Iterator[Slot]:
     """Yield the slots in the order in which the model reads them."""
-    for name in INSTRUCTIONS:
+    for name in ANY.instructions:
         if name in body:
             yield from _content((name,), body[name], is_leading=True)
     is_first = not is_stored(body)
     if name := message_list(body):
-        yield from _messages(BY_MESSAGES[name], body[name], is_leading=is_first)
+        yield from _messages(name, body[name], is_leading=is_first)
         return
-    for name in PROMPTS:
+    for name in ANY.prompts:
         if isinstance(body.get(name), str):
             yield Slot((name,), body[name], is_leading=is_first)
 
 
-def _messages(wire: WireApi, messages: list[Any], *, is_leading: bool) -> Iterator[Slot]:
+def _messages(field: str, messages: list[Any], *, is_leading: bool) -> Iterator[Slot]:
+    content_field = CONTENTS[field]
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
             is_leading = False
             continue
         role, kind = message.get("role"), message.get("type")
         kind = kind if isinstance(kind, str) else ""
-        where: Path = (wire.messages, at)
+        where: Path = (field, at)
         if has_cache_mark(message):
             pass
-        elif kind in RESULT_ITEMS:
-            name = RESULT_ITEMS[kind]
+        elif kind in ANY.result_items:
+            name = ANY.result_items[kind]
             yield from _content((*where, name), message.get(name), is_tool=True)
-        elif kind in SEARCH_ITEMS and isinstance(message.get(SEARCH_ITEMS[kind]), list):
-            name = SEARCH_ITEMS[kind]
+        elif kind in ANY.search_items and isinstance(message.get(ANY.search_items[kind]), list):
+            name = ANY.search_items[kind]
             yield Slot((*where, name), message[name], is_tool=True)
-        elif role in TOOL_ROLES:
-            yield from _content((*where, wire.content), message.get(wire.content), is_tool=True)
-        elif role == "user" or role in INSTRUCTION_ROLES:
-            content = message.get(wire.content)
-            yield from _content((*where, wire.content), content, is_leading=is_leading)
-        is_leading = is_leading and role in INSTRUCTION_ROLES
+        elif role in ANY.tool_roles:
+            yield from _content((*where, content_field), message.get(content_field), is_tool=True)
+        elif role == "user" or role in ANY.instruction_roles:
+            content = message.get(content_field)
+            yield from _content((*where, content_field), content, is_leading=is_leading)
+        is_leading = is_leading and role in ANY.instruction_roles
 
 
 def _content(
@@ -119,8 +107,8 @@ def _content(
         if not isinstance(part, dict) or has_cache_mark(part):
             continue
         kind = part.get("type")
-        if isinstance(kind, str) and kind in RESULT_BLOCKS:
-            name = RESULT_BLOCKS[kind]
+        if isinstance(kind, str) and kind in ANY.result_blocks:
+            name = ANY.result_blocks[kind]
             yield from _content((*path, at, name), part.get(name), is_tool=True)
         elif kind in TEXT_TYPES and isinstance(part.get("text"), str):
             yield Slot((*path, at, "text"), part["text"], is_tool, is_leading)
@@ -133,7 +121,7 @@ def has_cache_mark(value: Any) -> bool:
 
 def is_instruction(path: Path) -> bool:
     """Return True for a field that the model reads before all messages."""
-    return path[0] in INSTRUCTIONS
+    return path[0] in ANY.instructions
 
 
 def find_question(body: Mapping[str, Any]) -> tuple[str, int | None] | None:
@@ -147,7 +135,7 @@ def find_question(body: Mapping[str, Any]) -> tuple[str, int | None] | None:
     if not field:
         prompt = body.get(_PROMPT)
         return (prompt, None) if isinstance(prompt, str) else None
-    messages, content = body[field], BY_MESSAGES[field].content
+    messages, content = body[field], CONTENTS[field]
     for at in range(len(messages) - 1, -1, -1) if isinstance(messages, list) else ():
         message = messages[at]
         if isinstance(message, dict) and message.get("role") == "user":
@@ -168,7 +156,7 @@ def replace_question(
     if message is None:
         return {**body, _PROMPT: question}
     field = message_field(body)
-    content, messages = BY_MESSAGES[field].content, list(body[field])
+    content, messages = CONTENTS[field], list(body[field])
     old = messages[message]
     messages[message] = {**old, content: _with_text(old[content], question)}
     return {**body, field: messages}
@@ -177,7 +165,7 @@ def replace_question(
 def content_of(body: Mapping[str, Any], message: int) -> tuple[Path, Any]:
     """Return the path and the value of the content of a message."""
     field = message_field(body)
-    content = BY_MESSAGES[field].content
+    content = CONTENTS[field]
     return (field, message, content), body[field][message].get(content)
 
 

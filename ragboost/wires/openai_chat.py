@@ -11,26 +11,28 @@ OPENAI_CHAT = WireApi(
     path="/v1/chat/completions",
     summary="Boost and forward a chat completion",
     has_stream_options=True,
-    messages="messages",
-    is_rewritten=True,
+    messages=("messages",),
+    rewritten=("messages",),
     tools=("tools", "functions"),
     instruction_roles=("system", "developer"),
     tool_roles=("tool", "function"),
     text_types=("text",),
     ordered=("tool_calls",),
-    counts=UsageFields(
-        prompt=("prompt_tokens",),
-        cached=(
-            "prompt_tokens_details.cached_tokens",
-            "cached_tokens",  # Moonshot, SGLang
-            "prompt_cache_hit_tokens",  # DeepSeek
+    counts=(
+        UsageFields(
+            prompt=("prompt_tokens",),
+            cached=(
+                "prompt_tokens_details.cached_tokens",
+                "cached_tokens",  # Moonshot, SGLang
+                "prompt_cache_hit_tokens",  # DeepSeek
+            ),
+            written=(
+                "prompt_tokens_details.created_cache_tokens",  # vLLM
+                "prompt_tokens_details.cache_write_tokens",
+                "prompt_tokens_details.cache_creation_tokens",
+            ),
+            reused=("ragboost.approx_cached_tokens",),
         ),
-        written=(
-            "prompt_tokens_details.created_cache_tokens",  # vLLM
-            "prompt_tokens_details.cache_write_tokens",
-            "prompt_tokens_details.cache_creation_tokens",
-        ),
-        reused=("ragboost.approx_cached_tokens",),
     ),
 )
 

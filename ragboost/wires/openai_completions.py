@@ -7,7 +7,7 @@ OPENAI_COMPLETIONS = WireApi(
     path="/v1/completions",
     summary="Boost and forward a text completion",
     has_stream_options=True,
-    prompt="prompt",
-    is_rewritten=True,
+    prompts=("prompt",),
+    rewritten=("prompt",),
     usage=("usage", "meta_info"),
 )

@@ -5,42 +5,17 @@ the object.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
-from ragboost.wires.registry import LAST_EVENTS, USAGE_HOLDERS, USAGES, WIRES
-from ragboost.wires.wire import Names, UsageFields
+from ragboost.wires.registry import ADDITIVE_COUNTS, ALL_COUNTS, ANY
+from ragboost.wires.wire import Names
 
 _MAX_COUNT = 2**53  # what a float holds exactly, as metrics do
 _OURS = "ragboost"
-_STREAMED = tuple([f'"{name}"'.encode() for name in USAGES])
-USAGE_START = re.compile(rb'"(?:%b)"\s*:\s*\{' % "|".join(USAGES).encode())
+_STREAMED = tuple([f'"{name}"'.encode() for name in ANY.usage])
+USAGE_START = re.compile(rb'"(?:%b)"\s*:\s*\{' % "|".join(ANY.usage).encode())
 OURS_START = re.compile(rb'"%b"\s*:\s*\{' % _OURS.encode())
-
-_Paths = tuple[tuple[str, str], ...]
-
-
-class _CountPaths:
-    """The paths of the counts of one kind, split."""
-
-    def __init__(self, *fields: UsageFields) -> None:
-        self.prompt = _split(each.prompt for each in fields)
-        self.cached = _split(each.cached for each in fields)
-        self.written = _split(each.written for each in fields)
-        self.long_written = _split(each.long_written for each in fields)
-        self.reused = _split(each.reused for each in fields)
-
-
-def _split(paths: Iterable[Names]) -> _Paths:
-    return tuple(
-        [(name, inner) for names in paths for name, _, inner in [p.partition(".") for p in names]]
-    )
-
-
-_COUNTS = [wire.counts for wire in WIRES if wire.counts is not None]
-_ADDITIVE = [_CountPaths(counts) for counts in _COUNTS if counts.is_additive]
-# Providers report the counts of one API in the shape of another.
-_ALL = _CountPaths(*sorted(_COUNTS, key=lambda counts: counts.is_additive))
 
 
 class Usage(NamedTuple):
@@ -92,32 +67,27 @@ def is_last_event(event: Any) -> bool:
     """Return True for the event of a stream with its last usage."""
     if not isinstance(event, dict):
         return False
-    return is_usage_event(event) or event.get("type") in LAST_EVENTS
+    return is_usage_event(event) or event.get("type") in ANY.last_events
 
 
-def merge_usage(reported: Iterable[Usage | None]) -> Usage | None:
+def merge_usage(usage: Usage | None, later: Usage) -> Usage:
     """Merge the usages of a stream's events: the last one with cached tokens, or else the last."""
-    merged: Usage | None = None
-    for usage in reported:
-        if usage is None or (
-            merged is not None and merged.cached_tokens is not None and usage.cached_tokens is None
-        ):
-            continue
-        merged = usage
-    return merged
+    if usage is not None and usage.cached_tokens is not None and later.cached_tokens is None:
+        return usage
+    return later
 
 
 def _usages(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for holder in (answer, *[answer.get(name) for name in USAGE_HOLDERS]):
+    for holder in (answer, *[answer.get(name) for name in ANY.usage_holders]):
         if isinstance(holder, dict):
-            for name in USAGES:
+            for name in ANY.usage:
                 if isinstance(usage := holder.get(name), dict):
                     yield usage
 
 
 def _added_up(usage: Mapping[str, Any]) -> Usage | None:
     """Read a usage whose cached and written tokens count in addition to the prompt's."""
-    for paths in _ADDITIVE:
+    for paths in ADDITIVE_COUNTS:
         fresh = _count(usage, paths.prompt)
         if fresh is None:
             continue
@@ -130,21 +100,22 @@ def _added_up(usage: Mapping[str, Any]) -> Usage | None:
 
 
 def _counted(usage: Mapping[str, Any]) -> Usage | None:
-    prompt = _count(usage, _ALL.prompt)
+    prompt = _count(usage, ALL_COUNTS.prompt)
     if prompt is None:
         return None
-    cached, reused = _count(usage, _ALL.cached), _count(usage, _ALL.reused)
+    cached, reused = _count(usage, ALL_COUNTS.cached), _count(usage, ALL_COUNTS.reused)
     return Usage(
         prompt,
         None if cached is None else min(cached, prompt),
-        _count(usage, _ALL.written),
+        _count(usage, ALL_COUNTS.written),
         reused_tokens=None if reused is None else min(reused, prompt),
     )
 
 
-def _count(usage: Mapping[str, Any], paths: _Paths) -> int | None:
+def _count(usage: Mapping[str, Any], paths: Names) -> int | None:
     """Return the first count at one of these paths."""
-    for name, inner in paths:
+    for path in paths:
+        name, _, inner = path.partition(".")
         value = usage.get(name)
         if inner:
             if not isinstance(value, dict):

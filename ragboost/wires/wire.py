@@ -13,8 +13,8 @@ class UsageFields:
     A path is one name, or a name and one within it; `*` is the sum of all within.
     """
 
-    prompt: Names
-    cached: Names
+    prompt: Names = ()
+    cached: Names = ()
     written: Names = ()
     long_written: Names = ()  # of the written tokens, those kept for longer
     reused: Names = ()  # KV from stored chunks, not computed again
@@ -27,30 +27,29 @@ class WireApi:
     """Where the bodies of one API have what the proxy looks for.
 
     A body does not say for which API it is meant, and engines accept the fields of several: what
-    is looked for in a body are the fields of all wires.
+    is looked for are the names of all wires, `registry.ANY`. What has a type is found by it.
     """
 
-    endpoint: str  # in metrics
-    path: str
-    summary: str  # in the OpenAPI document
+    endpoint: str = ""  # in metrics
+    path: str = ""
+    summary: str = ""  # in the OpenAPI document
     has_stream_options: bool = False  # knows `stream_options.include_usage`
 
-    messages: str = ""  # the field with the list of messages; empty: none
-    prompt: str = ""  # the field with a prompt that is one text; empty: none
-    # Documents may be written into its question, and its messages are sent again as they were sent.
-    is_rewritten: bool = False
+    messages: Names = ()  # the field with the list of messages
+    prompts: Names = ()  # the field with a prompt that is one text
+    # Of these fields, those into whose question documents may be written, and whose messages are
+    # sent again as they were sent.
+    rewritten: Names = ()
     instructions: Names = ()  # fields that the model reads before the messages
     tools: Names = ()
     stored: Names = ()  # fields that put a conversation stored at the backend before the messages
 
-    content: str = "content"  # of a message
+    content: Names = ("content",)  # of a message
     instruction_roles: Names = ()
     tool_roles: Names = ()  # of messages that are a tool's result
-    # Fields by the type of an item or block: results of tools that may hold documents, others in
-    # which only repetitions are found, and lists of search results.
-    result_items: Mapping[str, str] = field(default_factory=dict)
-    other_result_items: Mapping[str, str] = field(default_factory=dict)
-    search_items: Mapping[str, str] = field(default_factory=dict)
+    result_items: Mapping[str, str] = field(default_factory=dict)  # results of tools
+    opaque_items: Mapping[str, str] = field(default_factory=dict)  # the same, without documents
+    search_items: Mapping[str, str] = field(default_factory=dict)  # lists of search results
     result_blocks: Mapping[str, str] = field(default_factory=dict)
     input_blocks: Mapping[str, str] = field(default_factory=dict)  # JSON inputs of tool calls
     text_types: Names = ()  # of the parts that are texts
@@ -59,5 +58,5 @@ class WireApi:
 
     usage: Names = ("usage",)  # fields with a usage object
     usage_holders: Names = ()  # fields of events that hold an answer with usage
-    counts: UsageFields | None = None
+    counts: tuple[UsageFields, ...] = ()
     last_events: Names = ()  # types of the events with which streams end

@@ -49,8 +49,7 @@ def find(text: str, frame: Frame | None = None, *, is_closed: bool = False) -> l
     """Find one run of labelled documents.
 
     Args:
-        text: the whole text.
-        frame: the frame to search; None for the whole text.
+        frame: to search; None for the whole text.
         is_closed: nothing follows the documents in the text.
     """
     where = frame or Frame(0, len(text), len(text))

@@ -51,27 +51,16 @@ class Cause(StrEnum):
 
 
 class PrefixBreak(NamedTuple):
-    """The first difference between two requests of a conversation.
-
-    Attributes:
-        cause: of the difference.
-        path: of the part in which it is, in the later request.
-        place: the same without numbers.
-        offset: bytes of that part before the difference.
-        equal_bytes: bytes of the whole prompt before it.
-        lost_bytes: bytes of the earlier prompt behind it, which would have been cached.
-        before: the earlier text from shortly before the difference.
-        after: the later text from there.
-    """
+    """The first difference between two requests of a conversation."""
 
     cause: Cause
-    path: str
-    place: str
-    offset: int
-    equal_bytes: int
-    lost_bytes: int
-    before: str
-    after: str
+    path: str  # of the part in which it is, in the later request
+    place: str  # the same without numbers
+    offset: int  # bytes of that part before the difference
+    equal_bytes: int  # of the whole prompt before it
+    lost_bytes: int  # of the earlier prompt behind it, which would have been cached
+    before: str  # the earlier text from shortly before the difference
+    after: str  # the later text from there
 
 
 def compare(before: LoggedPrompt, after: LoggedPrompt) -> PrefixBreak | None:

@@ -12,33 +12,20 @@ from functools import cached_property
 from typing import Any
 
 from ragboost.wires.providers import CACHE_MARKS
-from ragboost.wires.registry import (
-    INSTRUCTION_ROLES,
-    INSTRUCTIONS,
-    LISTS,
-    PROMPTS,
-    TOOLS,
-)
+from ragboost.wires.registry import ANY
 
-_PROMPTS = tuple(dict.fromkeys((*LISTS, *PROMPTS)))
+_PROMPTS = tuple(dict.fromkeys((*ANY.messages, *ANY.prompts)))
 _BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
 class LoggedPart:
-    """One tool, the system prompt, or one message.
+    """One tool, the system prompt, or one message."""
 
-    Attributes:
-        path: its place in the body, such as `messages[3]`.
-        place: the same for reports, without numbers: `tools`, `system`, `user message`.
-        value: the decoded JSON, without breakpoints.
-        text: the value as JSON, keys in the order of the request.
-    """
-
-    path: str
-    place: str
-    value: Any
-    text: str
+    path: str  # its place in the body, such as `messages[3]`
+    place: str  # the same for reports, without numbers: `tools`, `system`, `user message`
+    value: Any  # the decoded JSON, without breakpoints
+    text: str  # the value as JSON, keys in the order of the request
 
     @cached_property
     def size(self) -> int:
@@ -58,19 +45,12 @@ class LoggedPart:
 
 @dataclass(frozen=True)
 class LoggedPrompt:
-    """The prompt of one logged request.
+    """The prompt of one logged request."""
 
-    Attributes:
-        where: file and line, for messages.
-        model: that it was sent to; empty if unknown.
-        name: of its conversation; empty if it is not named.
-        parts: in the order in which an API reads them.
-    """
-
-    where: str
-    model: str
-    name: str
-    parts: tuple[LoggedPart, ...]
+    where: str  # file and line
+    model: str  # empty if unknown
+    name: str  # of its conversation; empty if it is not named
+    parts: tuple[LoggedPart, ...]  # in the order in which an API reads them
 
     @property
     def messages(self) -> tuple[LoggedPart, ...]:
@@ -104,7 +84,6 @@ def read_prompt(where: str, row: Mapping[str, Any]) -> LoggedPrompt | None:
     """Read a logged request; return None if the object has no prompt.
 
     Args:
-        where: its place, for messages.
         row: the body of a request, or an object with one as `body`, `request` or `request_body`.
     """
     body: Mapping[str, Any] = row
@@ -135,10 +114,10 @@ def _name(holder: Mapping[str, Any]) -> str:
 
 
 def _parts(body: Mapping[str, Any]) -> Iterator[LoggedPart]:
-    for field in TOOLS:
+    for field in ANY.tools:
         for at, tool in enumerate(_list(body.get(field))):
             yield _part(f"{field}[{at}]", "tools", tool)
-    for field in INSTRUCTIONS:
+    for field in ANY.instructions:
         if body.get(field):
             yield _part(field, "system", body[field])
     for field in _PROMPTS:
@@ -147,7 +126,7 @@ def _parts(body: Mapping[str, Any]) -> Iterator[LoggedPart]:
             yield _part(field, "prompt", value)
         for at, message in enumerate(_list(value)):
             role = message.get("role", message.get("type")) if isinstance(message, dict) else None
-            is_system = role in INSTRUCTION_ROLES
+            is_system = role in ANY.instruction_roles
             place = "system" if is_system else f"{role} message"[:40]
             yield _part(f"{field}[{at}]", place, message)
 

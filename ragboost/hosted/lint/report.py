@@ -38,22 +38,14 @@ _ADVICE = {
 
 @dataclass
 class LintFinding:
-    """All breaks of one cause in one kind of place.
-
-    Attributes:
-        cause: of the breaks.
-        place: in which they are.
-        times: breaks.
-        lost_tokens: estimated tokens that were computed again because of them.
-        cost: what these cost more than read from the cache; 0 without a price.
-        examples: the first ones, each with the lines of the two requests.
-    """
+    """All breaks of one cause in one kind of place."""
 
     cause: Cause
     place: str
     times: int = 0
-    lost_tokens: int = 0
-    cost: float = 0.0
+    lost_tokens: int = 0  # estimated, computed again because of them
+    cost: float = 0.0  # what these cost more than read from the cache; 0 without a price
+    # The first ones, each with the lines of the two requests.
     examples: list[tuple[str, str, PrefixBreak]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -82,23 +74,14 @@ class LintFinding:
 
 @dataclass
 class LintReport:
-    """The findings of a log.
-
-    Attributes:
-        requests: read.
-        continued: of them, those with an earlier request of their conversation.
-        prompt_tokens: estimated, of all requests.
-        bad_lines: lines that are no request, with the reason; the first ones.
-        num_bad_lines: all of them.
-        has_prices: a price was found for some model.
-    """
+    """The findings of a log."""
 
     requests: int = 0
-    continued: int = 0
-    prompt_tokens: int = 0
-    bad_lines: list[str] = field(default_factory=list)
+    continued: int = 0  # requests with an earlier one of their conversation
+    prompt_tokens: int = 0  # estimated, of all requests
+    bad_lines: list[str] = field(default_factory=list)  # no requests; the first ones, with reasons
     num_bad_lines: int = 0
-    has_prices: bool = False
+    has_prices: bool = False  # a price was found for some model
     _findings: dict[tuple[Cause, str], LintFinding] = field(default_factory=dict)
 
     @property

@@ -14,7 +14,7 @@ from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import RequestParser
 from ragboost.rewriting.rewriter import Rewriter
 from ragboost.rewriting.sent_history import Conversations
-from ragboost.wires.registry import INSTRUCTIONS, LISTS, PROMPTS, STORED, TOOLS
+from ragboost.wires.registry import ANY
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,11 @@ _CALLS = frozenset(
 # LiteLLM's other fields are its own objects, or unrelated to documents.
 _FIELDS = (
     "model",
-    *LISTS,
-    *PROMPTS,
-    *INSTRUCTIONS,
-    *TOOLS,
-    *STORED,
+    *ANY.messages,
+    *ANY.prompts,
+    *ANY.instructions,
+    *ANY.tools,
+    *ANY.stored,
     "documents",
     "chat_template_kwargs",
     "citation_options",

@@ -171,7 +171,7 @@ class ResponseReader:
             self._is_readable = self._deltas.add(answer)
         usage = read_usage(answer) if may_have_usage and isinstance(answer, dict) else None
         if usage is not None:
-            self.usage = merge_usage([self.usage, usage])
+            self.usage = merge_usage(self.usage, usage)
             if self._strips_usage and is_usage_event(answer):
                 return b""
         return self._with_receipt(event, answer) if may_have_usage else event
