@@ -28,7 +28,7 @@ from rich.table import Table
 from ragboost.booster import Booster
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
-from ragboost.proxy.garbage import short_collections
+from ragboost.proxy.memory import short_collections
 from ragboost.rewriting.parsed_request import RequestParser
 from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriter

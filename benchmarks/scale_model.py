@@ -1,9 +1,9 @@
 """Simulate proxies in front of engines in virtual time: the hits lost to what a proxy knows late.
 
 The proxies are the product's own parts: `Dispatcher`, `Booster`, an `EventStream` and a
-`CacheFollower` for each engine, and a `LoadBoard`. An engine is an exact prefix cache that publishes encoded event
-batches, and computes one prompt at a time. A network delivers events, layouts and loads after a
-delay. Figures are the same on every machine.
+`CacheFollower` for each engine, and a `LoadBoard`. An engine is an exact prefix cache that
+publishes encoded event batches, and computes one prompt at a time. A network delivers events,
+layouts and loads after a delay. Figures are the same on every machine.
 """
 
 import asyncio
@@ -25,7 +25,6 @@ from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.routing.request import RoutingRequest
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.types import Document, Request
 from tests.fakes.prefix_cache import Block, PrefixCache
@@ -160,10 +159,10 @@ class SimulatedProxy:
     ) -> None:
         """Route, order and send one request, until its response has ended."""
         tokens = sum(self._tenant.tokens.count_documents(documents)) + QUESTION_TOKENS
-        request = RoutingRequest(
-            tenant=self._tenant, leading=Request("why?", documents), prompt_tokens=tokens
-        )
-        with await self._dispatcher.enter(self._dispatcher.admission(request)) as admission:
+        admission = self._dispatcher.admission()
+        admission.tenant, admission.prompt_tokens = self._tenant, tokens
+        admission.leading = Request("why?", documents)
+        with await self._dispatcher.enter(admission):
             name = admission.backend.name
             async with self._tenant.lock:
                 context = self._tenant.booster(name).boost("why?", documents)

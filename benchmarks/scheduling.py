@@ -28,7 +28,6 @@ from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.index import ContextIndex
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.routing.request import RoutingRequest
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.types import Document, Request
 
@@ -163,13 +162,11 @@ class Run:
         loop = asyncio.get_running_loop()
         started = loop.time()
         documents = tuple(self.documents[name] for name in names)
-        request = RoutingRequest(
-            tenant=self.tenant,
-            leading=Request("why?", documents),
-            prompt_tokens=sum(self.tokens[name] for name in names),
-            is_stream=True,
-        )
-        admission = await self.dispatcher.enter(self.dispatcher.admission(request))
+        admission = self.dispatcher.admission()
+        admission.tenant, admission.leading = self.tenant, Request("why?", documents)
+        admission.prompt_tokens = sum(self.tokens[name] for name in names)
+        admission.is_stream = True
+        await self.dispatcher.enter(admission)
         self.releases.append(admission.release)
         booster = self.tenant.booster(admission.backend.name)
         context = booster.boost("why?", documents, planned=admission.planned)

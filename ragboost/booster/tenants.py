@@ -24,16 +24,11 @@ class TenantKey(NamedTuple):
 
     Model and salt select a prefix cache in the engine. They are short and printable: this is where
     the client's text becomes a key in memory, a label of metrics and a field of the log.
-
-    Attributes:
-        model: named by the request, or a hash of a name that cannot be shown; empty without one.
-        cache_salt: likewise.
-        team: of the request's API key; empty where all keys are of one team.
     """
 
-    model: str
+    model: str  # named by the request, or a hash of a name that cannot be shown; empty without one
     cache_salt: str
-    team: str = ""
+    team: str = ""  # of the request's API key; empty where all keys are of one team
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], *, team: str = "") -> "TenantKey":
@@ -47,16 +42,11 @@ class TenantKey(NamedTuple):
 
 
 class CacheMode(NamedTuple):
-    """The state of knowledge about one backend's prefix cache.
+    """The state of knowledge about one backend's prefix cache."""
 
-    Attributes:
-        is_exact: its events say what it holds.
-        capacity_tokens: its size, where the backend reports it.
-        eviction_forecast: forecast of what its requests in flight will evict; None if not followed.
-    """
-
-    is_exact: bool = False
-    capacity_tokens: int | None = None
+    is_exact: bool = False  # its events say what it holds
+    capacity_tokens: int | None = None  # its size, where the backend reports it
+    # Forecast of what its requests in flight will evict; None if not followed.
     eviction_forecast: EvictionForecast | None = None
 
 
@@ -66,9 +56,6 @@ class Tenant:
     The lock keeps the event loop from waiting for a worker thread that boosts a large request.
 
     Args:
-        key: of the tenant.
-        settings: of its Boosters.
-        modes: by name of the backend.
         tokens: lengths of documents, for all its Boosters; None: its own.
         prior: of the popularity tail, for all its Boosters; None: each reads it.
     """
@@ -129,22 +116,18 @@ class Tenant:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of its context indexes."""
         return sum(booster.index.num_nodes for booster in self._boosters.values())
 
 
 class Tenants:
-    """All tenants; the least recently used are evicted.
-
-    Attributes:
-        modes: by name of the backend; they hold for Boosters that are made from then on.
-        counters: lengths of documents by model; all models share one if a tokenizer is configured.
-        is_counting: documents that new counters estimate are counted in the background.
-    """
+    """All tenants; the least recently used are evicted."""
 
     def __init__(self, settings: Settings) -> None:
+        # By name of the backend; they hold for Boosters that are made from then on.
         self.modes: dict[str, CacheMode] = {}
+        # Documents that new counters estimate are counted in the background.
         self.is_counting = False
+        # Lengths of documents by model; all models share one if a tokenizer is configured.
         self.counters: BoundedMap[str, TokenCounter] = BoundedMap(max_entries=_MAX_MODELS)
         self._settings = settings
         self._prior = read_prior(settings.ordering)
@@ -162,11 +145,7 @@ class Tenants:
         tenant = self._tenants.get(key)
         if tenant is None:
             tenant = Tenant(
-                key,
-                self._settings,
-                self.modes,
-                tokens=self._counter(key.model),
-                prior=self._prior,
+                key, self._settings, self.modes, tokens=self._counter(key.model), prior=self._prior
             )
             self._tenants.put(key, tenant)
         return tenant
@@ -181,7 +160,6 @@ class Tenants:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all context indexes."""
         return sum(tenant.num_nodes for tenant in self.all())
 
     def tokens_per_byte(self, model: str) -> float:

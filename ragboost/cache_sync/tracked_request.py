@@ -48,10 +48,7 @@ class TrackedRequest:
     """A boosted request between its dispatch and its response.
 
     Args:
-        follower: of the backend that it was boosted for.
         tenant: the owner of its context index, locked by the caller.
-        context: its boosted documents.
-        result: of rewriting it.
         engine_id: None if no events of the backend are followed.
     """
 
@@ -106,13 +103,7 @@ class TrackedRequest:
             )
 
     def report_end(self, usage: Usage | None, *, backend: str, is_computed: bool) -> None:
-        """Tell the follower that the request has ended.
-
-        Args:
-            usage: reported by the backend, or None.
-            backend: the one that it was sent to last.
-            is_computed: the backend answered it.
-        """
+        """Tell the follower that the request has ended."""
         if self._layout is None:
             return
         entry = self._context.index_entry

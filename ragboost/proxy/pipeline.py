@@ -23,18 +23,16 @@ from ragboost.config import Settings
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
-from ragboost.proxy.asgi.headers import request_headers, with_header
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.offload import call, is_large
 from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.proxy.upstream.request import UpstreamRequest
+from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.rewriting.chunk_positions import add_chunks
-from ragboost.rewriting.headers import RawHeaders, printable
+from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
 from ragboost.rewriting.recognition import Histories
@@ -45,6 +43,8 @@ from ragboost.wires.body import is_stored, message_list
 
 logger = logging.getLogger(__name__)
 
+# Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
+_THREAD_BYTES = 256 * 1024
 _THREAD_DOCUMENTS = 1000  # boosting so many takes about 10 ms
 
 
@@ -52,12 +52,6 @@ class BoostPipeline:
     """Prepare the requests of one app.
 
     Args:
-        settings: of the proxy.
-        metrics: count what is done.
-        tenants: the context indexes.
-        sync: follows the backends' prefix caches.
-        chunk_reuse: knows if the backends reuse chunks.
-        dispatcher: assigns requests to backends.
         fellows: the other workers of this proxy; None if there are none.
         shadow: tries boosting on the side, and nothing is boosted: the documents of a `ragboost`
             object are rendered in the order given. None: requests are boosted.
@@ -111,24 +105,20 @@ class BoostPipeline:
         A request whose conversation another worker keeps is returned as it came, with that worker.
 
         Args:
-            raw, headers: the client's.
-            admission: of the request.
-            has_stream_options: the endpoint knows `stream_options.include_usage`.
             session: unique name of the conversation, for a caller that keeps `history`; None: the
                 request names its conversation, or it is recognised.
             history: what the engine was sent for the earlier messages; not kept here.
-            team: of the client's API key.
-            may_hand_over: it may go to another worker.
 
         Raises:
             RequestError: the `ragboost` object is malformed.
         """
         started = time.perf_counter()
         if self._stable is not None:
-            raw = await call(partial(self._stable.apply, raw), in_thread=is_large(raw))
+            stable = partial(self._stable.apply, raw)
+            raw = await asyncio.to_thread(stable) if len(raw) > _THREAD_BYTES else stable()
         parse = partial(self._parser.parse, raw, headers, session=session, team=team)
         try:
-            request = await call(parse, in_thread=is_large(raw))
+            request = await asyncio.to_thread(parse) if len(raw) > _THREAD_BYTES else parse()
         except MalformedBodyError:  # the backend reports the error
             await self._dispatcher.admit_unparsed(admission, len(raw))
             sent, bypass = request_headers(headers), Bypass("malformed_body")
@@ -145,14 +135,14 @@ class BoostPipeline:
         tenant = None
         if not self._is_plain(request, conversation):
             tenant = self.tenants.get(request.tenant_key)
-        known = conversation
-        if known is None and request.session is not None and tenant is not None:
-            known = self.conversations.get(request.session)
+        history_sent = conversation
+        if history_sent is None and request.session is not None and tenant is not None:
+            history_sent = self.conversations.get(request.session)
         await self._dispatcher.admit(
             admission,
             request,
             tenant=tenant,
-            conversation=known,
+            conversation=history_sent,
             history=digest,
         )
         is_read = history is not None or self._settings.proxy.receipts
@@ -230,7 +220,7 @@ class BoostPipeline:
         in_thread = needs_thread(request)
         if in_thread and request.found is not None:  # so that the lengths are known under the lock
             documents = request.found.documents
-            await call(partial(tenant.tokens.count_documents, documents), in_thread=True)
+            await asyncio.to_thread(tenant.tokens.count_documents, documents)
         tracked = None
         async with tenant.lock:
             if is_named and request.session is not None:
@@ -238,7 +228,7 @@ class BoostPipeline:
             if self._shadow is not None:
                 await self._shadow.run(request, tenant, admission, in_thread=in_thread)
             rewrite = partial(self._rewrite, request, conversation, tenant, admission)
-            result = await call(rewrite, in_thread=in_thread)
+            result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
             if is_named and conversation is not None:
                 self.conversations.add(conversation, result.delta)
             if (context := result.context) is not None:
@@ -273,7 +263,7 @@ class BoostPipeline:
                 dropped_tokens=_dropped_tokens(tenant, result),
             )
 
-        return await call(encode, in_thread=in_thread)
+        return await asyncio.to_thread(encode) if in_thread else encode()
 
     def _rewrite(
         self,
@@ -365,7 +355,7 @@ class BoostPipeline:
 def needs_thread(request: ParsedRequest) -> bool:
     """Return True if boosting a request takes too long for the event loop."""
     num = len(request.found.documents) if request.found is not None else 0
-    return num > _THREAD_DOCUMENTS or is_large(request.body.raw)
+    return num > _THREAD_DOCUMENTS or len(request.body.raw) > _THREAD_BYTES
 
 
 def _seconds(started: float, admission: Admission) -> float:

@@ -1,9 +1,10 @@
 """Count what boosting would have saved, beside requests that are forwarded as they came."""
 
+import asyncio
+
 from ragboost.booster.tenants import Tenant
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.offload import call
 from ragboost.proxy.routing.admission import Admission
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.recognition import Histories
@@ -42,7 +43,7 @@ class ShadowTrial:
                 self._metrics.count_shadow(result.context, original, preamble=result.preamble)
             return result
 
-        result = await call(work, in_thread=in_thread)
+        result = await asyncio.to_thread(work) if in_thread else work()
         if request.session is None and request.claim is not None and conversation is not None:
             self._histories.add(request.claim, conversation, result.delta)
         elif conversation is not None:

@@ -27,38 +27,23 @@ from ragboost.sessions import ChatSessionStore, make_store
 
 @dataclass(frozen=True)
 class ProxyState:
-    """The state of one app.
+    """The state of one app."""
 
-    Attributes:
-        settings: of the whole package.
-        backends: the upstream servers.
-        metrics: in a registry of their own.
-        sync: follows the backends' prefix caches.
-        chunk_reuse: finds out if the backends reuse chunks.
-        boosting: prepares completions, or in shadow mode counts what that would save.
-        recent: the last completions, for the dashboard.
-        dispatcher: assigns requests to backends.
-        store: of the chat sessions.
-        turns: the sessions' turns that are being answered.
-        board: the load that other processes put on the backends.
-        fellows: the other workers of this proxy; None if there are none.
-        shared_loads: exchanges the load with replicas of the proxy; None without Redis.
-        shared_prompts: exchanges with them what was sent to the backends; None without Redis.
-    """
-
-    settings: Settings
+    settings: Settings  # of the whole package
     backends: Backends
-    metrics: Metrics
-    sync: CacheSync
-    chunk_reuse: ChunkReuseProbe
-    boosting: BoostPipeline
-    recent: RecentRequests
-    dispatcher: Dispatcher
-    store: ChatSessionStore
-    turns: RunningTurns
-    board: LoadBoard
-    fellows: FellowWorkers | None
+    metrics: Metrics  # in a registry of their own
+    sync: CacheSync  # follows the backends' prefix caches
+    chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
+    boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
+    recent: RecentRequests  # the last completions, for the dashboard
+    dispatcher: Dispatcher  # assigns requests to backends
+    store: ChatSessionStore  # of the chat sessions
+    turns: RunningTurns  # the sessions' turns that are being answered
+    board: LoadBoard  # the load that other processes put on the backends
+    fellows: FellowWorkers | None  # the other workers of this proxy; None if there are none
+    # Exchanges the load with replicas of the proxy; None without Redis.
     shared_loads: SharedLoads | None
+    # Exchanges with them what was sent to the backends; None without Redis.
     shared_prompts: SharedPrompts | None
 
     @classmethod
@@ -66,7 +51,6 @@ class ProxyState:
         """Create the state; `lifespan` opens it.
 
         Args:
-            settings: of the proxy.
             seat: of this process among the workers; None: there are no others.
         """
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)

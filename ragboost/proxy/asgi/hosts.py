@@ -20,7 +20,6 @@ class HostCheck:
     """An ASGI app in front of another one that accepts local requests only.
 
     Args:
-        app: the other one.
         allowed: names that are accepted beside those of this machine.
     """
 

@@ -1,14 +1,31 @@
-"""One completion's place in a backend's queue, and the load that it adds there.
+"""One request's place in a backend's queue, what routing knows about it, and the load that it adds.
 
-Does not know how a backend is chosen, or what a request means.
+Does not know how a backend is chosen.
 """
 
-from typing import Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, Self
 
 from ragboost.booster import Planned
+from ragboost.booster.tenants import Tenant
 from ragboost.errors import BackendError
-from ragboost.proxy.routing.request import RoutingRequest
 from ragboost.proxy.upstream.backends import Backend
+from ragboost.rewriting.json_body import Link
+from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.rewriting.sent_history import Conversation
+from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE
+from ragboost.types import Request
+
+# Planning takes place on the event loop; larger requests are boosted in a thread.
+_MAX_PLANNED_TOKENS = 50_000
+_MAX_PLANNED_DOCUMENTS = 500
+
+
+class MessagePrefix(NamedTuple):
+    """The messages up to one of them, and their length in bytes as the client gave them."""
+
+    link: Link
+    num_bytes: int
 
 
 class AdmissionControl(Protocol):
@@ -27,8 +44,20 @@ class Admission:
     A context manager; it counts as load from `assign` to `close`, which may be called twice.
     """
 
-    def __init__(self, control: AdmissionControl, request: RoutingRequest | None = None) -> None:
-        self.request = request or RoutingRequest()
+    def __init__(self, control: AdmissionControl) -> None:
+        # What routing knows about the request; the defaults say that it knows nothing.
+        self.tenant: Tenant | None = None  # whose context indexes hold its documents
+        self.parsed: ParsedRequest | None = None  # finds the documents that may be planned
+        self._leading: Request | None = None
+        self.sent: Conversation | None = None  # what the engine was sent for its conversation
+        self.prefixes: Sequence[MessagePrefix] = ()  # of its messages
+        self.history: Link = b""  # hash of its history as the engine was sent it
+        self.prompt_tokens = 0  # estimated
+        self.tokens_per_byte = DEFAULT_TOKENS_PER_BYTE  # of that estimate
+        self.conversation = ""  # unique name; its requests keep their order
+        self.is_stream = False  # the first byte shows that the prompt is computed
+        self.cached_by_backend: Mapping[str, int] = {}  # tokens of it in each prefix cache
+        # Its place.
         self.cached_tokens = 0  # tokens of it that the backend's prefix cache should hold
         self.planned: Planned | None = None  # the order of its documents, if it was planned
         self.is_running = False  # it has been sent, or is about to be
@@ -60,9 +89,30 @@ class Admission:
         return self._backend
 
     @property
+    def leading(self) -> Request | None:
+        """Its documents, if they are at the front of the payload and may be ordered."""
+        if self._leading is None and self.parsed is not None:
+            return self.parsed.leading(self.sent)
+        return self._leading
+
+    @leading.setter
+    def leading(self, documents: Request) -> None:
+        self._leading = documents
+
+    @property
+    def plannable(self) -> Request | None:
+        """Its documents, if they can be planned without delaying other requests."""
+        if self.tenant is None or self.prompt_tokens > _MAX_PLANNED_TOKENS:
+            return None
+        leading = self.leading
+        if leading is None or len(leading.documents) > _MAX_PLANNED_DOCUMENTS:
+            return None
+        return leading
+
+    @property
     def uncached_tokens(self) -> int:
         """Tokens of its prompt that the backend has to compute, as far as is known."""
-        return max(0, self.request.prompt_tokens - self.cached_tokens)
+        return max(0, self.prompt_tokens - self.cached_tokens)
 
     @property
     def notes(self) -> dict[str, str | int | float | None]:
@@ -84,7 +134,6 @@ class Admission:
         self._add_load(backend)
 
     def start(self) -> None:
-        """Count the request as sent."""
         if not self.is_running:
             self.is_running = self.is_prefilling = True
             self.backend.load.running += 1
@@ -107,7 +156,6 @@ class Admission:
         self._control.begun(self, is_stream=is_stream)
 
     def count_computed(self) -> None:
-        """Count the prompt as computed."""
         if self._backend is not None:
             self._backend.load.prefill_tokens -= self._prefill_tokens
         self._prefill_tokens = 0

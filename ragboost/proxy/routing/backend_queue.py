@@ -32,10 +32,8 @@ class BackendQueue:
     """One backend's queue.
 
     Args:
-        backend: the backend.
         pace: of the backend; None: it is busy only at its `max_concurrency`.
         plan: chooses the request to send next, and calls `set_next` with it; None: the first one.
-        update: called when it has.
     """
 
     def __init__(
@@ -60,7 +58,6 @@ class BackendQueue:
         return self.backend.has_room and not (self.pace is not None and self.pace.is_busy(now))
 
     def send(self, admission: Admission, now: float) -> None:
-        """Count a request as sent."""
         admission.start()
         self.places.sent(admission.uncached_tokens)
         if self.pace is not None:
@@ -83,8 +80,8 @@ class BackendQueue:
     def receive(self, queued: QueuedRequest) -> None:
         """Let a request wait here that has been taken from another backend's queue."""
         queued.place = self.places.enter(queued.place.team, queued.admission.uncached_tokens)
-        requests = sorted((*self.waiting, queued), key=lambda request: request.since)
-        self.waiting = dict.fromkeys(requests)
+        in_order = sorted((*self.waiting, queued), key=lambda waiting: waiting.since)
+        self.waiting = dict.fromkeys(in_order)
 
     def set_next(self, queued: QueuedRequest, *, how: str) -> None:
         """Send this request next, unless it has gone meanwhile."""
@@ -98,13 +95,13 @@ class BackendQueue:
         """
         first: dict[str, QueuedRequest] = {}
         for queued in self.waiting:
-            if name := queued.admission.request.conversation:
+            if name := queued.admission.conversation:
                 first.setdefault(name, queued)
         return sorted(
             (
                 queued
                 for queued in self.waiting
-                if first.get(queued.admission.request.conversation, queued) is queued
+                if first.get(queued.admission.conversation, queued) is queued
             ),
             key=lambda queued: queued.place,
         )
@@ -129,7 +126,6 @@ class BackendQueue:
             self.let_go(queued, now, how="max_wait")
 
     def let_go(self, queued: QueuedRequest, now: float, *, how: str) -> None:
-        """Send a request that waits."""
         if self._remove(queued):
             self.places.leave(queued.place)
         queued.admission.release = how
@@ -151,9 +147,9 @@ class BackendQueue:
         own_s, other_s = self.pace.token_s, other.pace.token_s
         ratio = other_s / own_s if own_s and other_s else 1.0
         for queued in self.eligible():
-            request = queued.admission.request
-            cached = request.cached_by_backend.get(other.backend.name, 0)
-            if (request.prompt_tokens - cached) * ratio < ahead + queued.place.tokens:
+            admission = queued.admission
+            cached = admission.cached_by_backend.get(other.backend.name, 0)
+            if (admission.prompt_tokens - cached) * ratio < ahead + queued.place.tokens:
                 return queued
             ahead += queued.place.tokens
         return None

@@ -10,9 +10,9 @@ from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
 from ragboost.errors import BackendError
 from ragboost.formats.ragboost_object import FIELD
-from ragboost.proxy.routing.admission import Admission
-from ragboost.proxy.routing.request import MessagePrefix, RoutingRequest, prefixes_of
+from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.router import Router
+from ragboost.proxy.routing.signals.prefix_affinity import prefixes_of
 from ragboost.proxy.routing.waiting_room import WaitingRoom
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.client import BackendRefusedError
@@ -40,7 +40,6 @@ class Dispatcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the waiting room."""
         return len(self.room) if self.room is not None else 0
 
     @property
@@ -57,15 +56,17 @@ class Dispatcher:
         if self.room is not None:
             self.room.close()
 
-    def admission(self, request: RoutingRequest | None = None) -> Admission:
+    def admission(self) -> Admission:
         """Return the admission of a request, which is assigned later."""
-        return Admission(self, request)
+        return Admission(self)
 
     def assign(self, admission: Admission) -> None:
         """Assign a request to the backend with the least load, without waiting; it is started."""
-        prompt_tokens = admission.request.prompt_tokens
-        backend = self.router.choose(prompt_tokens, cached_tokens={})
-        assert backend is not None, "there are no backends"
+        backend = self.backends.all[0]
+        if len(self.backends.all) > 1:
+            chosen = self.router.choose(admission.prompt_tokens, cached_tokens={})
+            assert chosen is not None, "no backend is excluded"
+            backend = chosen
         admission.assign(backend)
         admission.start()
 
@@ -81,8 +82,6 @@ class Dispatcher:
         """Wait until a completion may be sent.
 
         Args:
-            admission: of the completion.
-            request: the completion.
             tenant: whose context indexes will be used; None: nothing will be boosted.
             conversation: the request's, if it is known.
             history: hash of what the engine was sent for its history; empty if unknown.
@@ -94,28 +93,23 @@ class Dispatcher:
             num_bytes, model = len(request.body.raw), request.tenant_key.model
             await self.admit_unparsed(admission, num_bytes, model=model)
             return
-        prefixes = self._prefixes(request) if self.router.looks_at_caches else ()
-        ratio = self._tenants.tokens_per_byte(request.tenant_key.model)
-        admission.request = RoutingRequest(
-            tenant=tenant,
-            parsed=request if tenant is not None else None,
-            sent=conversation,
-            prefixes=prefixes,
-            history=history,
-            prompt_tokens=int(self._sent_bytes(request, prefixes, history) * ratio),
-            tokens_per_byte=ratio,
-            conversation=request.session or "",
-            is_stream=request.body.fields.get("stream") is True,
-        )
+        admission.prefixes = self._prefixes(request) if self.router.looks_at_caches else ()
+        admission.history = history
+        admission.tokens_per_byte = self._tenants.tokens_per_byte(request.tenant_key.model)
+        num_bytes = self._sent_bytes(admission, len(request.body.raw))
+        admission.prompt_tokens = int(num_bytes * admission.tokens_per_byte)
+        if tenant is not None:
+            admission.tenant, admission.parsed, admission.sent = tenant, request, conversation
+        admission.conversation = request.session or ""
+        admission.is_stream = request.body.fields.get("stream") is True
         await self.enter(admission)
 
     async def admit_unparsed(
         self, admission: Admission, num_bytes: int, *, model: str = ""
     ) -> None:
         """As `admit`, for a body of which nothing but the length is looked at."""
-        ratio = self._tenants.tokens_per_byte(model)
-        request = RoutingRequest(prompt_tokens=int(num_bytes * ratio), tokens_per_byte=ratio)
-        admission.request = request
+        admission.tokens_per_byte = self._tenants.tokens_per_byte(model)
+        admission.prompt_tokens = int(num_bytes * admission.tokens_per_byte)
         await self.enter(admission)
 
     async def enter(self, admission: Admission) -> Admission:
@@ -141,21 +135,19 @@ class Dispatcher:
         """Note what a request was rewritten to, which is the history of the next one.
 
         Args:
-            admission: of the request.
-            num_bytes: of the body to send.
             cached_tokens: tokens that the context index expects in the backend's prefix cache.
             history: hash of the rewritten history, if it has no session; or empty.
         """
         admission.cached_tokens = max(admission.cached_tokens, cached_tokens)
         if self.router.looks_at_caches:
             name, sent = admission.backend.name, self.router.prefixes
-            sent.remember(name, admission.request.prefixes, num_bytes=num_bytes)
+            sent.remember(name, admission.prefixes, num_bytes=num_bytes)
             if history:
                 sent.remember(name, (MessagePrefix(history, num_bytes),), num_bytes=num_bytes)
 
     def begun(self, admission: Admission, *, is_stream: bool) -> None:
         """Note that a response has begun; the first byte of a stream comes when it is computed."""
-        self.backends.note_answer(admission.backend)
+        admission.backend.num_failures = 0
         if self.room is not None:
             self.room.begun(admission, is_stream=is_stream)
         admission.count_computed()
@@ -176,7 +168,7 @@ class Dispatcher:
         self.backends.note_failure(admission.backend, error)
         if not isinstance(error, BackendRefusedError):
             return False
-        prompt_tokens, tried = admission.request.prompt_tokens, admission.tried
+        prompt_tokens, tried = admission.prompt_tokens, admission.tried
         backend = self.router.choose(prompt_tokens, cached_tokens={}, exclude=tried)
         if backend is None:
             return False
@@ -196,13 +188,11 @@ class Dispatcher:
         is_unique = request.session is not None or FIELD not in body.fields
         return prefixes if is_unique else prefixes[:-1]
 
-    def _sent_bytes(
-        self, request: ParsedRequest, prefixes: tuple[MessagePrefix, ...], history: Link
-    ) -> int:
+    def _sent_bytes(self, admission: Admission, num_bytes: int) -> int:
         """Estimate a prompt's bytes, including what earlier turns added to the client's text."""
-        added = known = 0
+        added = resent = 0
         for backend in self.backends.all:
-            sent, original = self.router.prefixes.longest(backend.name, prefixes)
+            sent, original = self.router.prefixes.longest(backend.name, admission.prefixes)
             added = max(added, sent - original)
-            known = max(known, self.router.prefixes.num_bytes(backend.name, history))
-        return max(len(request.body.raw) + added, known)
+            resent = max(resent, self.router.prefixes.num_bytes(backend.name, admission.history))
+        return max(num_bytes + added, resent)

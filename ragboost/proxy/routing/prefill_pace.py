@@ -69,12 +69,11 @@ class PrefillPace:
         return min((sent.computed_at for sent in self._sent.values()), default=math.inf)
 
     def sent(self, admission: Admission, now: float) -> None:
-        """Note that a request is sent."""
         if len(self._sent) >= _MAX_TRACKED:
             return
         ahead = self.outstanding_tokens(now)
         computed_at = math.inf
-        if not admission.request.is_stream:  # its first byte comes with its last
+        if not admission.is_stream:  # its first byte comes with its last
             queueing = self._delay_s / self._tokens_ahead * ahead if self._tokens_ahead else 0.0
             computed_at = now + self._own.at(admission.uncached_tokens) + queueing
         self._sent[admission] = _Sent(admission.backend, now, ahead, computed_at)

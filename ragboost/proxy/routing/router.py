@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from ragboost.config import RouterSettings
 from ragboost.proxy.routing.admission import Admission
-from ragboost.proxy.routing.request import RoutingRequest
 from ragboost.proxy.routing.signals import make_signals
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity
 from ragboost.proxy.upstream.backends import Backend, Backends
@@ -38,39 +37,32 @@ class Router:
         """Return the backend with the lowest cost for a request; None if all are excluded.
 
         Args:
-            prompt_tokens: length of the request.
             cached_tokens: how many of these each backend's prefix cache holds, by its name.
-            exclude: backends that have been tried.
         """
-        candidates = self.backends.candidates(exclude)
-        if len(candidates) == 1:
-            return candidates[0]
 
         def cost(backend: Backend) -> tuple[int, int]:
             compute = max(0, prompt_tokens - cached_tokens.get(backend.name, 0))
             waiting = sum(signal.waiting_tokens(backend) for signal in self._signals)
             return compute + waiting, backend.load.dispatched
 
-        return min(candidates, key=cost, default=None)
+        return min(self.backends.candidates(exclude), key=cost, default=None)
 
     async def place(self, admission: Admission) -> None:
-        """Assign a request to a backend."""
-        request = admission.request
-        request.cached_by_backend = cached = await self._cached_tokens(request)
-        backend = self.choose(request.prompt_tokens, cached_tokens=cached)
+        admission.cached_by_backend = cached = await self._cached_tokens(admission)
+        backend = self.choose(admission.prompt_tokens, cached_tokens=cached)
         assert backend is not None, "there are no backends"
         admission.assign(backend, cached_tokens=cached.get(backend.name, 0))
-        if request.prefixes:
-            num_bytes = round(request.prompt_tokens / request.tokens_per_byte)
-            self.prefixes.remember(backend.name, request.prefixes, num_bytes=num_bytes)
+        if admission.prefixes:
+            num_bytes = round(admission.prompt_tokens / admission.tokens_per_byte)
+            self.prefixes.remember(backend.name, admission.prefixes, num_bytes=num_bytes)
 
-    async def _cached_tokens(self, request: RoutingRequest) -> dict[str, int]:
+    async def _cached_tokens(self, admission: Admission) -> dict[str, int]:
         """Return the tokens of a request that each backend's prefix cache holds, by its name."""
         cached: dict[str, int] = {}
         if self.looks_at_caches:
             readers = [signal for signal in self._signals if signal.reads_caches]
             for backend in self.backends.candidates():
                 cached[backend.name] = max(
-                    [await signal.cached_tokens(request, backend) for signal in readers]
+                    [await signal.cached_tokens(admission, backend) for signal in readers]
                 )
         return cached

@@ -40,13 +40,7 @@ class TooManyWaitingError(RequestError):
 
 
 class WaitingRoom:
-    """One queue per backend, used on one event loop.
-
-    Args:
-        router: chooses a backend for each request.
-        backends: the backends.
-        settings: the mode and the limits.
-    """
+    """One queue per backend, used on one event loop."""
 
     def __init__(self, router: Router, backends: Backends, settings: WaitingRoomSettings) -> None:
         self._router = router
@@ -65,7 +59,6 @@ class WaitingRoom:
         backends.on_down.append(self._move_all)
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
         return sum(len(queue.waiting) for queue in self._queues.values())
 
     async def enter(self, admission: Admission) -> None:
@@ -124,7 +117,7 @@ class WaitingRoom:
             queue.let_go(queue.eligible()[0], now, how="full")  # it queues in the backend
         team, tokens = "", admission.uncached_tokens
         if self._is_adaptive:
-            tenant = admission.request.tenant
+            tenant = admission.tenant
             team = tenant.key.team if tenant is not None else ""
             tokens = _expected_tokens(admission)
         queued = queue.add(admission, team=team, tokens=tokens, since=now)
@@ -140,7 +133,7 @@ class WaitingRoom:
         if not waiting:
             return
         urgent = waiting[0]
-        if urgent.admission.request.plannable is None:
+        if urgent.admission.plannable is None:
             queue.set_next(urgent, how="alone")
             return
         lead = queue.places.lead([queued.place for queued in waiting])
@@ -154,14 +147,14 @@ class WaitingRoom:
 
     def _window(self, waiting: list[QueuedRequest]) -> list[QueuedRequest]:
         """Return the requests to plan together: those of the most urgent one's tenant."""
-        tenant = waiting[0].admission.request.tenant
+        tenant = waiting[0].admission.tenant
         window: list[QueuedRequest] = []
         num_documents = 0
         for queued in waiting:
-            request = queued.admission.request
-            if request.tenant is not tenant or not request.plannable:
+            plannable = queued.admission.plannable
+            if queued.admission.tenant is not tenant or plannable is None:
                 continue
-            num_documents += len(request.plannable.documents)
+            num_documents += len(plannable.documents)
             if window and num_documents > _MAX_PLANNED_DOCUMENTS:
                 break
             window.append(queued)
@@ -186,7 +179,7 @@ class WaitingRoom:
         """Move the requests that wait for a backend that is down."""
         queue = self._queues[backend]
         for queued in list(queue.waiting):
-            tokens = queued.admission.request.prompt_tokens
+            tokens = queued.admission.prompt_tokens
             target = self._router.choose(tokens, cached_tokens={}, exclude=(backend,))
             if target is None:
                 return
@@ -215,10 +208,10 @@ class WaitingRoom:
 
 
 def _is_awaited(other: Admission, admission: Admission) -> bool:
-    computing, documents = other.request.plannable, admission.request.plannable
+    computing, documents = other.plannable, admission.plannable
     if other.planned is None or computing is None or documents is None:
         return False
-    if other.request.tenant is not admission.request.tenant:
+    if other.tenant is not admission.tenant:
         return False
     if computing.preamble != documents.preamble:
         return False
@@ -238,7 +231,7 @@ def _expected_tokens(admission: Admission) -> int:
 
     Does not wait: while the context index is in use, what is known so far has to do.
     """
-    leading, tenant = admission.request.plannable, admission.request.tenant
+    leading, tenant = admission.plannable, admission.tenant
     if leading is not None and tenant is not None and not tenant.lock.locked():
         booster = tenant.booster(admission.backend.name)
         with suppress(RagBoostError):  # it will be boosted or bypassed later
@@ -254,9 +247,9 @@ async def _plan_next(admissions: Sequence[Admission], *, budget_tokens: float) -
         admissions: not empty, the most urgent one first; all are plannable.
         budget_tokens: that may be computed before the most urgent one.
     """
-    tenant = admissions[0].request.tenant
+    tenant = admissions[0].tenant
     assert tenant is not None, "a plannable request has a tenant"
-    requests = [admission.request.plannable for admission in admissions]
+    requests = [admission.plannable for admission in admissions]
     async with tenant.lock:
         booster = tenant.booster(admissions[0].backend.name)
         try:

@@ -14,7 +14,6 @@ from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.routing.request import RoutingRequest
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.types import Document, Request
@@ -45,19 +44,22 @@ class Room:
         assert self.dispatcher.room is not None
         self.room = self.dispatcher.room
 
-    def request(self, *documents: int, **fields: Any) -> RoutingRequest:
+    def admission(self, *documents: int, **facts: Any) -> Admission:
         texts = tuple(Document(f"Document {i}. " * 1100, id=str(i)) for i in documents)
-        leading = Request("why?", texts) if texts else None
-        fields = {"is_stream": True, "prompt_tokens": TOKENS, **fields}
-        return RoutingRequest(tenant=self.tenant, leading=leading, **fields)
+        admission = self.dispatcher.admission()
+        admission.tenant = self.tenant
+        if texts:
+            admission.leading = Request("why?", texts)
+        for name, value in {"is_stream": True, "prompt_tokens": TOKENS, **facts}.items():
+            setattr(admission, name, value)
+        return admission
 
-    def enter(self, *documents: int, **fields: Any) -> "asyncio.Task[Admission]":
-        admission = self.dispatcher.admission(self.request(*documents, **fields))
-        return asyncio.create_task(self.dispatcher.enter(admission))
+    def enter(self, *documents: int, **facts: Any) -> "asyncio.Task[Admission]":
+        return asyncio.create_task(self.dispatcher.enter(self.admission(*documents, **facts)))
 
     def boost(self, assignment: Admission) -> None:
         """Do what the proxy does when the room has released a request."""
-        request = assignment.request.leading
+        request = assignment.leading
         assert request is not None
         booster = self.tenant.booster(assignment.backend.name)
         booster.boost(request.query, request.documents, planned=assignment.planned)
@@ -294,9 +296,8 @@ class Client:
     async def run(self, number: int, arrival: Arrival) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        request = self.made.request(*arrival.documents, conversation=arrival.conversation)
+        assignment = self.made.admission(*arrival.documents, conversation=arrival.conversation)
         async with asyncio.timeout(arrival.patience_s):
-            assignment = self.made.dispatcher.admission(request)
             await self.made.dispatcher.enter(assignment)
         with assignment:
             self.waits[number] = loop.time() - started

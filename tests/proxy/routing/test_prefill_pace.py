@@ -7,7 +7,6 @@ from ragboost.config import Settings
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.prefill_pace import PrefillPace
-from ragboost.proxy.routing.request import RoutingRequest
 from ragboost.proxy.upstream.backends import Backends
 
 
@@ -23,8 +22,8 @@ class Engine:
         self.is_serial = is_serial
 
     def send(self, tokens: int, now: float, *, is_stream: bool = True) -> Admission:
-        request = RoutingRequest(prompt_tokens=tokens, is_stream=is_stream)
-        assignment = self.dispatcher.admission(request)
+        assignment = self.dispatcher.admission()
+        assignment.prompt_tokens, assignment.is_stream = tokens, is_stream
         assignment.assign(self.backend)
         assignment.start()
         self.pace.sent(assignment, now)

@@ -14,8 +14,7 @@ from ragboost.config import RouterSettings, Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.routing.request import RoutingRequest, prefixes_of
-from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity
+from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import RequestParser
@@ -314,8 +313,9 @@ async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> 
     dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
     front = Request("why?", (Document("a text"),))
     async with tenant.lock:
-        request = RoutingRequest(tenant=tenant, leading=front, prompt_tokens=10)
-        task = asyncio.create_task(dispatcher.enter(dispatcher.admission(request)))
+        admission = dispatcher.admission()
+        admission.tenant, admission.leading, admission.prompt_tokens = tenant, front, 10
+        task = asyncio.create_task(dispatcher.enter(admission))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -349,7 +349,7 @@ async def test_prompts_and_cached_documents_have_one_unit() -> None:
     with dispatcher.admission() as admission:
         await dispatcher.admit(admission, request, tenant=tenant)
         assert admission.backend is whole
-        assert admission.request.prompt_tokens == len(raw)
+        assert admission.prompt_tokens == len(raw)
         assert 0.9 * len(raw) < admission.cached_tokens < len(raw)
 
 

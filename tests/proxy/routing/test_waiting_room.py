@@ -11,7 +11,6 @@ from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.routing.request import RoutingRequest
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backends
 from tests.eventually import eventually, run_event_loop
@@ -37,8 +36,9 @@ class Room:
         assert self.dispatcher.room is not None
         self.room = self.dispatcher.room
 
-    def enter(self, request: RoutingRequest | None = None) -> "asyncio.Task[Admission]":
-        admission = self.dispatcher.admission(request or RoutingRequest(prompt_tokens=100))
+    def enter(self, conversation: str = "") -> "asyncio.Task[Admission]":
+        admission = self.dispatcher.admission()
+        admission.prompt_tokens, admission.conversation = 100, conversation
         return asyncio.create_task(self.dispatcher.enter(admission))
 
     def done(self, admission: Admission) -> None:
@@ -61,7 +61,7 @@ async def test_no_more_run_than_the_backend_takes_and_they_keep_their_order() ->
     running: list[Admission] = []
 
     async def run(i: int) -> None:
-        running.append(await made.enter(RoutingRequest(conversation="c" if i % 2 else "")))
+        running.append(await made.enter("c" if i % 2 else ""))
         order.append(i)
         assert made.backend.load.running == 1
 

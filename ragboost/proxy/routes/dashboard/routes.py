@@ -33,16 +33,13 @@ _MAX_INDEXES = 10
 
 
 class Dashboard:
-    """Serves the page and its figures.
-
-    Attributes:
-        history: the samples that it draws, opened and closed with the app.
-    """
+    """Serves the page and its figures."""
 
     def __init__(self, state: ProxyState) -> None:
         self._state = state
         self._keys = ApiKeys(state.settings.proxy.api_keys)
         self._started = time.time()
+        # The samples that it draws, opened and closed with the app.
         self.history = TotalsHistory(state.metrics.registry)
 
     def routes(self) -> list[TypedRoute]:

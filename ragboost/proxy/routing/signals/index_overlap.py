@@ -1,6 +1,6 @@
 """Compare a request's documents with what the context index of each backend says is cached."""
 
-from ragboost.proxy.routing.request import RoutingRequest
+from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.signals.signal import RoutingSignal
 from ragboost.proxy.upstream.backends import Backend
 
@@ -10,11 +10,10 @@ class IndexOverlap(RoutingSignal):
 
     reads_caches = True
 
-    async def cached_tokens(self, request: RoutingRequest, backend: Backend) -> int:
-        """Return the tokens of that prefix."""
-        leading = request.leading
-        if leading is None or request.tenant is None:
+    async def cached_tokens(self, admission: Admission, backend: Backend) -> int:
+        leading = admission.leading
+        if leading is None or admission.tenant is None:
             return 0
-        async with request.tenant.lock:
-            booster = request.tenant.booster(backend.name)
+        async with admission.tenant.lock:
+            booster = admission.tenant.booster(backend.name)
             return booster.cached_tokens(leading.documents, preamble=leading.preamble)

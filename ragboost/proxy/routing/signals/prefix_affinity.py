@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import RouterSettings
-from ragboost.proxy.routing.request import MessagePrefix, RoutingRequest
+from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.signals.signal import RoutingSignal
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.rewriting.json_body import Link
+from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 
 
 class PrefixAffinity(RoutingSignal):
@@ -25,11 +25,11 @@ class PrefixAffinity(RoutingSignal):
         self._max_prefixes = settings.max_prefixes
         self._sent: dict[str, BoundedMap[Link, int]] = {}
 
-    async def cached_tokens(self, request: RoutingRequest, backend: Backend) -> int:
+    async def cached_tokens(self, admission: Admission, backend: Backend) -> int:
         """Return the tokens of the longest part of its messages that the backend was sent."""
-        sent, _ = self.longest(backend.name, request.prefixes)
-        sent = max(sent, self.num_bytes(backend.name, request.history))
-        return int(sent * request.tokens_per_byte)
+        sent, _ = self.longest(backend.name, admission.prefixes)
+        sent = max(sent, self.num_bytes(backend.name, admission.history))
+        return int(sent * admission.tokens_per_byte)
 
     def longest(self, backend: str, prefixes: Sequence[MessagePrefix]) -> tuple[int, int]:
         """Find the longest prefix that a backend was sent.
@@ -40,9 +40,9 @@ class PrefixAffinity(RoutingSignal):
         sent = self._sent.get(backend)
         if sent is None:
             return 0, 0
-        for link, given in reversed(prefixes):
+        for link, original in reversed(prefixes):
             if (num_bytes := sent.peek(link)) is not None:
-                return num_bytes, given
+                return num_bytes, original
         return 0, 0
 
     def num_bytes(self, backend: str, link: Link) -> int:
@@ -70,3 +70,17 @@ class PrefixAffinity(RoutingSignal):
     def forget(self, backend: str) -> None:
         """Drop the prefixes of a backend that lost its prefix cache."""
         self._sent.pop(backend, None)
+
+
+def prefixes_of(body: JsonBody, *, seed: bytes) -> tuple[MessagePrefix, ...]:
+    """Return the prefixes of a body's messages.
+
+    Args:
+        seed: everything that precedes the messages in the prompt, or separates caches.
+    """
+    prefixes, num_bytes = [], 0
+    links = chain_links(body.message_digests, seed=seed)
+    for message, link in zip(body.messages, links, strict=True):
+        num_bytes += memoryview(message).nbytes
+        prefixes.append(MessagePrefix(link, num_bytes))
+    return tuple(prefixes)

@@ -1,7 +1,7 @@
 """The interface of a routing signal."""
 
 from ragboost.config import RouterSettings
-from ragboost.proxy.routing.request import RoutingRequest
+from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.upstream.backends import Backend
 
 
@@ -17,7 +17,7 @@ class RoutingSignal:
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
 
-    async def cached_tokens(self, request: RoutingRequest, backend: Backend) -> int:
+    async def cached_tokens(self, admission: Admission, backend: Backend) -> int:
         """Return the tokens of a request that the backend's prefix cache should hold."""
         return 0
 

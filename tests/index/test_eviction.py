@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.index import ContextIndex, EvictionForecast
-from ragboost.index.eviction_forecast import TokenAges
+from ragboost.index.eviction import TokenAges
 
 SEQUENCE = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True)
 TOKENS = {document: 10 + 7 * document for document in range(7)}

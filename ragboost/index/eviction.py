@@ -1,14 +1,16 @@
-"""Forecast which cached tokens the requests in flight will evict (RAGBoost section 4.1, LRU).
+"""Evict the least recently used, and forecast what requests in flight will evict (section 4.1).
 
-An engine evicts when it computes a request, not when the request is sent. Knows ticks and token
-counts. Does not know nodes, engines or requests.
+An engine evicts when it computes a request, not when the request is sent. Does not know engines or
+requests.
 """
 
+import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Set
 
 from ragboost.errors import ContextIndexError
+from ragboost.index.node import Node
 
 
 class EvictionForecast:
@@ -124,3 +126,48 @@ class TokenAges:
             )
         if ordered != sorted(ordered):
             raise ContextIndexError(f"ticks are out of order: {ordered[:10]}")
+
+
+class EvictionQueue:
+    """Leaves of the context index, popped least recently used first.
+
+    A node has at most one entry and touching it costs nothing: `pop` queues an entry again if the
+    node has been used since, and drops it if the node is no longer a leaf.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Node]] = []
+        self._num_dead = 0  # entries whose node has left the tree
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, leaf: Node) -> None:
+        """Queue a leaf unless it is queued already."""
+        if not leaf.is_queued:
+            leaf.is_queued = True
+            heapq.heappush(self._heap, (leaf.last_used, leaf.serial, leaf))
+
+    def pop(self) -> Node | None:
+        """Remove and return the least recently used leaf; None if there is none."""
+        while self._heap:
+            last_used, _, node = heapq.heappop(self._heap)
+            node.is_queued = False
+            if node.parent is None:
+                self._num_dead -= 1
+            elif last_used != node.last_used:
+                if not node.children:
+                    self.push(node)
+            elif not node.children:
+                return node
+        return None
+
+    def discard(self, node: Node) -> None:
+        """Mark the entry of a node that left the tree as dead; at most half of the entries are."""
+        if not node.is_queued:
+            return
+        self._num_dead += 1
+        if self._num_dead * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].parent is not None]
+            heapq.heapify(self._heap)
+            self._num_dead = 0
