@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.dependency.depkv import DepCache
-from ragboost.chunk_cache.dependency.layout import Positions
-from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine.builtin import build_model
+from ragboost.graph.depkv import DepCache
+from ragboost.graph.layout import Positions
+from ragboost.graph.prompt import DepPrompt, LinearNode
 
 WORKLOADS = ("uniform", "temporal", "zipf")
 SYSTEM, TASK = 64, 32

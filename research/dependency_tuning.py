@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from ragboost.chunk_cache.dependency.layout import Positions, lay_out
-from ragboost.chunk_cache.dependency.prompt import DepPrompt
 from ragboost.errors import RequestError
+from ragboost.graph.layout import Positions, lay_out
+from ragboost.graph.prompt import DepPrompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,14 +43,13 @@ RULES: dict[str, set[str]] = {
     "ragboost.cache_sync": EVENTS | NUMPY | SETTINGS,
     "ragboost.hosted": {"msgspec"} | NUMPY | SETTINGS,
     "ragboost.retrieval": NUMPY | SETTINGS | RETRIEVAL,
-    "ragboost.graph": NUMPY,
     "ragboost.sessions": SETTINGS,
     "ragboost.serving": {"msgspec"} | SETTINGS | WEB,
     "ragboost.cli": NUMPY | SETTINGS,
     "ragboost.demo": {"msgspec"} | NUMPY | SETTINGS | RETRIEVAL | WEB,
     "ragboost.proxy": NUMPY | SETTINGS | EVENTS | WEB,
-    "ragboost.chunk_cache": NUMPY | SETTINGS | TORCH,
-    "ragboost.engine_chunks": NUMPY | SETTINGS | TORCH | EVENTS,
+    "ragboost.chunk_cache": NUMPY | SETTINGS | TORCH | EVENTS,
+    "ragboost.graph": NUMPY | SETTINGS | TORCH,
     "ragboost.engine": NUMPY | SETTINGS | TORCH | WEB | EVENTS,
     "ragboost.integrations": NUMPY | SETTINGS,
     "ragboost.integrations.langchain": NUMPY | SETTINGS | LANGCHAIN,
@@ -62,7 +61,7 @@ RULES: dict[str, set[str]] = {
 
 LITELLM = "ragboost.integrations.litellm.hook"
 # These run in the engines' own environments, where tests/engines run them.
-ENGINES = ("ragboost.engine_chunks.vllm", "ragboost.engine_chunks.sglang")
+ENGINES = ("ragboost.chunk_cache.vllm", "ragboost.chunk_cache.sglang")
 
 
 def _modules(package: str) -> list[str]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from ragboost.chunk_cache.core.prefill import Prefill
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalised
-from ragboost.chunk_cache.prefill import Prefill
-from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.selection.base import SelectionPolicy
+from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.text_scores import word_f1
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.fingerprint import weights_digest
 from ragboost.chunk_cache.model.plan import PLAN, ForwardPlan, StopForwardError
 from ragboost.chunk_cache.model.planned_attention import install_attention
 from ragboost.chunk_cache.model.ranks import ONE_RANK, Ranks
+from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, find_layouts
 from ragboost.chunk_cache.model.row_hooks import install_row_hooks
 from ragboost.errors import UnsupportedModelError

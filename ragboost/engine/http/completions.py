@@ -14,6 +14,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.engine.http import responses as replies
 from ragboost.engine.http import sse
 from ragboost.engine.http.metrics import EngineMetrics
@@ -26,7 +27,6 @@ from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.text.tokenizer import TextStream
-from ragboost.engine_chunks.options import ReuseDefaults
 from ragboost.errors import RequestError
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Read the `ragboost` object of a request: chunk reuse, chunk positions and graphs.
 
-    {"reuse": ..., "chunks": ...,    see `ragboost.engine_chunks.options`
+    {"reuse": ..., "chunks": ...,    see `ragboost.chunk_cache.core.options`
      "graph": {"paths": [["Elon Musk", "founded", "SpaceX", "located in", "Texas"], ...]}
             | {"triplets": [["Elon Musk", "founded", "SpaceX"], ...], "entities": ["Elon Musk"]}}
 
@@ -15,16 +15,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from ragboost.engine.http.protocol import Fields, Text, read_fields
-from ragboost.engine.text.cutting import TextSpan
-from ragboost.engine.text.graph_prompts import GraphRequest
-from ragboost.engine_chunks.options import (
+from ragboost.chunk_cache.core.options import (
     ReuseDefaults,
     ReuseOptions,
     read_options,
     read_positions,
 )
-from ragboost.engine_chunks.request import MAX_CHUNKS
+from ragboost.chunk_cache.core.request import MAX_CHUNKS
+from ragboost.engine.http.protocol import Fields, Text, read_fields
+from ragboost.engine.text.cutting import TextSpan
+from ragboost.engine.text.graph_prompts import GraphRequest
 from ragboost.errors import RequestError
 from ragboost.graph.retrieve import paths_of
 from ragboost.graph.triplets import RelationPath, as_triplet

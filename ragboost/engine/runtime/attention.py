@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import masked_attention
 from ragboost.chunk_cache.model.attention.tiled import TiledAttention
 from ragboost.chunk_cache.model.plan import Observer

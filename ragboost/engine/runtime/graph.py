@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 import torch
 
-from ragboost.chunk_cache.dependency.depkv import DepCache, DepKV
-from ragboost.chunk_cache.kv.request_cache import RequestCache
-from ragboost.chunk_cache.pace import Pace
-from ragboost.chunk_cache.prefill import Counts
+from ragboost.chunk_cache.core.prefill import Counts
+from ragboost.chunk_cache.model.pace import Pace
+from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.engine.runtime.chunk_task import RowSelector
 from ragboost.engine.runtime.prompt import GraphPrompt
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.errors import ChunkCacheError, RagBoostError
+from ragboost.graph.depkv import DepCache, DepKV
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ Knows token ids. Does not know texts, requests or tensors.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ragboost.chunk_cache.dependency.layout import Layout
-from ragboost.engine_chunks.options import ReuseOptions
+from ragboost.chunk_cache.core.options import ReuseOptions
+from ragboost.graph.layout import Layout
 
 
 class PromptPart(NamedTuple):

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from ragboost.chunk_cache.dependency.depkv import DepCache
-from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
 from ragboost.engine.runtime.prompt import GraphPrompt, PromptTokens
 from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import RequestError
+from ragboost.graph.depkv import DepCache
+from ragboost.graph.prompt import DepPrompt, LinearNode
 from ragboost.graph.render import path_segments, path_text
 from ragboost.graph.triplets import RelationPath
 

@@ -9,9 +9,6 @@ import httpx
 import openai
 import pytest
 
-from ragboost.chunk_cache.dependency.depkv import DepCache
-from ragboost.chunk_cache.dependency.pool import TokenPool
-from ragboost.chunk_cache.dependency.prompt import LinearNode
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine import builtin, create_engine_app
 from ragboost.engine.http.extension import parse_graph
@@ -19,6 +16,9 @@ from ragboost.engine.text.graph_prompts import PromptWriter, with_facts
 from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import RequestError
 from ragboost.graph import path_text
+from ragboost.graph.depkv import DepCache
+from ragboost.graph.pool import TokenPool
+from ragboost.graph.prompt import LinearNode
 from ragboost.serving import serve_in_thread
 from tests.engine.conftest import MODEL, SETTINGS, Served
 

@@ -1,0 +1,253 @@
+"""Lay out a prompt of parts as one sequence: tokens, positions and visibility (DepCache algorithm
+1).
+
+Knows token ids. Does not know models or stored KV. The mask is never in memory as a whole: it is a
+predicate on slots, and a list of runs with the intervals of slots that each sees.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+
+from ragboost.graph.prompt import DepPrompt, LinearNode, TokenPath, TreeNode
+
+Positions = Literal["depth", "preorder"]
+"""The position of a token. `depth`: after the tokens it sees, so that its KV does not depend on
+siblings and is reusable as it is. `preorder`: its slot in the sequence, as in the paper."""
+Interval = tuple[int, int]
+
+
+class Run(NamedTuple):
+    """Consecutive tokens without a branch.
+
+    Attributes:
+        start, stop: slots.
+        parent: index of the run it continues; -1 for none.
+        is_chain: the tokens it sees form a single path from the root, by which its KV can be found.
+        sees: slots before it that all of its tokens see, as ascending disjoint intervals.
+    """
+
+    start: int
+    stop: int
+    parent: int
+    is_chain: bool
+    sees: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A prompt as a sequence. The token in slot s has position `positions[s]`.
+
+    Attributes:
+        tokens: token ids, parts in order and trees in pre-order.
+        positions: positions for RoPE, (tokens,).
+        runs: runs in the order of their slots.
+        spans: slots of each part by name.
+        node: index of each slot's part, (tokens,).
+        end: first slot after the branch that begins at each slot, (tokens,).
+        closure: parts that each part sees besides itself, (parts, parts) bool.
+    """
+
+    tokens: list[int]
+    positions: torch.Tensor
+    runs: list[Run]
+    spans: dict[str, Interval]
+    node: torch.Tensor
+    end: torch.Tensor
+    closure: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def task(self) -> int:
+        """First slot of the last part."""
+        return next(reversed(self.spans.values()))[0]
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """True if every token sees all tokens before it, as in ordinary attention."""
+        return all(run.sees in ((), ((0, run.start),)) for run in self.runs) and all(
+            run.sees or run.start == 0 for run in self.runs
+        )
+
+    @property
+    def next_position(self) -> int:
+        """Position of the first generated token."""
+        return int(self.positions[-1]) + 1
+
+    def num_pairs(self, rows: torch.Tensor | None = None) -> int:
+        """Return the number of pairs of a token and a token it sees, itself included: the work of
+        attention.
+
+        Args:
+            rows: slots of the tokens to count, ascending; None: all.
+        """
+        slots = torch.arange(len(self)) if rows is None else rows.cpu()
+        starts = torch.tensor([run.start for run in self.runs])
+        seen = torch.tensor([sum(b - a for a, b in run.sees) for run in self.runs])
+        run = torch.searchsorted(starts, slots, right=True) - 1
+        return int((seen[run] + slots - starts[run] + 1).sum())
+
+    def sees(self, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return a bool mask, broadcast over slots: True where tokens in `rows` see `keys`."""
+        same = self.node[rows] == self.node[keys]
+        branch = rows < self.end[keys]
+        return (keys <= rows) & torch.where(
+            same, branch, self.closure[self.node[rows], self.node[keys]]
+        )
+
+    def dense_mask(self) -> torch.Tensor:
+        """Return the whole mask, (tokens, tokens) bool, for training and tests."""
+        slots = torch.arange(len(self), device=self.node.device)
+        return self.sees(slots[:, None], slots[None, :])
+
+    def to(self, device: torch.device) -> "Layout":
+        """Return the layout with its tensors on a device."""
+        names = ("positions", "node", "end", "closure")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    def with_last_in_place(self) -> "Layout":
+        """Return the layout with all positions shifted so that the last token's position is its
+        slot.
+
+        Attention depends on distances only, so results do not change, and decoding can take slots
+        for positions.
+        """
+        return replace(self, positions=self.positions + (len(self) - self.next_position))
+
+
+def lay_out(prompt: DepPrompt, *, positions: Positions = "depth") -> Layout:
+    """Return the layout of a prompt."""
+    builder = _LayoutBuilder(prompt)
+    for number in range(len(prompt.nodes)):
+        builder.add(number)
+    return builder.layout(positions)
+
+
+class _LayoutBuilder:
+    """A layout under construction, part by part; lists are by slot, except `_runs`."""
+
+    def __init__(self, prompt: DepPrompt) -> None:
+        self._nodes = {node.name: node for node in prompt.nodes}
+        self._names = list(self._nodes)
+        self._closure = torch.zeros(len(self._names), len(self._names), dtype=torch.bool)
+        self._tokens: list[int] = []
+        self._positions: list[int] = []
+        self._node: list[int] = []
+        self._end: list[int] = []
+        self._runs: list[Run] = []
+        self._spans: dict[str, Interval] = {}
+        self._last_run: dict[str, int] = {}  # of the linear parts that are one path from the root
+
+    def layout(self, positions: Positions) -> Layout:
+        is_preorder = positions == "preorder"
+        return Layout(
+            self._tokens,
+            torch.tensor(list(range(len(self._tokens))) if is_preorder else self._positions),
+            self._runs,
+            self._spans,
+            torch.tensor(self._node),
+            torch.tensor(self._end),
+            self._closure,
+        )
+
+    def add(self, number: int) -> None:
+        """Append the part with this index."""
+        node = self._nodes[self._names[number]]
+        for name in node.depends_on:
+            other = self._names.index(name)
+            self._closure[number] |= self._closure[other]
+            self._closure[number, other] = True
+        seen = [self._names[other] for other in self._closure[number].nonzero().flatten().tolist()]
+        intervals = merged([self._spans[name] for name in seen])
+        parent = self._parent_run(seen)
+        depth = max((self._positions[s] for a, b in intervals for s in range(a, b)), default=-1)
+        start = len(self._tokens)
+        root = Run(start, start, -1 if parent is None else parent, parent is not None, intervals)
+        self._add_runs(node, root, number=number, position=depth + 1)
+        self._spans[node.name] = (start, len(self._tokens))
+        if isinstance(node, LinearNode) and parent is not None:
+            self._last_run[node.name] = len(self._runs) - 1 if node.tokens else parent
+
+    def _parent_run(self, seen: list[str]) -> int | None:
+        """Return the last run of the path that a part which sees these parts continues, -1 for the
+        root; None if they do not form a path."""
+        if not seen:
+            return -1
+        path: set[str] = set()
+        for name in seen:  # in order: each must see all before it
+            if name not in self._last_run or not path <= self._reach(name):
+                return None
+            path.add(name)
+        return self._last_run[seen[-1]]
+
+    def _reach(self, name: str) -> set[str]:
+        row = self._closure[self._names.index(name)]
+        return {self._names[other] for other in row.nonzero().flatten().tolist()}
+
+    def _add_runs(
+        self, node: LinearNode | TreeNode, root: Run, *, number: int, position: int
+    ) -> None:
+        """Append a part's runs. `root` has the parent and the visibility of its first run."""
+        paths = node.paths if isinstance(node, TreeNode) else (node.tokens,)
+        # Branches still to lay out, the next one last: paths with the same first token, the number
+        # of their tokens already laid out, the run before, and what it sees; an integer closes a
+        # run.
+        todo: list[tuple[list[TokenPath], int, int, tuple[Interval, ...]] | int] = [
+            (group, 0, root.parent, root.sees) for group in reversed(_groups(list(paths), 0))
+        ]
+        while todo:
+            branch = todo.pop()
+            if isinstance(branch, int):
+                closed = self._runs[branch]
+                count = closed.stop - closed.start
+                self._end[closed.start : closed.stop] = [len(self._tokens)] * count
+                continue
+            group, done, parent, sees = branch
+            stop = _common(group, done)
+            start = len(self._tokens)
+            self._tokens += group[0][done:stop]
+            self._positions += range(position + done, position + stop)
+            self._node += [number] * (stop - done)
+            self._end += [0] * (stop - done)
+            index = len(self._runs)
+            run = Run(start, len(self._tokens), parent, root.is_chain, sees)
+            self._runs.append(run)
+            todo.append(index)
+            below = merged([*sees, (run.start, run.stop)])
+            todo += [(part, stop, index, below) for part in reversed(_groups(group, stop))]
+
+
+def _groups(paths: Sequence[TokenPath], done: int) -> list[list[TokenPath]]:
+    """Group paths by the token at `done`, in order of first appearance, without ended paths."""
+    groups: dict[int, list[TokenPath]] = {}
+    for path in paths:
+        if len(path) > done:
+            groups.setdefault(path[done], []).append(path)
+    return list(groups.values())
+
+
+def _common(group: Sequence[TokenPath], done: int) -> int:
+    """Return the length of the common prefix of all paths, which is at least `done`."""
+    low, high = min(group), max(group)
+    limit = min(len(low), len(high))
+    while done < limit and low[done] == high[done]:
+        done += 1
+    return done
+
+
+def merged(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
+    """Return the union as ascending disjoint intervals."""
+    union: list[Interval] = []
+    for start, stop in sorted(intervals):
+        if start == stop:
+            continue
+        if union and union[-1][1] >= start:
+            union[-1] = (union[-1][0], max(stop, union[-1][1]))
+        else:
+            union.append((start, stop))
+    return tuple(union)
