@@ -12,13 +12,13 @@ import torch
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.measure import ChunkMeasure, measure_last_chunk
 from ragboost.chunk_cache.core.prompt_plan import (
-    FillCounts,
     PromptPlan,
     find_chunks,
     plan_prompt,
 )
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.reuse import is_exact
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.assemble import Assembly, ChunkSpan, TokenSource, assemble
 from ragboost.chunk_cache.model.attention.backend import AttentionBackend
 from ragboost.chunk_cache.model.pace import Pace
@@ -65,7 +65,7 @@ class FilledPrompt:
 
     cache: RequestCache
     selected: tuple[int, ...]
-    counts: FillCounts
+    counts: TokenOrigins
     measure: ChunkMeasure | None = None
 
 
@@ -159,7 +159,7 @@ def fill_steps(
     return FilledPrompt(
         assembly.cache,
         tuple(selected.tolist()),
-        FillCounts(num_exact, num_reused, len(selected), num_missing),
+        TokenOrigins(num_exact, num_reused, len(selected), num_missing),
         measure=measure,
     )
 

@@ -8,11 +8,11 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.reuse import is_exact
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.selection.policy import budget
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -22,15 +22,6 @@ MIN_CHUNK_TOKENS = 8
 MAX_MISSING = 0.5
 """Greatest share of the filled tokens that may be missing: beyond it the engine's ordinary prefill,
 which the scheduler paces, is the better way."""
-
-
-class FillCounts(NamedTuple):
-    """The tokens of a prompt by origin; those that the engine held count as exact."""
-
-    exact: int
-    reused: int
-    recomputed: int
-    computed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +58,7 @@ class PromptPlan:
         return self.stop - self.held - found
 
     @property
-    def counts(self) -> FillCounts:
+    def counts(self) -> TokenOrigins:
         """Expected report of a filling; without blocks of tokens, which are chosen as a whole."""
         exact, approximate = self.held, 0
         for (start, stop), kv in zip(self.request.chunks, self.stored, strict=True):
@@ -80,7 +71,7 @@ class PromptPlan:
                 approximate += count
         chosen = budget(make_policy(self.request.policy).ratio(self.request.ratio), approximate)
         computed = len(self.tokens) - exact - approximate
-        return FillCounts(exact, approximate - chosen, chosen, computed)
+        return TokenOrigins(exact, approximate - chosen, chosen, computed)
 
     def num_to_compute(self, num_layers: int) -> int:
         """Return the tokens that filling computes, at most; partial passes count by their share of

@@ -12,8 +12,8 @@ import torch
 
 from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, RowPace, advance, fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.prompt_plan import FillCounts
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.paged_cache import PagedLayer
 from ragboost.chunk_cache.model.ranks import Ranks
@@ -72,7 +72,7 @@ class ChunkFiller:
             for layer in self.model.layers
         ]
         self.library = ChunkLibrary.of(self.model, self._make_store(settings))
-        self.outcomes: dict[str, FillCounts] = {}
+        self.outcomes: dict[str, TokenOrigins] = {}
         self.failed_blocks: set[int] = set()
         self.failed_requests: set[str] = set()
         self.done_requests: set[str] = set()

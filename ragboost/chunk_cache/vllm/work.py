@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.prompt_plan import FillCounts, PromptPlan
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class WorkerView(Protocol):
     """
 
     library: ChunkLibrary
-    outcomes: dict[str, FillCounts]
+    outcomes: dict[str, TokenOrigins]
     failed_requests: set[str]
     num_layers: int
     block_size: int

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from ragboost.chunk_cache.core.prompt_plan import FillCounts
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.vllm.ranks.catalogue import RankCatalogue
 from ragboost.chunk_cache.vllm.ranks.report import (
@@ -124,7 +124,7 @@ def test_new_weights_empty_the_list_and_change_the_keys() -> None:
 
 def test_a_filling_that_failed_on_one_rank_has_failed() -> None:
     catalogue = make_catalogue()
-    plan = FillCounts(1, 2, 3, 4)
+    plan = TokenOrigins(1, 2, 3, 4)
     catalogue.outcomes["a"] = plan
     take(catalogue, RankReport(outcomes={"a": plan, "ended": plan}), RankReport(failed={"a"}))
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.prompt_plan import FillCounts
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
@@ -89,7 +89,7 @@ class RankCatalogue:
     def __init__(
         self, hello: RankHello, *, size: int, block_size: int, settings: EngineChunkSettings
     ) -> None:
-        self.outcomes: dict[str, FillCounts] = {}
+        self.outcomes: dict[str, TokenOrigins] = {}
         self.failed_requests: set[str] = set()
         self.num_layers, self.block_size = hello.num_layers, block_size
         self._size, self._regime, self._generation = size, hello.regime, 0

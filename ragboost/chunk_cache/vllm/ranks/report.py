@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ragboost.chunk_cache.core.prompt_plan import FillCounts
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.store.chunk import ChunkKV
 
 
@@ -82,7 +82,7 @@ class RankReport:
     """
 
     captured: Counter[CapturedChunk] = field(default_factory=Counter)
-    outcomes: dict[str, FillCounts] = field(default_factory=dict)
+    outcomes: dict[str, TokenOrigins] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     generation: int = 0
