@@ -14,8 +14,7 @@ from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import RequestError
 from ragboost.graph.depkv import DepCache
 from ragboost.graph.prompt import DepPrompt, LinearNode
-from ragboost.graph.render import path_segments, path_text
-from ragboost.graph.triplets import RelationPath
+from ragboost.graph.triplets import RelationPath, path_segments, path_text
 
 FIELD = "ragboost.graph"
 INTRO = "Facts:\n"
