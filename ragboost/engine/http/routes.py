@@ -8,10 +8,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
+from ragboost.chunk_cache.http.fields import read_fields
 from ragboost.engine.http import schemas
 from ragboost.engine.http.completions import CompletionService
 from ragboost.engine.http.metrics import CONTENT_TYPE
-from ragboost.engine.http.protocol import check_token_ids, read_fields
+from ragboost.engine.http.protocol import check_token_ids
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError
 

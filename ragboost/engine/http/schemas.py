@@ -13,8 +13,9 @@ from pydantic import (
     model_validator,
 )
 
+from ragboost.chunk_cache.http.fields import Fields
 from ragboost.engine.http.extension import RagboostFields
-from ragboost.engine.http.protocol import Fields, GenerationRequest, read_messages, read_prompt
+from ragboost.engine.http.protocol import GenerationRequest, read_messages, read_prompt
 from ragboost.errors import RequestError
 
 Objects = list[dict[str, Any]]

@@ -5,7 +5,6 @@ are written out as text. Knows the tokenizer and token trees. Does not know HTTP
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -14,29 +13,13 @@ from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import RequestError
 from ragboost.graph.depkv import DepCache
 from ragboost.graph.prompt import DepPrompt, LinearNode
+from ragboost.graph.request import FIELD, GraphRequest
 from ragboost.graph.triplets import RelationPath, path_segments, path_text
 
-FIELD = "ragboost.graph"
 INTRO = "Facts:\n"
 _CACHED_SEGMENTS = 65_536
 
 GraphAttention = Literal["dependency", "subgraphs", "self"]
-
-
-@dataclass(frozen=True, slots=True)
-class GraphRequest:
-    """The graph of a request.
-
-    Attributes:
-        paths: at least one.
-        attention: `auto`, `dependency`, `subgraphs` or `self`, as requested.
-        recompute_ratio: share of the paths' tokens to recompute with full attention; None: the
-            engine's default.
-    """
-
-    paths: tuple[RelationPath, ...]
-    attention: str = "auto"
-    recompute_ratio: float | None = None
 
 
 class GraphPrompts:
