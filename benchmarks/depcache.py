@@ -27,9 +27,8 @@ from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine.builtin import build_model
-from ragboost.graph.depkv import DepCache
-from ragboost.graph.layout import Positions
-from ragboost.graph.prompt import DepPrompt, LinearNode
+from ragboost.graph.depcache import DepCache
+from ragboost.graph.layout import DepPrompt, LinearNode, Positions
 
 WORKLOADS = ("uniform", "temporal", "zipf")
 SYSTEM, TASK = 64, 32

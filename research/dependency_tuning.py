@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from ragboost.errors import RequestError
-from ragboost.graph.layout import Positions, lay_out
-from ragboost.graph.prompt import DepPrompt
+from ragboost.graph.layout import DepPrompt, Positions, lay_out
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ragboost.graph.prompt import DepPrompt, LinearNode, TreeNode
+from ragboost.graph.layout import DepPrompt, LinearNode, TreeNode
 from research.dependency_tuning import TuningExample
 
 TASKS = ("one_hop", "two_hop", "root")

@@ -21,9 +21,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.engine.loading import TUNED
-from ragboost.engine.text.graph_prompts import PromptWriter
 from ragboost.engine.text.tokenizer import ChatTokenizer
-from ragboost.graph.prompt import DepPrompt, LinearNode
+from ragboost.graph.conversation import PromptWriter
+from ragboost.graph.layout import DepPrompt, LinearNode
 from ragboost.graph.request import parse_graph
 from research.dependency_tuning import TuningExample, answer_loss, collate
 

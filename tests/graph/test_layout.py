@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 
 from ragboost.errors import RequestError
-from ragboost.graph.layout import lay_out
-from ragboost.graph.prompt import DepPrompt, LinearNode, TreeNode
+from ragboost.graph.layout import DepPrompt, LinearNode, TreeNode, lay_out
 from tests.graph import cases
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.errors import ChunkCacheError
-from ragboost.graph.layout import lay_out
-from ragboost.graph.prompt import DepPrompt, LinearNode
+from ragboost.graph.layout import DepPrompt, LinearNode, lay_out
 from ragboost.graph.tree_cache import TreeCache, TreeMatch, TreeRequest
 
 

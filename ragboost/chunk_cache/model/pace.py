@@ -5,9 +5,15 @@ its `Pace` decides.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
+
+Steps = Generator[int, None, T]
+"""A computation in pieces; rows that pass through a part of the model count by that share."""
 
 
 class Pace:
@@ -61,6 +67,16 @@ class DeviceStopwatch(Pace):
         self._pace.rest()
         self.rows = self._pace.rows  # may change from piece to piece
         self._rested_s += time.perf_counter() - begin
+
+
+def at_once(steps: Steps[T]) -> T:
+    """Return the result of a computation, without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 AT_ONCE = Pace()

@@ -11,13 +11,13 @@ import pytest
 
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine import builtin, create_engine_app
-from ragboost.engine.text.graph_prompts import PromptWriter, with_facts
 from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import RequestError
 from ragboost.graph import path_text
-from ragboost.graph.depkv import DepCache
+from ragboost.graph.conversation import PromptWriter, with_facts
+from ragboost.graph.depcache import DepCache
+from ragboost.graph.layout import LinearNode
 from ragboost.graph.pool import TokenPool
-from ragboost.graph.prompt import LinearNode
 from ragboost.graph.request import parse_graph
 from ragboost.serving import serve_in_thread
 from tests.engine.conftest import MODEL, SETTINGS, Served
