@@ -170,9 +170,9 @@ class Bench:
         return {
             "ttft_ms": 1e3 * (first - begin),
             "seconds": time.process_time() - begin,
-            "prompt_tokens": kv.num_tokens,
+            "prompt_tokens": len(kv.layout),
             "computed_tokens": len(kv.computed),
-            "attention_pairs": kv.layout.num_pairs(kv.computed),
+            "attention_pairs": int(kv.layout.dense_mask()[kv.computed].sum()),
         }
 
 

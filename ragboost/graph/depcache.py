@@ -45,11 +45,6 @@ class DepKV:
     num_recomputed: int  # tokens recomputed with ordinary attention, see `repair`
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.layout)
-
-    @property
     def num_reused(self) -> int:
         """Tokens whose KV was stored."""
         return len(self.layout) - len(self.computed)
@@ -243,9 +238,9 @@ class DepCache:
     def _fill(
         self, pool: TokenPool, places: TreePlaces, layout: Layout, cache: RequestCache
     ) -> None:
-        for moves, move in ((places.demoted, pool.demote), (places.promoted, pool.promote)):
+        for moves in (places.demoted, places.promoted):
             if moves.sources:
-                move(rows=self._index(moves.sources), to=self._index(moves.targets))
+                pool.move(rows=self._index(moves.sources), to=self._index(moves.targets))
         if places.slots:
             slots = self._index(places.slots)
             rows = self._index(places.rows)

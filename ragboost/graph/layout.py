@@ -5,7 +5,7 @@ Knows token ids. Does not know models or stored KV. The mask is never in memory 
 predicate on slots, and a list of runs with the intervals of slots that each sees.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -93,7 +93,7 @@ class DepPrompt:
 # run        | 0      | 1      | 2      | 3      | 4      | 5       |
 # parent     | -1     | 0      | 1      | 1      | 0      | -1      |
 # sees       |        | [0,1)  | [0,3)  | [0,3)  | [0,1)  | [0,8)   |
-# end        | 1      | 6   6  | 4      | 6   6  | 8   8  | 9       |
+# end        | 8      | 6   6  | 4      | 6   6  | 8   8  | 9       |
 # depth      | 0      | 1   2  | 3      | 3   4  | 1   2  | 5       |
 # part       | system | context                            | task    |
 
@@ -117,7 +117,7 @@ class Layout:
     runs: list[Run]  # in the order of their slots
     spans: dict[str, Interval]  # slots of each part
     node: torch.Tensor  # index of each slot's part, (tokens,)
-    end: torch.Tensor  # first slot after the branch that begins at each slot, (tokens,)
+    end: torch.Tensor  # first slot after the runs that continue each slot, (tokens,)
     closure: torch.Tensor  # parts that each part sees besides itself, (parts, parts) bool
 
     def __len__(self) -> int:
@@ -137,15 +137,6 @@ class Layout:
     def next_position(self) -> int:
         """Position of the first generated token."""
         return int(self.positions[-1]) + 1
-
-    def num_pairs(self, rows: torch.Tensor | None = None) -> int:
-        """Return the number of pairs of a token and a token it sees, itself included: the work of
-        attention for the tokens in these slots, ascending; None: all."""
-        slots = torch.arange(len(self)) if rows is None else rows.cpu()
-        starts = torch.tensor([run.start for run in self.runs])
-        seen = torch.tensor([sum(b - a for a, b in run.sees) for run in self.runs])
-        run = torch.searchsorted(starts, slots, right=True) - 1
-        return int((seen[run] + slots - starts[run] + 1).sum())
 
     def sees(self, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Return a bool mask, broadcast over slots: True where tokens in `rows` see `keys`."""
@@ -192,21 +183,24 @@ class _LayoutBuilder:
         self._closure = torch.zeros(len(self._names), len(self._names), dtype=torch.bool)
         self._tokens: list[int] = []
         self._positions: list[int] = []
-        self._node: list[int] = []
-        self._end: list[int] = []
         self._runs: list[Run] = []
         self._spans: dict[str, Interval] = {}
         self._last_run: dict[str, int] = {}  # of the linear parts that are one path from the root
 
     def layout(self, positions: Positions) -> Layout:
+        ends = [run.stop for run in self._runs]
+        for index in range(len(ends) - 1, -1, -1):
+            parent = self._runs[index].parent
+            if parent >= 0:  # it comes before what continues it
+                ends[parent] = max(ends[parent], ends[index])
         is_preorder = positions == "preorder"
         return Layout(
             self._tokens,
             torch.tensor(list(range(len(self._tokens))) if is_preorder else self._positions),
             self._runs,
             self._spans,
-            torch.tensor(self._node),
-            torch.tensor(self._end),
+            _repeated(range(len(self._names)), self._spans.values()),
+            _repeated(ends, [(run.start, run.stop) for run in self._runs]),
             self._closure,
         )
 
@@ -244,30 +238,24 @@ class _LayoutBuilder:
         """Append a part's runs. `root` has the parent and the visibility of its first run."""
         paths = node.paths if isinstance(node, TreeNode) else (node.tokens,)
         # Branches still to lay out, the next one last: paths with the same first token, the number
-        # of their tokens already laid out, the run before, and what it sees; an integer closes a
-        # run.
-        todo: list[tuple[list[TokenPath], int, int, tuple[Interval, ...]] | int] = [
-            (group, 0, root.parent, root.sees) for group in reversed(_groups(paths, 0))
-        ]
+        # of their tokens already laid out, the run before, and what it sees.
+        todo = [(group, 0, root.parent, root.sees) for group in reversed(_groups(paths, 0))]
         while todo:
-            branch = todo.pop()
-            if isinstance(branch, int):
-                closed = self._runs[branch]
-                count = closed.stop - closed.start
-                self._end[closed.start : closed.stop] = [len(self._tokens)] * count
-                continue
-            group, done, parent, sees = branch
+            group, done, parent, sees = todo.pop()
             stop = _common(group, done)
             start = len(self._tokens)
             self._tokens += group[0][done:stop]
             self._positions += range(position + done, position + stop)
-            self._node += [self._index[node.name]] * (stop - done)
-            self._end += [0] * (stop - done)
             index = len(self._runs)
             self._runs.append(Run(start, len(self._tokens), parent, root.is_chain, sees))
-            todo.append(index)
             below = merged([*sees, (start, len(self._tokens))])
             todo += [(part, stop, index, below) for part in reversed(_groups(group, stop))]
+
+
+def _repeated(values: Iterable[int], intervals: Iterable[Interval]) -> torch.Tensor:
+    """Return each value once per slot of its interval, (tokens,)."""
+    sizes = torch.tensor([stop - start for start, stop in intervals])
+    return torch.tensor(list(values)).repeat_interleave(sizes)
 
 
 def _groups(paths: Sequence[TokenPath], done: int) -> list[list[TokenPath]]:

@@ -192,6 +192,8 @@ class TreeCache:
         if any(row >= self.num_rows for row in self._free):
             raise ChunkCacheError(f"rows of the tier below {self.num_rows} are free above it")
         for root in self._trees.values():
+            if not root.children:
+                raise ChunkCacheError("a tree without paths is kept")
             for node in _below(root):
                 rows += node.rows
                 parent = node.parent
@@ -305,6 +307,7 @@ class TreeCache:
                 self._evict(node)
             for ranked in self._lowest([parent], used):
                 heapq.heappush(above, ranked)
+        self._trees = {name: root for name, root in self._trees.items() if root.children}
         return moves
 
     def _free_below(self, count: int, below: list[Ranked], used: Collection[int]) -> bool:

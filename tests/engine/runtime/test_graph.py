@@ -106,7 +106,7 @@ def test_the_answer_is_that_of_the_library(dependency: Served) -> None:
     kv = depcache.compute_depkv(prompt)
     tokens = depcache.generate_with_depkv(kv, max_tokens=6)
     assert answer.choices[0].message.content == tokenizer.decode(tokens)
-    assert answer.usage.prompt_tokens == kv.num_tokens
+    assert answer.usage.prompt_tokens == len(kv.layout)
 
 
 def test_another_question_reuses_the_subgraph(dependency: Served) -> None:
