@@ -17,30 +17,19 @@ from ragboost.graph.layout import DepPrompt, Positions, lay_out
 
 @dataclass(frozen=True, slots=True)
 class TuningExample:
-    """A prompt with known answers.
-
-    Attributes:
-        prompt: a prompt whose linear parts may each end with an answer.
-        answers: number of answer tokens at the end of each answering part, by name.
-    """
+    """A prompt whose linear parts may each end with an answer."""
 
     prompt: DepPrompt
-    answers: Mapping[str, int]
+    answers: Mapping[str, int]  # answer tokens at the end of each answering part, by name
 
 
 class TuningBatch(NamedTuple):
-    """A batch of e examples, padded at the end to t tokens.
+    """A batch of e examples, padded at the end to t tokens."""
 
-    Attributes:
-        input_ids, position_ids: (e, t).
-        mask: mask added to the scores, (e, 1, t, t).
-        labels: token that each slot predicts, -100 for none, (e, t).
-    """
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    mask: torch.Tensor
-    labels: torch.Tensor
+    input_ids: torch.Tensor  # (e, t)
+    position_ids: torch.Tensor  # (e, t)
+    mask: torch.Tensor  # added to the scores, (e, 1, t, t)
+    labels: torch.Tensor  # token that each slot predicts, -100 for none, (e, t)
 
 
 def collate(

@@ -71,16 +71,16 @@ class GenerationRequest(Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unsupported(cls, given: Any) -> Any:
+    def _refuse_unsupported(cls, body: Any) -> Any:
         for neutral, names in _UNSUPPORTED:
             for name in names.split():
-                if given.get(name) is not None and given[name] not in neutral:
+                if body.get(name) is not None and body[name] not in neutral:
                     raise RequestError(
-                        f"{name}={given[name]!r} is not supported by the embedded engine; "
+                        f"{name}={body[name]!r} is not supported by the embedded engine; "
                         "leave it out",
                         param=name,
                     )
-        return given
+        return body
 
     @property
     def num_tokens(self) -> int | None:
