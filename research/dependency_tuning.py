@@ -47,12 +47,14 @@ def collate(
     longest = max(map(len, layouts))
     ids = torch.zeros(len(examples), longest, dtype=torch.long)
     at, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
-    seen = torch.eye(longest, dtype=torch.bool).repeat(len(examples), 1, 1)  # padding sees itself
+    visible = torch.eye(longest, dtype=torch.bool).repeat(
+        len(examples), 1, 1
+    )  # padding sees itself
     for row, (example, layout) in enumerate(zip(examples, layouts, strict=True)):
         count = len(layout)
         ids[row, :count] = torch.tensor(layout.tokens)
         at[row, :count] = layout.positions
-        seen[row, :count, :count] = layout.dense_mask()
+        visible[row, :count, :count] = layout.dense_mask()
         for name, length in example.answers.items():
             start, stop = layout.spans[name]
             if not 0 < length < stop - start:
@@ -60,7 +62,7 @@ def collate(
                     f"answers[{name!r}] must be from 1 to {stop - start - 1}, got {length}"
                 )
             labels[row, stop - length - 1 : stop - 1] = ids[row, stop - length : stop]
-    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
     return TuningBatch(ids, at, mask[:, None], labels)
 
 

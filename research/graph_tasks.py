@@ -82,8 +82,8 @@ class GraphCase:
         parts = tuple(
             LinearNode(f"subgraph-{root}", self._written(root), ("system",)) for root in roots
         )
-        seen = ("system", *(part.name for part in parts))
-        task = LinearNode("task", question.tokens, seen)
+        names = ("system", *(part.name for part in parts))
+        task = LinearNode("task", question.tokens, names)
         return DepPrompt((LinearNode("system", SYSTEM), *parts, task))
 
     def example(self, *, is_tree: bool) -> TuningExample:

@@ -85,8 +85,8 @@ def main() -> None:
             batch, losses = examples[start : start + args.batch], []
             for first in range(0, len(batch), args.micro_batch):
                 part = batch[first : first + args.micro_batch]
-                made = collate(part, positions=args.positions, dtype=dtype)
-                loss = answer_loss(model, type(made)(*(t.to(args.device) for t in made)))
+                tensors = collate(part, positions=args.positions, dtype=dtype)
+                loss = answer_loss(model, type(tensors)(*(t.to(args.device) for t in tensors)))
                 (loss * len(part) / len(batch)).backward()
                 losses.append(loss.detach() * len(part) / len(batch))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

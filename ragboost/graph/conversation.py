@@ -17,23 +17,18 @@ from ragboost.graph.triplets import RelationPath, path_segments, path_text
 INTRO = "Facts:\n"
 _CACHED_SEGMENTS = 65_536
 
-Messages = Sequence[Mapping[str, Any]]
-"""Chat messages with string contents."""
+Messages = Sequence[Mapping[str, Any]]  # with string contents
 GraphAttention = Literal["dependency", "subgraphs", "self"]
 
 
 class ChatEncoder(Protocol):
     """The model's tokenizer and chat template."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
-        """Return the ids of a text."""
-        ...
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 
     def render_chat(
         self, messages: Messages, *, template_kwargs: Mapping[str, Any] | None = ...
-    ) -> str:
-        """Return the text of a conversation."""
-        ...
+    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +135,8 @@ class PromptWriter:
             LinearNode(f"subgraph {root}", self._segment_ids(path_text(own) + "\n"), ("system",))
             for root, own in by_root.items()
         ]
-        seen = ("system", *(part.name for part in parts))
-        return DepPrompt((LinearNode("system", before), *parts, LinearNode("task", after, seen)))
+        names = ("system", *(part.name for part in parts))
+        return DepPrompt((LinearNode("system", before), *parts, LinearNode("task", after, names)))
 
     def _around(
         self, messages: Messages, template_kwargs: Mapping[str, Any] | None, *, ends_line: bool
@@ -152,8 +147,8 @@ class PromptWriter:
         text = self._tokenizer.render_chat(
             with_facts(messages, marker), template_kwargs=template_kwargs
         )
-        before, found, after = text.partition(marker)
-        if not found:
+        before, separator, after = text.partition(marker)
+        if not separator:
             raise RequestError(
                 "the model's chat template omits the message with the graph", param="messages"
             )

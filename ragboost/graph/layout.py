@@ -104,7 +104,7 @@ class Run(NamedTuple):
     start: int
     stop: int
     parent: int  # index of the run it continues; -1 for none
-    is_chain: bool  # the tokens it sees are one path from the root, by which its KV can be found
+    has_path: bool  # the tokens it sees are one path from the root, by which its KV can be found
     sees: tuple[Interval, ...]  # slots before it that all its tokens see, ascending and disjoint
 
 
@@ -209,9 +209,9 @@ class _LayoutBuilder:
         for name in node.depends_on:
             closure |= self._closure[self._index[name]]
             closure[self._index[name]] = True
-        seen = self._reach(node.name)
-        intervals = merged([self._spans[name] for name in seen])
-        parent = self._parent_run(seen)
+        dependencies = self._reach(node.name)
+        intervals = merged([self._spans[name] for name in dependencies])
+        parent = self._parent_run(dependencies)
         depth = max((self._positions[s] for a, b in intervals for s in range(a, b)), default=-1)
         start = len(self._tokens)
         root = Run(start, start, -1 if parent is None else parent, parent is not None, intervals)
@@ -224,15 +224,15 @@ class _LayoutBuilder:
         row = self._closure[self._index[name]]
         return [self._names[other] for other in row.nonzero().flatten().tolist()]
 
-    def _parent_run(self, seen: list[str]) -> int | None:
+    def _parent_run(self, names: list[str]) -> int | None:
         """Return the last run of the path that a part which sees these parts continues, -1 for the
         root; None if they do not form a path."""
         path: set[str] = set()
-        for name in seen:  # in order: each must see all before it
+        for name in names:  # in order: each must see all before it
             if name not in self._last_run or not path.issubset(self._reach(name)):
                 return None
             path.add(name)
-        return self._last_run[seen[-1]] if seen else -1
+        return self._last_run[names[-1]] if names else -1
 
     def _add_runs(self, node: LinearNode | TreeNode, root: Run, *, position: int) -> None:
         """Append a part's runs. `root` has the parent and the visibility of its first run."""
@@ -247,7 +247,7 @@ class _LayoutBuilder:
             self._tokens += group[0][done:stop]
             self._positions += range(position + done, position + stop)
             index = len(self._runs)
-            self._runs.append(Run(start, len(self._tokens), parent, root.is_chain, sees))
+            self._runs.append(Run(start, len(self._tokens), parent, root.has_path, sees))
             below = merged([*sees, (start, len(self._tokens))])
             todo += [(part, stop, index, below) for part in reversed(_groups(group, stop))]
 

@@ -59,8 +59,7 @@ def _assembly(layout: Layout, cache: RequestCache) -> Assembly:
     source[layout.task :] = TokenSource.MISSING
     chunks = []
     for run in layout.runs[:-1]:
-        seen = sum(stop - start for start, stop in run.sees)
-        if seen < run.start:
+        if sum(stop - start for start, stop in run.sees) < run.start:
             source[run.start : run.stop] = TokenSource.APPROXIMATE
             chunks.append((run.start, run.stop))
     device = layout.positions.device

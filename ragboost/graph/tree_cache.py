@@ -80,7 +80,7 @@ class TreeRequest(NamedTuple):
     def runs(self) -> Iterator[tuple[int, Run]]:
         """Yield the runs whose KV can be stored, with their indices."""
         for index, run in enumerate(self.layout.runs):
-            if run.is_chain and run.start < self.layout.task:
+            if run.has_path and run.start < self.layout.task:
                 yield index, run
 
 
@@ -134,13 +134,15 @@ class TreeCache:
         nodes: dict[int, CachedRun] = {}
         ends = {-1: Cursor(root, 0)}  # by the run that ends there
         for index, run in request.runs():
-            at, cursor = run.start, ends.get(run.parent)
+            if (cursor := ends.get(run.parent)) is None:
+                continue
+            at = run.start
             for node, first, last in _walk(cursor, request.layout, run):
                 match.slots.extend(range(at, at + last - first))
                 match.rows.extend(node.rows[first:last])
                 nodes.setdefault(node.key, node)
                 at, cursor = at + last - first, Cursor(node, last)
-            if at == run.stop and cursor is not None:
+            if at == run.stop:
                 ends[index] = cursor
         match.nodes.extend(nodes.values())
         return match
@@ -166,9 +168,24 @@ class TreeCache:
         root = self._trees.get(request.tree) or self._new(None, (), [])
         ends = {-1: Cursor(root, 0)}
         for index, run in request.runs():
-            cursor = ends.get(run.parent)
-            if cursor is not None:
-                self._add(request.layout, run, cursor, ends=ends, index=index, places=places)
+            if (cursor := ends.get(run.parent)) is None:
+                continue
+            # run.start                at                          run.stop
+            # |  stored, up to cursor  |  a new node, if it fits   |
+            at = run.start
+            for node, first, last in _walk(cursor, request.layout, run):
+                at, cursor = at + last - first, Cursor(node, last)
+            if count := run.stop - at:
+                # Nothing stands above what it continues, or it could not be demoted.
+                if count > len(self._free) or self._is_host(cursor.node):
+                    continue
+                rows = [self._free.pop() for _ in range(count)]
+                parent = self._split(cursor, ends)
+                node = self._new(parent, tuple(request.layout.tokens[at : run.stop]), rows)
+                places.slots.extend(range(at, run.stop))
+                places.rows.extend(rows)
+                cursor = Cursor(node, count)
+            ends[index] = cursor
         if root.children:
             self._trees[request.tree] = root
         return places
@@ -212,35 +229,6 @@ class TreeCache:
                 f"{len(rows)} rows are free or in use, {len(set(rows))} of them different, of "
                 f"{size}"
             )
-
-    def _add(
-        self,
-        layout: Layout,
-        run: Run,
-        cursor: Cursor,
-        *,
-        ends: dict[int, Cursor],
-        index: int,
-        places: TreePlaces,
-    ) -> None:
-        """Store a run that begins at the cursor, as far as it is not stored, if there is room."""
-        # run.start        at                   run.stop
-        # |  stored        |  a new node        |
-        #                  ^ a node that continues here is split
-        at = run.start
-        for node, first, last in _walk(cursor, layout, run):
-            at, cursor = at + last - first, Cursor(node, last)
-        if count := run.stop - at:
-            # Nothing stands above what it continues, or it could not be demoted.
-            if count > len(self._free) or self._is_host(cursor.node):
-                return
-            rows = [self._free.pop() for _ in range(count)]
-            parent = self._split(cursor, ends)
-            node = self._new(parent, tuple(layout.tokens[at : run.stop]), rows)
-            places.slots.extend(range(at, run.stop))
-            places.rows.extend(rows)
-            cursor = Cursor(node, count)
-        ends[index] = cursor
 
     def _new(self, parent: CachedRun | None, tokens: tuple[int, ...], rows: list[int]) -> CachedRun:
         node = CachedRun(self._next_key, tokens, rows, parent)
@@ -354,10 +342,8 @@ class TreeCache:
             evicted.parent = None
 
 
-def _walk(cursor: Cursor | None, layout: Layout, run: Run) -> Iterator[tuple[CachedRun, int, int]]:
+def _walk(cursor: Cursor, layout: Layout, run: Run) -> Iterator[tuple[CachedRun, int, int]]:
     """Yield the nodes along a run's tokens from the cursor, and the range of offsets in each."""
-    if cursor is None:
-        return
     (node, offset), tokens = cursor, layout.tokens
     start, stop = run.start, run.stop
     while start < stop:

@@ -32,8 +32,8 @@ router = APIRouter(responses=_ERRORS)
 
 def body_schemas() -> dict[str, Any]:
     """Return the schemas of request bodies, which the routes read themselves."""
-    _, found = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_REF)
-    definitions: dict[str, Any] = found["$defs"]
+    _, schema = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_REF)
+    definitions: dict[str, Any] = schema["$defs"]
     return definitions
 
 
