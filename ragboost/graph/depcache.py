@@ -175,7 +175,6 @@ class DepCache:
         self._store(layout, cache, salt)
         return len(rows)
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
     def generate_with_depkv(
         self, kv: DepKV, *, max_tokens: int, stop_ids: frozenset[int] = frozenset()
     ) -> list[int]:
@@ -183,23 +182,13 @@ class DepCache:
         modified."""
         if max_tokens < 1:
             raise ChunkCacheError(f"max_tokens must be at least 1, got {max_tokens}")
-        cache, logits = kv.cache.clone(), kv.logits
-        answer: list[int] = []
-        device = self.adapter.device
-        while True:
-            token = int(logits.argmax())
-            if token in stop_ids:
-                return answer
-            answer.append(token)
-            if len(answer) == max_tokens:
-                return answer
-            at = kv.layout.next_position + len(answer) - 1
-            logits = self.adapter.model(
-                input_ids=torch.tensor([[token]], device=device),
-                position_ids=torch.tensor([[at]], device=device),
-                past_key_values=cache,
-                use_cache=True,
-            ).logits[0, -1]
+        return self.adapter.decode(
+            kv.cache.clone(),
+            kv.logits,
+            position=kv.layout.next_position,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+        )
 
     def _request(self, layout: Layout, salt: str) -> TreeRequest:
         return TreeRequest((salt, self.adapter.regime(len(layout))), layout)
