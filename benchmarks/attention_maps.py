@@ -21,12 +21,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.chunk_quality import MODEL, SPLITS
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.attention.base import AttentionInputs
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.selection.view import attention_mass
+from ragboost.chunk_cache.store.lru import ChunkStore
 from research.tasks import TASKS, make_prompts
 
 POLICIES = "reuse,random,epic,cacheblend,cacheblend-v,a3,fusionrag,mean-layers,gradual"

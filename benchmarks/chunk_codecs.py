@@ -16,13 +16,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.chunk_quality import MODEL
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.runner import evaluate
-from ragboost.chunk_cache.kv.chunk import ChunkKV
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.kv.tiers.codec import CODECS, pack, unpack
-from ragboost.chunk_cache.kv.tiers.files import encode
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.codec import CODECS, pack, unpack
+from ragboost.chunk_cache.store.files import encode
+from ragboost.chunk_cache.store.lru import ChunkStore
 from research.tasks import TASKS, make_prompts
 
 

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.chunk_quality import MODEL
 from benchmarks.chunk_ttft import CHUNK, QUESTION, SYSTEM, build
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.store.lru import ChunkStore
 from research.tasks import TASKS, make_prompts
 
 STEPS = 16

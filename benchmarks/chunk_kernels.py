@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from benchmarks.chunk_ttft import best
 from ragboost.chunk_cache.model.attention import make_backend
-from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 
 
 def choose_rows(num_keys: int, ratio: float, block: int) -> torch.Tensor:

@@ -30,14 +30,14 @@ from transformers import AutoModelForCausalLM
 from benchmarks import craft_quality, prepared_quality
 from benchmarks.articles import SOURCES
 from benchmarks.parts import part
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate, normalised
 from ragboost.chunk_cache.eval.runner import EvalRow, evaluate
-from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure as measure_offline
-from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES
+from ragboost.chunk_cache.store.lru import ChunkStore
 from research.tasks import TASKS, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"

@@ -26,12 +26,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
-from ragboost.chunk_cache.kv.tiers.store import TieredStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 SHAPES: dict[str, dict[str, int]] = {
     "small": {

@@ -39,16 +39,16 @@ from benchmarks.craft_quality import (
     warmed,
 )
 from benchmarks.workloads import load_data
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
-from ragboost.chunk_cache.kv.chunk import ChunkKV
-from ragboost.chunk_cache.kv.influence import chunk_name
-from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs, exact_mask
 from ragboost.chunk_cache.model.attention.dense import attention_weights
-from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.selection.base import SelectionPolicy
+from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.simulate import SimulatedCache
 from research.craft.reuse import CraftReuse, PlannedTokens
 from research.craft.variants import Variants

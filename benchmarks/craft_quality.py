@@ -26,14 +26,14 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.articles import DOCUMENTS, LENGTH, Articles, make_articles
 from benchmarks.parts import part
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
-from ragboost.chunk_cache.kv.influence import Order
-from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.selection.base import SelectionPolicy
+from ragboost.chunk_cache.selection.policy import SelectionPolicy
+from ragboost.chunk_cache.store.influence import Order
+from ragboost.chunk_cache.store.lru import ChunkStore
 from research.craft.reuse import CraftReuse
 from research.craft.variants import Variants
 from research.tasks import NUM_VALUES, first_id

@@ -9,9 +9,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.sustained import CORPUS, draw_orders, summarise_sustained
-from ragboost.chunk_cache.kv.tiers.store import TieredStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 VOCABULARY = 4096
 SYSTEM, QUESTION = 64, 24

@@ -26,9 +26,9 @@ from benchmarks.reuse_models import (
 )
 from benchmarks.reuse_sglang import ReuseSGLang
 from benchmarks.sustained import CORPUS, draw_orders, summarise_sustained
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.lru import ChunkStore
 
 
 def equality(args: argparse.Namespace) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from benchmarks.reuse_models import (
 )
 from benchmarks.reuse_vllm import ReuseLLM
 from benchmarks.sustained import CORPUS, draw_orders, summarise_sustained
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.lru import ChunkStore
 
 
 def equality(args: argparse.Namespace) -> dict[str, Any]:

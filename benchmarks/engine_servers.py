@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ragboost.cache_sync.discovery import EventSource
-from ragboost.engine_chunks.sglang.flags import sglang_flags
-from ragboost.engine_chunks.vllm.flags import vllm_flags
+from ragboost.chunk_cache.sglang.flags import sglang_flags
+from ragboost.chunk_cache.vllm.flags import vllm_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts" / "engines"

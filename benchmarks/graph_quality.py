@@ -19,11 +19,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from ragboost.chunk_cache.dependency.depkv import DepCache
-from ragboost.chunk_cache.dependency.layout import Positions
-from ragboost.chunk_cache.dependency.prompt import DepPrompt
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
+from ragboost.graph.depcache import DepCache
+from ragboost.graph.layout import DepPrompt, Positions
 from research.graph_tasks import (
     SYSTEM,
     TASKS,

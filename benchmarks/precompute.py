@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chunk_ttft import build
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, precompute
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.lru import ChunkStore
 
 SYSTEM, CHUNK = 64, 256
 

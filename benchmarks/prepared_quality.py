@@ -21,12 +21,12 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.articles import DOCUMENTS, SOURCES, Articles, make_articles
 from benchmarks.parts import part
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.eval.runner import EvalRow, evaluate
-from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure, prime
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.lru import ChunkStore
 
 POLICIES = (
     "random",

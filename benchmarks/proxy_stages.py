@@ -39,8 +39,8 @@ STAGES = {
     "decode JSON": ["rewriting.json_body:JsonBody.__init__"],
     "find documents": ["rewriting.parsed_request:find_format"],
     "make and hash documents": [
-        "formats.documents:KnownDocuments.of",
-        "formats.documents:KnownDocuments.all_of",
+        "formats.documents:DocumentPool.of",
+        "formats.documents:DocumentPool.all_of",
     ],
     "hash messages": [
         "rewriting.parsed_request:chain_links",

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reuse_vllm import ReuseLLM
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.runner import evaluate
-from ragboost.chunk_cache.kv.store import ChunkStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.lru import ChunkStore
 from research.tasks import TASKS, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"

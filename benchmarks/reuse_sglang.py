@@ -13,7 +13,7 @@ import torch
 import zmq
 
 from benchmarks.reuse_models import VOCABULARY, Prompts, make_model
-from ragboost.engine_chunks.sglang.flags import BACKEND
+from ragboost.chunk_cache.sglang.flags import BACKEND
 
 
 class Reports:

@@ -15,8 +15,8 @@ from vllm import LLM, SamplingParams
 
 from benchmarks.reuse_models import VOCABULARY, Prompts, make_model
 
-WORKER = "ragboost.engine_chunks.vllm.worker.ChunkWorker"
-CONNECTOR = "ragboost.engine_chunks.vllm.connector"
+WORKER = "ragboost.chunk_cache.vllm.worker.ChunkWorker"
+CONNECTOR = "ragboost.chunk_cache.vllm.connector"
 
 
 class ReuseLLM:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from ragboost.chunk_cache.kv.chunk import ChunkKV
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.disk import DiskTier
 
 MIB = 1 << 20
 

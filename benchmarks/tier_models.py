@@ -8,12 +8,12 @@ import torch
 
 from benchmarks.chunk_ttft import build
 from benchmarks.tier_media import timed
-from ragboost.chunk_cache.kv.chunk import ChunkKV
-from ragboost.chunk_cache.kv.tiers.codec import KV
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
-from ragboost.chunk_cache.kv.tiers.files import ChunkFile
-from ragboost.chunk_cache.kv.tiers.store import TieredStore
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.files import ChunkFile
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 SYSTEM, CHUNK, QUESTION, CHUNKS = 32, 96, 32, 8
 POLICY = "epic"  # selects without reading KV, so that only loading and computing are measured

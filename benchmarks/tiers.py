@@ -34,8 +34,8 @@ from rich.table import Table
 from benchmarks.tier_media import media
 from benchmarks.tier_models import CHUNK, CHUNKS, QUESTION, SYSTEM, Bench, Clockwork, Model
 from benchmarks.tier_storage import sweep, two_settings
-from ragboost.chunk_cache.kv.tiers.speeds import Speeds, preload_depth
-from ragboost.chunk_cache.kv.tiers.store import TieredStore
+from ragboost.chunk_cache.store.speeds import Speeds, preload_depth
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 
 def new_store(

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 
 
 class LoopAttention:

@@ -54,10 +54,10 @@ chunks = [list(range(10, 40)), list(range(50, 80))]
 REUSE = """
 from pathlib import Path
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
-from ragboost.chunk_cache.kv.tiers.store import TieredStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.tiered import TieredStore
 adapter = ModelAdapter(model)
 reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 20))
 """
@@ -83,10 +83,10 @@ embed = lambda texts: numpy.eye(8, dtype="float32")[[len(text) % 8 for text in t
     "docs/graph.md": TINY_MODEL
     + REUSE
     + """
-from ragboost.chunk_cache.dependency.prompt import DepPrompt, LinearNode
+from ragboost.graph.layout import DepPrompt, LinearNode
 Path("facts.csv").write_text("head,relation,tail\\nElon Musk,founded,SpaceX\\n")
 paths = [[20, 21, 22, 23, 24], [20, 21, 25, 26]]
-from ragboost.chunk_cache.dependency.depkv import DepCache
+from ragboost.graph.depcache import DepCache
 prompts = [DepPrompt.of(system, paths, task)]
 subgraphs = {"a": [30, 31, 32], "b": [33, 34]}
 """,

@@ -44,14 +44,13 @@ RULES: dict[str, set[str]] = {
     "ragboost.cache_sync": EVENTS | NUMPY | SETTINGS,
     "ragboost.hosted": {"msgspec"} | NUMPY | SETTINGS,
     "ragboost.retrieval": NUMPY | SETTINGS | RETRIEVAL,
-    "ragboost.graph": NUMPY,
     "ragboost.sessions": SETTINGS,
     "ragboost.serving": {"msgspec"} | SETTINGS | WEB,
     "ragboost.cli": NUMPY | SETTINGS,
     "ragboost.demo": {"msgspec"} | NUMPY | SETTINGS | RETRIEVAL | WEB,
     "ragboost.proxy": NUMPY | SETTINGS | EVENTS | WEB,
-    "ragboost.chunk_cache": NUMPY | SETTINGS | TORCH,
-    "ragboost.engine_chunks": NUMPY | SETTINGS | TORCH | EVENTS,
+    "ragboost.chunk_cache": NUMPY | SETTINGS | TORCH | EVENTS,
+    "ragboost.graph": NUMPY | SETTINGS | TORCH,
     "ragboost.engine": NUMPY | SETTINGS | TORCH | WEB | EVENTS,
     "ragboost.integrations": NUMPY | SETTINGS,
     "ragboost.integrations.langchain": NUMPY | SETTINGS | LANGCHAIN,
@@ -63,7 +62,7 @@ RULES: dict[str, set[str]] = {
 
 LITELLM = "ragboost.integrations.litellm.hook"
 # These run in the engines' own environments, where tests/engines run them.
-ENGINES = ("ragboost.engine_chunks.vllm", "ragboost.engine_chunks.sglang")
+ENGINES = ("ragboost.chunk_cache.vllm", "ragboost.chunk_cache.sglang")
 
 
 def _modules(package: str) -> list[str]:
@@ -104,6 +103,11 @@ def test_a_package_loads_only_what_it_may(package: str) -> None:
         pytest.importorskip("torch", reason="needs the extra engine")
 
     assert _loaded(modules) & HEAVY <= RULES[package]
+
+
+def test_a_knowledge_graph_needs_numpy_only() -> None:
+    """The public names of `ragboost.graph`, unlike dependency attention in the same folder."""
+    assert _loaded(["ragboost.graph"]) & HEAVY <= NUMPY
 
 
 def test_every_package_has_a_rule() -> None:

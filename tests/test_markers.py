@@ -6,7 +6,7 @@ from tests.conftest import PROCESS_TESTS, TESTS
 KEPT = (
     *("fuzz", "rewriting", "sessions", "formats", "index", "dedup", "ordering", "booster"),
     *("cache_sync", "proxy/conversations", "proxy/upstream", "proxy/routes"),
-    *("chunk_cache", "engine/test_exactness.py", "engine_chunks", "test_imports.py"),
+    *("chunk_cache", "engine/test_exactness.py", "test_imports.py"),
 )
 
 

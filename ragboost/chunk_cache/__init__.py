@@ -1,4 +1,5 @@
-"""Reuse the KV of documents that are cached but not at a prefix (FusionRAG, A3, CacheBlend, EPIC).
+"""Reuse the KV of documents that are cached but not at a prefix (FusionRAG, A3, Cache-Craft).
 
-Start at `ragboost.chunk_cache.reuse.ChunkReuse`. Importing this package does not load torch.
+Runs in the processes of vLLM, of SGLang and of the embedded engine. Importing it does not load
+torch.
 """

@@ -21,11 +21,11 @@ def engine_flags(
     ragboost engine-flags vllm reuse=approx
 
     A file for the engine's --config, also where only `ragboost` is installed:
-    python -m ragboost.engine_chunks vllm reuse=approx --config reuse.yaml
+    python -m ragboost.chunk_cache vllm reuse=approx --config reuse.yaml
     """
     try:
         import_extra("torch", extra="engine")
-        from ragboost.engine_chunks.flags import engine_flags
+        from ragboost.chunk_cache.flags import engine_flags
 
         typer.echo(engine_flags(engine, settings or []))
     except RagBoostError:
@@ -64,7 +64,7 @@ def eval_reuse(
     ragboost eval-reuse --model ./Qwen3-0.6B --data questions.jsonl --policy gradual --ratio 0.15
     """
     import_extra("torch", extra="engine")
-    from ragboost.chunk_cache.commands.eval_reuse import run
+    from ragboost.chunk_cache.eval.command import run
 
     text = run(
         model,
@@ -139,13 +139,13 @@ def precompute(
     if (model is None) == (engine is None) or (model is None) != (out is None):
         raise ConfigError("precompute needs either --model and --out, or --engine")
     from ragboost.batch.report import progress_bar
-    from ragboost.chunk_cache.commands.sources import Sources
+    from ragboost.chunk_cache.precompute.sources import Sources
 
     sources = Sources(vectors=vectors, edges=edges, trace=trace)
     with progress_bar(progress) as on_progress:
         if engine is not None:
-            from ragboost.engine_chunks.http.chunk_client import ChunkClient
-            from ragboost.engine_chunks.http.precompute import run as run_engine
+            from ragboost.chunk_cache.http.chunk_client import ChunkClient
+            from ragboost.chunk_cache.http.precompute import run as run_engine
 
             text = run_engine(
                 ChunkClient(engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt),
@@ -164,7 +164,7 @@ def precompute(
         assert model is not None
         assert out is not None
         import_extra("torch", extra="engine")
-        from ragboost.chunk_cache.commands.precompute import run
+        from ragboost.chunk_cache.precompute.command import run
 
         text = run(
             model,

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ragboost.chunk_cache.commands.loading import check_device
-from ragboost.chunk_cache.dependency.depkv import DepCache
+from ragboost.chunk_cache.core.loading import check_device
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.selftest import self_test
 from ragboost.chunk_cache.eviction import make_eviction_policy
-from ragboost.chunk_cache.kv.base import KVStore
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
-from ragboost.chunk_cache.kv.tiers.store import TieredStore
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
-from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import POLICIES
-from ragboost.chunk_cache.selftest import self_test
+from ragboost.chunk_cache.store.contract import KVStore
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin
 from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
@@ -29,9 +28,10 @@ from ragboost.engine.runtime.model_runner import ModelRunner, has_window
 from ragboost.engine.runtime.prefix_cache import Event
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.scheduler import Scheduler
-from ragboost.engine.text.graph_prompts import GraphAttention, GraphPrompts
 from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
+from ragboost.graph.conversation import GraphAttention, GraphPrompts
+from ragboost.graph.depcache import DepCache
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from ragboost.config import Settings
 from ragboost.formats.documents import (
+    DocumentPool,
     Format,
     FoundDocuments,
-    KnownDocuments,
     TooManyDocumentsError,
     UnknownShapeError,
     find_format,
@@ -29,10 +29,10 @@ def make_formats(settings: Settings) -> tuple[Format, ...]:
     Documents that the caller names explicitly come before documents found in texts.
     """
     hints, limit = settings.hints, settings.formats.max_documents
-    known = KnownDocuments()
+    pool = DocumentPool()
     return (
-        RagboostObject(max_documents=limit, known=known),
+        RagboostObject(max_documents=limit, pool=pool),
         DocumentsField(hints, max_documents=limit),
         DocumentsField(hints, max_documents=limit, parent="chat_template_kwargs"),
-        Messages(settings, known=known),
+        Messages(settings, pool=pool),
     )

@@ -97,7 +97,7 @@ def find_format(
     return None
 
 
-class KnownDocuments:
+class DocumentPool:
     """The documents of the latest texts, so that a text is not hashed again. Thread-safe.
 
     Exact: found by the whole text. Holds two generations: a text that is used moves to the newer

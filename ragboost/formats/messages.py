@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
-from ragboost.formats.documents import FoundDocuments, KnownDocuments, TooManyDocumentsError
+from ragboost.formats.documents import DocumentPool, FoundDocuments, TooManyDocumentsError
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
 from ragboost.formats.references import EarlierTexts
 from ragboost.formats.text import find_groups
@@ -40,9 +40,9 @@ class Messages:
     in_place = True
     is_ours = False
 
-    def __init__(self, settings: Settings, *, known: KnownDocuments) -> None:
+    def __init__(self, settings: Settings, *, pool: DocumentPool) -> None:
         self._settings = settings
-        self._known = known
+        self._pool = pool
         self._has_references = settings.dedup.enabled and settings.hints.location
         self._has_numbers = settings.formats.numbers == "label"
 
@@ -74,7 +74,7 @@ class Messages:
         slot, group = leading
         return FoundDocuments(
             query="",
-            documents=tuple([self._known.of(group.identity(block)) for block in group.blocks]),
+            documents=tuple([self._pool.of(group.identity(block)) for block in group.blocks]),
             message=slot.message,
             path=slot.path,
             start=group.blocks[0].start,

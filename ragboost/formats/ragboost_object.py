@@ -10,7 +10,7 @@ from typing import Any
 
 from ragboost.context import Context
 from ragboost.errors import RequestError
-from ragboost.formats.documents import FoundDocuments, KnownDocuments
+from ragboost.formats.documents import DocumentPool, FoundDocuments
 from ragboost.wires.body import find_question, question_field, replace_question
 
 FIELD = "ragboost"
@@ -27,9 +27,9 @@ class RagboostObject:
     in_place = False
     is_ours = True
 
-    def __init__(self, *, max_documents: int, known: KnownDocuments) -> None:
+    def __init__(self, *, max_documents: int, pool: DocumentPool) -> None:
         self._max_documents = max_documents
-        self._known = known
+        self._pool = pool
 
     def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
         """Find the object's documents; None if it has none.
@@ -49,7 +49,7 @@ class RagboostObject:
                 "(formats.max_documents)",
                 param=where,
             )
-        documents = self._known.all_of(values, where=where)
+        documents = self._pool.all_of(values, where=where)
         if not documents:
             return None
         question = find_question(body)

@@ -55,9 +55,12 @@ def prompt_blocks(fields: Mapping[str, Any], *, seed: bytes) -> list[PromptBlock
         return []
     decoded = [decode_message(message) for message in messages]
     content = CONTENTS[field]
-    above = [each for name in (*ANY.tools, *ANY.instructions) for each in _list(fields.get(name))]
+    above = [part for name in (*ANY.tools, *ANY.instructions) for part in _list(fields.get(name))]
     parts = [
-        part for each in decoded if isinstance(each, dict) for part in _list(each.get(content))
+        part
+        for message in decoded
+        if isinstance(message, dict)
+        for part in _list(message.get(content))
     ]
     if any(map(has_cache_mark, [*above, *decoded, *parts])):
         return []
@@ -102,18 +105,18 @@ def _message_pieces(
     parts = [content] if isinstance(content, str) else _list(content)
     if others or not parts:
         yield _Piece(BlockPlace(field, at, -1), role + json.dumps(others), "rest", False)
-    for number, part in enumerate(parts):
+    for index, part in enumerate(parts):
         is_text = isinstance(part, str)
         text = _as_block(part) if is_text else json.dumps(part)
-        ends = number == len(parts) - 1
+        ends = index == len(parts) - 1
         if role in ANY.instruction_roles:
             kind = "system"
         elif ends:
             kind = "history" if not is_last else "first end" if turn <= 1 else "end"
         else:
-            kind = f"block {min(number.bit_length(), 4)}" if turn <= 1 else "inside"
+            kind = f"block {min(index.bit_length(), 4)}" if turn <= 1 else "inside"
         can_end = bool(part) if isinstance(content, str) else _can_end(part)
-        place = BlockPlace(field, at, None if isinstance(content, str) else number)
+        place = BlockPlace(field, at, None if isinstance(content, str) else index)
         yield _Piece(place, role + text, kind, can_end and role not in ANY.tool_roles)
 
 

@@ -93,13 +93,13 @@ def _sort_list(values: list[Any], key: Callable[[Any], Any]) -> list[Any]:
     if any(has_cache_mark(value) for value in values):
         return values
     new = sorted(values, key=key)
-    is_same = all(one is other for one, other in zip(new, values, strict=True))
+    is_same = all(a is b for a, b in zip(new, values, strict=True))
     return values if is_same else new
 
 
 def _changed_list(values: list[Any], change: _Change) -> list[Any]:
     new = [change(value) for value in values]
-    is_same = all(one is other for one, other in zip(new, values, strict=True))
+    is_same = all(a is b for a, b in zip(new, values, strict=True))
     return values if is_same else new
 
 

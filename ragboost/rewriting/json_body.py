@@ -147,10 +147,10 @@ class JsonBody:
     def _encode_list(self, name: str, values: list[Any]) -> list[msgspec.Raw]:
         """Encode a list; elements of the client's list keep its bytes."""
         old = self.fields.get(name)
-        known = {}
+        raws = {}
         if isinstance(old, list):
-            known = {id(v): raw for v, raw in zip(old, self._split_list(name), strict=True)}
-        return [known.get(id(value)) or self._encode_value(value) for value in values]
+            raws = {id(v): raw for v, raw in zip(old, self._split_list(name), strict=True)}
+        return [raws.get(id(value)) or self._encode_value(value) for value in values]
 
     def _split_fields(self) -> Mapping[str, msgspec.Raw]:
         try:
@@ -210,7 +210,9 @@ def _has_zero(value: Any) -> bool:
     has_zero = False
     for _ in range(_MAX_DEPTH):
         children = [
-            child for each in level for child in (each.values() if type(each) is dict else each)
+            child
+            for holder in level
+            for child in (holder.values() if type(holder) is dict else holder)
         ]
         types = set(map(type, children))
         if int in types and not has_zero:

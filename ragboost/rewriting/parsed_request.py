@@ -62,22 +62,12 @@ class Bypass(NamedTuple):
 class ParsedRequest:
     """A completion request before it is rewritten."""
 
-    __slots__ = (
-        "_leading",
-        "body",
-        "bypass",
-        "claim",
-        "found",
-        "options",
-        "session",
-        "shape",
-        "tenant_key",
-    )
-
     def __init__(self, body: JsonBody, tenant_key: TenantKey, options: Mapping[str, Any]) -> None:
         self.body = body
         self.tenant_key = tenant_key
         self.options = options  # the fields of the `ragboost` object, checked; empty without one
+        # False: the client asks for its documents in the order given, without hints.
+        self.is_boost_wanted = is_boost_wanted(options)
         self.session: str | None = None  # unique name of its conversation; None: unnamed
         self.shape: Format | None = None  # of its documents; None without any, as is `found`
         self.found: FoundDocuments | None = None
@@ -86,11 +76,6 @@ class ParsedRequest:
         # request carries no documents.
         self.claim: Claim | None = None
         self._leading: Request | EllipsisType | None = ...
-
-    @property
-    def is_boost_wanted(self) -> bool:
-        """False if the client asks for its documents in the order given, without hints."""
-        return is_boost_wanted(self.options)
 
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.

@@ -18,12 +18,12 @@ T = TypeVar("T", WireApi, UsageFields)
 def _union(kind: type[T], parts: Sequence[T]) -> T:
     """Return an object with the names of all parts, each once and in their order."""
     merged: dict[str, Any] = {}
-    for each in fields(kind):
-        values = [getattr(part, each.name) for part in parts]
+    for fact in fields(kind):
+        values = [getattr(part, fact.name) for part in parts]
         if isinstance(values[0], tuple):
-            merged[each.name] = tuple(dict.fromkeys(name for names in values for name in names))
+            merged[fact.name] = tuple(dict.fromkeys(name for names in values for name in names))
         elif isinstance(values[0], Mapping):
-            merged[each.name] = {key: name for names in values for key, name in names.items()}
+            merged[fact.name] = {key: name for names in values for key, name in names.items()}
     return kind(**merged)
 
 

@@ -121,7 +121,7 @@ def _count(usage: Mapping[str, Any], paths: Names) -> int | None:
             if not isinstance(value, dict):
                 continue
             if inner == "*":
-                return sum([each for each in value.values() if _is_count(each)])
+                return sum([part for part in value.values() if _is_count(part)])
             value = value.get(inner)
         if _is_count(value):
             return value

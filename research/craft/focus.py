@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.selection.view import attention_mass
 
 CLEAR_GAP = 1.5

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ragboost.chunk_cache.assemble import Assembly, extract
-from ragboost.chunk_cache.craft.change import kv_change
-from ragboost.chunk_cache.craft.influence_observer import InfluenceObserver
-from ragboost.chunk_cache.kv.chunk import ChunkKV
-from ragboost.chunk_cache.kv.influence import Order, chunk_name, num_to_fix
+from ragboost.chunk_cache.core.prefill import Prefill
+from ragboost.chunk_cache.core.reuse import ChunkReuse, is_exact
+from ragboost.chunk_cache.model.assemble import Assembly, extract
+from ragboost.chunk_cache.model.change import kv_change
 from ragboost.chunk_cache.model.plan import observe_both
-from ragboost.chunk_cache.prefill import Prefill
-from ragboost.chunk_cache.reuse import ChunkReuse, is_exact
-from ragboost.chunk_cache.selection.base import SelectionPolicy
+from ragboost.chunk_cache.selection.influence_observer import InfluenceObserver
+from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.influence import Order, chunk_name, num_to_fix
 from ragboost.errors import ChunkLostError, UnsupportedModelError
 from research.craft.focus import FocusObserver
 from research.craft.plan import InferencePlan, PlannedChunk

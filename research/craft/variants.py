@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ragboost.chunk_cache.kv.influence import Influence, Order, fix_overhead
+from ragboost.chunk_cache.store.influence import Influence, Order, fix_overhead
 from ragboost.errors import ChunkCacheError
 
 NUM_CHUNKS = 100

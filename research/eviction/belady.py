@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable
 
-from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 
 
 class Belady(EvictionPolicy):

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 
 ROOT = -1

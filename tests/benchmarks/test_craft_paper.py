@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.chunk_quality import MODEL
 from benchmarks.craft_paper import chain_of, quality, summary, trace
-from ragboost.chunk_cache.kv.influence import Influence
+from ragboost.chunk_cache.store.influence import Influence
 from research.craft.variants import Variant, Variants
 
 

@@ -13,7 +13,7 @@ _TICK_S = 1e-6  # each look at the clock: a load is fast, and takes some time
 def loads_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let loading KV be faster than computing it, however busy the machine is."""
     pytest.importorskip("torch")
-    from ragboost.chunk_cache.kv.tiers import loader
+    from ragboost.chunk_cache.store import loader
 
     ticks = count()
     clock = SimpleNamespace(perf_counter=lambda: next(ticks) * _TICK_S)

@@ -4,13 +4,13 @@ import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ragboost.chunk_cache.core.options import ReuseOptions
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, make_engine
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.runtime.sampling import SamplingParams
-from ragboost.engine_chunks.options import ReuseOptions
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, precompute
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.engine.loading import load_model, make_engine
 from tests.engine.runtime.test_reuse import SETTINGS, approx, parts_of
 from tests.engine.submitting import Request

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.chunk_cache.kv.tiers.store import TieredStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.runtime.engine import Engine

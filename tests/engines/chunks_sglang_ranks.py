@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.reuse_models import POLICIES, SMALL, Prompts
 from benchmarks.reuse_sglang import ReuseSGLang
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.lru import ChunkStore
 from tests.engines.chunks_sglang import (
     PAGE,
     check_abort,

@@ -10,11 +10,11 @@ import torch
 
 from benchmarks.reuse_models import SMALL, VOCABULARY, Prompts
 from benchmarks.reuse_vllm import ReuseLLM
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
-from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.engine_chunks.pacing import StepBudget
+from ragboost.chunk_cache.store.lru import ChunkStore
 
 FIELDS = ("exact", "reused", "recomputed", "computed")
 

@@ -11,10 +11,10 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from benchmarks.reuse_models import POLICIES, SMALL, Prompts
 from benchmarks.reuse_vllm import ReuseLLM
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.reuse import ChunkReuse
-from ragboost.engine_chunks.pacing import StepBudget
+from ragboost.chunk_cache.store.lru import ChunkStore
 from tests.engines.chunks_vllm import (
     check_batch,
     check_ends,

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.engine_servers import EngineServer, Kind
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.http.chunk_client import ChunkClient
+from ragboost.chunk_cache.http.precompute import prepare
+from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.cli import app as cli
 from ragboost.config import Settings
-from ragboost.engine_chunks.http.chunk_client import ChunkClient
-from ragboost.engine_chunks.http.precompute import prepare
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from tests.engines.conftest import KINDS, require

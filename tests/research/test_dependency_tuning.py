@@ -5,13 +5,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ragboost.chunk_cache.dependency.depkv import DepCache
-from ragboost.chunk_cache.dependency.prompt import DepPrompt
 from ragboost.errors import RequestError
+from ragboost.graph.depcache import DepCache
+from ragboost.graph.layout import DepPrompt
 from research.dependency_tuning import TuningExample, answer_loss, collate
 from research.graph_tasks import VOCAB_SIZE, draw_case, draw_cases
-from tests.chunk_cache.dependency import cases
 from tests.chunk_cache.families import build_adapter
+from tests.graph import cases
 
 
 def test_the_loss_is_that_of_the_served_model() -> None:

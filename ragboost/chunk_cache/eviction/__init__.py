@@ -7,12 +7,12 @@ the cache of dependency paths.
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
 from ragboost.chunk_cache.eviction.heat import Heat
 from ragboost.chunk_cache.eviction.lacr import LACR
 from ragboost.chunk_cache.eviction.lfu import LFU
 from ragboost.chunk_cache.eviction.lru import LRU
 from ragboost.chunk_cache.eviction.next_use import NextUse
+from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 
 __all__ = ["EVICTION_POLICIES", "EvictionPolicy", "Use", "make_eviction_policy"]

@@ -7,7 +7,7 @@ h * 2^(-(t - t0) / tau) + 1, and the entry with the lowest heat * cost / size is
 import math
 from collections.abc import Hashable
 
-from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 
 TAU_S = 600.0

@@ -6,7 +6,7 @@ are scaled to [0, 1]: H by the highest count in the cache, F by the highest sum.
 
 from collections.abc import Collection, Hashable, Sequence
 
-from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 
 ALPHA = 0.2

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 
-from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 
 
 class LRU(EvictionPolicy):

@@ -7,7 +7,7 @@ as long as the cache is deep this is Belady's MIN, and without a queue it is LRU
 
 from collections.abc import Collection, Hashable, Sequence
 
-from ragboost.chunk_cache.eviction.base import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 
 
 class NextUse(EvictionPolicy):

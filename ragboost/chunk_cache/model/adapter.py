@@ -7,7 +7,7 @@ measured on a few tokens when the adapter is created.
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.fingerprint import weights_digest
 from ragboost.chunk_cache.model.plan import PLAN, ForwardPlan, StopForwardError
 from ragboost.chunk_cache.model.planned_attention import install_attention
 from ragboost.chunk_cache.model.ranks import ONE_RANK, Ranks
+from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, find_layouts
 from ragboost.chunk_cache.model.row_hooks import install_row_hooks
 from ragboost.errors import UnsupportedModelError
@@ -70,6 +70,28 @@ class ModelAdapter:
         """Install our attention. Must be called again whenever the model's attention implementation
         has been set, as the embedded engine does."""
         install_attention(self.model)
+
+    def decode(
+        self,
+        cache: RequestCache,
+        logits: torch.Tensor,
+        *,
+        position: int,
+        max_tokens: int,
+        stop_ids: Collection[int | None] = (),
+    ) -> list[int]:
+        """Continue a prompt greedily from the logits of its last token, up to a stop token, which
+        is not part of the result. Appends to the cache; `position` is that of the next token."""
+        tokens: list[int] = []
+        while len(tokens) < max_tokens and (token := int(logits.argmax())) not in stop_ids:
+            tokens.append(token)
+            at = torch.tensor([[position + len(tokens) - 1]], device=self.device)
+            ids = torch.tensor([[token]], device=self.device)
+            if len(tokens) < max_tokens:
+                with torch.no_grad():
+                    out = self.model(ids, position_ids=at, past_key_values=cache, use_cache=True)
+                logits = out.logits[0, -1]
+        return tokens
 
     def frequencies(self, length: int) -> tuple[Frequencies, ...]:
         """Return the RoPE frequencies of each layer in a prompt of `length` tokens. Layers with

@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ragboost.chunk_cache.model.attention.base import AttentionBackend, AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    exact_mask,
+)
 
 PLAN = "ragboost_plan"
 """The keyword argument that carries a `ForwardPlan`."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import DenseAttention
 from ragboost.chunk_cache.model.plan import PLAN, ForwardPlan
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ragboost.chunk_cache.kv.request_cache import RequestCache
 from ragboost.chunk_cache.model.plan import PLAN, ForwardPlan, Hidden
+from ragboost.chunk_cache.model.request_cache import RequestCache
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
-from ragboost.chunk_cache.kv.influence import chunk_name
-from ragboost.chunk_cache.kv.keys import check_key
+from ragboost.chunk_cache.store.influence import chunk_name
+from ragboost.chunk_cache.store.keys import check_key
 from ragboost.errors import ChunkCacheError
 
 FILE = "catalog.jsonl"

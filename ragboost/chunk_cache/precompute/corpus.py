@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog, PreparedChunk, recipe_of
 from ragboost.chunk_cache.precompute.prime import prime
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.errors import ChunkCacheError
 
 

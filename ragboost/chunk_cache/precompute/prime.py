@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import torch
 
-from ragboost.chunk_cache.assemble import TokenSource, extract
-from ragboost.chunk_cache.craft.change import relative_change
-from ragboost.chunk_cache.craft.influence_observer import InfluenceObserver
-from ragboost.chunk_cache.kv.chunk import ChunkKV
-from ragboost.chunk_cache.recompute import recompute
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.model.assemble import TokenSource, extract
+from ragboost.chunk_cache.model.change import relative_change
+from ragboost.chunk_cache.model.recompute import recompute
+from ragboost.chunk_cache.selection.influence_observer import InfluenceObserver
+from ragboost.chunk_cache.store.chunk import ChunkKV
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ragboost.errors import ChunkCacheError
 
 if TYPE_CHECKING:
-    from ragboost.chunk_cache.selection.base import SelectionPolicy
+    from ragboost.chunk_cache.selection.policy import SelectionPolicy
 
 POLICIES = {
     "full": "baseline:Full",

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import torch
 
-from ragboost.chunk_cache.selection.base import SelectionPolicy
+from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
 

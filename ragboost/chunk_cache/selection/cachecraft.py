@@ -7,10 +7,10 @@ prompt; `craft.reuse` works with a fixed alpha.
 
 import torch
 
-from ragboost.chunk_cache.assemble import Assembly
-from ragboost.chunk_cache.kv.influence import Order, chunk_name
-from ragboost.chunk_cache.selection.base import SelectionPolicy, require_measured
+from ragboost.chunk_cache.model.assemble import Assembly
+from ragboost.chunk_cache.selection.policy import SelectionPolicy, require_measured
 from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.store.influence import Order, chunk_name
 
 
 class CacheCraft(SelectionPolicy):

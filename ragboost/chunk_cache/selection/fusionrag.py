@@ -6,7 +6,7 @@ more. `fusionrag` is the latter.
 
 import torch
 
-from ragboost.chunk_cache.selection.base import SelectionPolicy
+from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
 

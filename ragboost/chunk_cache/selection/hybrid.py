@@ -5,7 +5,7 @@ The two measures have no common scale, so their ranks are added.
 
 import torch
 
-from ragboost.chunk_cache.selection.base import SelectionPolicy, require_measured
+from ragboost.chunk_cache.selection.policy import SelectionPolicy, require_measured
 from ragboost.chunk_cache.selection.view import SelectionView
 
 

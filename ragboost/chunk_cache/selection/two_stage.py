@@ -6,7 +6,7 @@ The first half is computed twice, so this costs half a budget more than other po
 
 import torch
 
-from ragboost.chunk_cache.selection.base import SelectionPolicy, choose
+from ragboost.chunk_cache.selection.policy import SelectionPolicy, choose
 from ragboost.chunk_cache.selection.view import SelectionView
 
 

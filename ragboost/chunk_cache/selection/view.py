@@ -9,13 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
-from ragboost.chunk_cache.assemble import Assembly, TokenSource
-from ragboost.chunk_cache.model.attention.base import AttentionBackend, AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.assemble import Assembly, TokenSource
+from ragboost.chunk_cache.model.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    exact_mask,
+)
 from ragboost.chunk_cache.model.attention.dense import attention_weights, weighted_values
-from ragboost.chunk_cache.model.base import ReusableModel
+from ragboost.chunk_cache.model.pace import AT_ONCE, Pace
 from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden, StopForwardError
-from ragboost.chunk_cache.pace import AT_ONCE, Pace
-from ragboost.chunk_cache.recompute import recompute, rows_to_compute
+from ragboost.chunk_cache.model.recompute import recompute, rows_to_compute
+from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.errors import ChunkCacheError
 
 CHECK_LAYER = 1

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ragboost.chunk_cache.core.options import ReuseDefaults, ReuseOptions
 from ragboost.config import EngineSettings
 from ragboost.engine.http import responses as replies
 from ragboost.engine.http.completions import CompletionService
@@ -17,7 +18,6 @@ from ragboost.engine.http.routes import body_schemas, router
 from ragboost.engine.http.sse import ClientLeftError
 from ragboost.engine.loading import load_model, make_engine
 from ragboost.engine.runtime.kv_events import EventPublisher
-from ragboost.engine_chunks.options import ReuseDefaults, ReuseOptions
 from ragboost.errors import RequestError
 from ragboost.version import __version__
 

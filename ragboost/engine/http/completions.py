@@ -14,11 +14,13 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ragboost.chunk_cache.core.options import ReuseDefaults
+from ragboost.chunk_cache.http.fields import read_fields
 from ragboost.engine.http import responses as replies
 from ragboost.engine.http import sse
 from ragboost.engine.http.metrics import EngineMetrics
 from ragboost.engine.http.prompts import Prompts
-from ragboost.engine.http.protocol import ApiError, GenerationRequest, read_fields
+from ragboost.engine.http.protocol import ApiError, GenerationRequest
 from ragboost.engine.http.responses import Kind, ResponseBuilder, TextPiece
 from ragboost.engine.http.schemas import ChatCompletionRequest, CompletionRequest
 from ragboost.engine.loading import LoadedModel
@@ -26,7 +28,6 @@ from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.text.tokenizer import TextStream
-from ragboost.engine_chunks.options import ReuseDefaults
 from ragboost.errors import RequestError
 
 T = TypeVar("T")

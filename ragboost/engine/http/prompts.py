@@ -4,14 +4,15 @@ Knows requests and the tokenizer. Does not know the engine. Tokenising takes tim
 tokenizer's thread. An invalid field raises `RequestError`, which names it.
 """
 
+from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.engine.http.extension import KEEP, Extension, check_inside, parse_extension
 from ragboost.engine.http.protocol import check_token_ids
 from ragboost.engine.http.schemas import ChatCompletionRequest, ChatFields, CompletionRequest
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
 from ragboost.engine.text.cutting import cut_text, cut_tokens, find_documents, find_in_messages
-from ragboost.engine_chunks.options import ReuseDefaults
 from ragboost.errors import RequestError
+from ragboost.graph.conversation import GraphPrompt
 
 
 class Prompts:
@@ -52,9 +53,12 @@ class Prompts:
                 raise RequestError(
                     "documents and ragboost.graph exclude each other", param="documents"
                 )
-            return self._graphs.prompt(
+            graph = self._graphs.prompt(
                 extension.graph, messages, template_kwargs=chat.template_kwargs
             )
+            if isinstance(graph, GraphPrompt):
+                return PromptTokens(graph.layout.tokens, graph=graph)
+            return PromptTokens(graph)
         for number, spans in by_message.items():
             if number >= len(messages):
                 raise RequestError(

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ragboost.chunk_cache.assemble import Assembly, TokenSource
-from ragboost.chunk_cache.kv.request_cache import RequestCache
-from ragboost.chunk_cache.pace import Pace
-from ragboost.chunk_cache.prefill import Counts
-from ragboost.chunk_cache.recompute import rows_to_compute
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.core.prefill import Counts
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.snapkv import evict
+from ragboost.chunk_cache.model.assemble import Assembly, TokenSource
+from ragboost.chunk_cache.model.pace import Pace
+from ragboost.chunk_cache.model.recompute import rows_to_compute
+from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.snapkv import evict
 from ragboost.engine.runtime.chunk_task import COMPUTE_ERRORS, RowSelector
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.errors import RagBoostError

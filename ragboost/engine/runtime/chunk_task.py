@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ragboost.chunk_cache.pace import Pace
+from ragboost.chunk_cache.model.pace import Pace
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.errors import RagBoostError
 

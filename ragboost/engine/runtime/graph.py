@@ -8,25 +8,20 @@ from collections.abc import Iterable
 
 import torch
 
-from ragboost.chunk_cache.dependency.depkv import DepCache, DepKV
-from ragboost.chunk_cache.kv.request_cache import RequestCache
-from ragboost.chunk_cache.pace import Pace
-from ragboost.chunk_cache.prefill import Counts
+from ragboost.chunk_cache.core.prefill import Counts
+from ragboost.chunk_cache.model.pace import Pace, Steps, at_once
+from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.engine.runtime.chunk_task import RowSelector
-from ragboost.engine.runtime.prompt import GraphPrompt
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.errors import ChunkCacheError, RagBoostError
+from ragboost.graph.depcache import DepCache, DepKV
 
 logger = logging.getLogger(__name__)
 
 
 class GraphRunner(RowSelector[Counts]):
     """Computes the prompts of graph requests between the steps of one engine, except for their last
-    token, the only row that is selected.
-
-    Args:
-        depcache: computes subgraphs and keeps their KV.
-    """
+    token, the only row that is selected."""
 
     def __init__(self, depcache: DepCache) -> None:
         super().__init__()
@@ -39,23 +34,14 @@ class GraphRunner(RowSelector[Counts]):
         )
 
     def _select(self, request: EngineRequest, pace: Pace) -> Counts:
-        prompt, kv = request.prompt.graph, request.kv
-        assert prompt is not None, "a request without a graph"
-        assert kv is not None, "a request without KV"
-        count = len(prompt.layout)
         with torch.inference_mode():
-            kv.reserve(count)
-            own = [(keys[None, :, :count], values[None, :, :count]) for keys, values in kv.layers]
-            for keys, values in own:  # masked KV is multiplied by 0 and must be finite
-                keys.zero_()
-                values.zero_()
-            found = self._fill(prompt, RequestCache(own), salt=request.salt or "", pace=pace)
+            kv = at_once(self._steps(request, pace))
         # No KV here equals that of a plain prefill, in value or in place.
         return Counts(
             num_exact=0,
-            num_approximate=found.num_reused,
+            num_approximate=kv.num_reused,
             num_recomputed=0,
-            num_computed=len(found.computed),
+            num_computed=len(kv.computed),
             num_publishable=0,
         )
 
@@ -67,12 +53,26 @@ class GraphRunner(RowSelector[Counts]):
     def _refuse(self, request: EngineRequest, error: RagBoostError) -> None:
         raise error  # there is no other way to compute a tree
 
-    def _fill(self, prompt: GraphPrompt, cache: RequestCache, *, salt: str, pace: Pace) -> DepKV:
-        ratio = prompt.recompute_ratio
-        try:
-            return self._depcache.compute_depkv(
-                prompt.layout, recompute_ratio=ratio, salt=salt, into=cache, pace=pace
-            )
-        except ChunkCacheError as error:
-            logger.warning("graph tokens are not recomputed: %s", error)
-            return self._depcache.compute_depkv(prompt.layout, salt=salt, into=cache, pace=pace)
+    def _steps(self, request: EngineRequest, pace: Pace) -> Steps[DepKV]:
+        prompt, kv, salt = request.prompt.graph, request.kv, request.salt or ""
+        assert prompt is not None, "a request without a graph"
+        assert kv is not None, "a request without KV"
+        count = len(prompt.layout)
+        kv.reserve(count)
+        own = [(keys[None, :, :count], values[None, :, :count]) for keys, values in kv.layers]
+        for keys, values in own:  # masked KV is multiplied by 0 and must be finite
+            keys.zero_()
+            values.zero_()
+        cache = RequestCache(own)
+        for ratio in (prompt.recompute_ratio, 0.0):
+            try:
+                return (
+                    yield from self._depcache.steps(
+                        prompt.layout, recompute_ratio=ratio, salt=salt, into=cache, pace=pace
+                    )
+                )
+            except ChunkCacheError as error:
+                if not ratio:
+                    raise
+                logger.warning("graph tokens are not recomputed: %s", error)
+        raise AssertionError("without a ratio it returns or raises")

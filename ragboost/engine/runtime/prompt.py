@@ -3,11 +3,10 @@
 Knows token ids. Does not know texts, requests or tensors.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from ragboost.chunk_cache.dependency.layout import Layout
-from ragboost.engine_chunks.options import ReuseOptions
+from ragboost.chunk_cache.core.options import ReuseOptions
+from ragboost.graph.conversation import GraphPrompt
 
 
 class PromptPart(NamedTuple):
@@ -45,19 +44,6 @@ class CutPrompt(NamedTuple):
     def chunks(self) -> list[tuple[int, ...]]:
         """Ids of each chunk."""
         return [part.tokens for part in self.parts if part.is_chunk]
-
-
-@dataclass(frozen=True, slots=True)
-class GraphPrompt:
-    """A prompt for dependency attention (DepCache).
-
-    Attributes:
-        layout: token tree; its last token is at its slot.
-        recompute_ratio: share of the paths' tokens to recompute with full attention.
-    """
-
-    layout: Layout
-    recompute_ratio: float
 
 
 class PromptTokens(NamedTuple):

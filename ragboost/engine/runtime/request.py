@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ragboost.chunk_cache.prefill import Counts
-from ragboost.chunk_cache.snapkv import QuestionWindow
+from ragboost.chunk_cache.core.prefill import Counts
+from ragboost.chunk_cache.core.snapkv import QuestionWindow
 from ragboost.engine.runtime.kv import RequestKV
 from ragboost.engine.runtime.prefix_cache import CacheBlock, block_key
 from ragboost.engine.runtime.prompt import PromptTokens

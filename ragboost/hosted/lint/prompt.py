@@ -68,12 +68,12 @@ def estimate_tokens(num_bytes: int) -> int:
     return num_bytes // _BYTES_PER_TOKEN
 
 
-def common_length(one: str, other: str) -> int:
+def common_length(a: str, b: str) -> int:
     """Count the characters with which two texts begin alike."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if a[low:middle] == b[low:middle]:
             low = middle
         else:
             high = middle - 1
@@ -140,10 +140,10 @@ def _part(path: str, place: str, value: Any) -> LoggedPart:
 def _plain(value: Any) -> Any:
     """Remove breakpoints, and write contents of one text block as a text, which is the same."""
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     if not isinstance(value, dict):
         return value
-    kept = {name: _plain(each) for name, each in value.items() if name not in CACHE_MARKS}
+    kept = {name: _plain(part) for name, part in value.items() if name not in CACHE_MARKS}
     content = kept.get("content")
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
         block = content[0]

@@ -87,7 +87,7 @@ class LintReport:
     @property
     def findings(self) -> list[LintFinding]:
         """The findings, by lost tokens."""
-        return sorted(self._findings.values(), key=lambda each: -each.lost_tokens)
+        return sorted(self._findings.values(), key=lambda finding: -finding.lost_tokens)
 
     def add_bad_line(self, reason: str) -> None:
         """Count a line that is no request."""
@@ -118,9 +118,9 @@ class LintReport:
             "requests": self.requests,
             "continued": self.continued,
             "prompt_tokens": self.prompt_tokens,
-            "lost_tokens": sum(each.lost_tokens for each in self.findings),
+            "lost_tokens": sum(finding.lost_tokens for finding in self.findings),
             "bad_lines": self.num_bad_lines,
-            "findings": [each.as_json() for each in self.findings],
+            "findings": [finding.as_json() for finding in self.findings],
         }
 
     def table(self) -> Table:
@@ -131,18 +131,19 @@ class LintReport:
         if self.has_prices:
             table.add_column("cost", justify="right")
         table.add_column("first example")
-        for each in self.findings:
-            earlier, later, found = each.examples[0]
+        for finding in self.findings:
+            earlier, later, found = finding.examples[0]
             where = f"{later} {found.path} byte {found.offset}, against {earlier}"
-            row = [str(each.cause), each.place, f"{each.times:,}", f"{each.lost_tokens:,}"]
-            row += [f"{each.cost:.4f}"] if self.has_prices else []
-            shown = f"{where}\n- {found.before!r}\n+ {found.after!r}\n{_ADVICE[each.cause]}"
+            row = [str(finding.cause), finding.place]
+            row += [f"{finding.times:,}", f"{finding.lost_tokens:,}"]
+            row += [f"{finding.cost:.4f}"] if self.has_prices else []
+            shown = f"{where}\n- {found.before!r}\n+ {found.after!r}\n{_ADVICE[finding.cause]}"
             table.add_row(*row, shown.replace("[", r"\["))
         return table
 
     def sentence(self) -> str:
         """Return the result in one sentence."""
-        lost = sum(each.lost_tokens for each in self.findings)
+        lost = sum(finding.lost_tokens for finding in self.findings)
         share = lost / self.prompt_tokens if self.prompt_tokens else 0.0
         return (
             f"{self.requests:,} requests, {self.continued:,} of them continue a conversation; "

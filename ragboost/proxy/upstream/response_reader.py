@@ -40,10 +40,6 @@ class ResponseReader:
         before_end: to be awaited by `settle`.
         write_receipt: returns the JSON object of a receipt for the usage that was read. It is
             added to the last event with usage of a stream whose client asked for usage.
-
-    Attributes:
-        usage: the usage read so far, or None.
-        must_settle: `on_messages` was called: call `settle` before anything else is sent.
     """
 
     def __init__(
@@ -54,8 +50,8 @@ class ResponseReader:
         before_end: Callable[[], Awaitable[None]] | None = None,
         write_receipt: Callable[[Usage], bytes] | None = None,
     ) -> None:
-        self.usage: Usage | None = None
-        self.must_settle = False
+        self.usage: Usage | None = None  # read so far
+        self.must_settle = False  # `on_messages` was called: await `settle` before sending more
         self._strips_usage = strips_usage
         self._on_messages = on_messages
         self._before_end = before_end
@@ -66,7 +62,7 @@ class ResponseReader:
         self._num_bytes = 0
         self._chunks: list[bytes] = []  # of a JSON body
         self._rest = b""  # of a stream: the beginning of the next event
-        self._deltas = AnswerDeltas()
+        self._deltas = AnswerDeltas() if on_messages is not None else None
 
     @property
     def reads_messages(self) -> bool:
@@ -87,8 +83,7 @@ class ResponseReader:
     def start(self, *, is_stream: bool) -> bool:
         """Begin a response; return True if the client may get other bytes than the backend sends.
 
-        Args:
-            is_stream: the body is server-sent events, not JSON.
+        A stream is of server-sent events, all else is JSON.
         """
         self._is_stream = is_stream
         return is_stream and self._edits
@@ -167,7 +162,7 @@ class ResponseReader:
             elif text:
                 self._is_readable = False
             return event
-        if self._on_messages is not None and self._is_readable:
+        if self._deltas is not None and self._is_readable:
             self._is_readable = self._deltas.add(answer)
         usage = read_usage(answer) if may_have_usage and isinstance(answer, dict) else None
         if usage is not None:
@@ -207,7 +202,7 @@ class ResponseReader:
             return
         self.must_settle = self._before_end is not None
         report, self._on_messages = self._on_messages, None
-        if self._is_stream and self._is_readable:
+        if self._is_stream and self._is_readable and self._deltas is not None:
             messages = self._deltas.join()
         report(messages or [])
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ragboost.chunk_cache.commands.loading import check_paths, load
+from ragboost.chunk_cache.core.loading import check_paths, load
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalised
 from ragboost.chunk_cache.eval.runner import evaluate, greedy
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.cli import app
 from ragboost.errors import ChunkCacheError, ConfigError, RequestError
 from ragboost.text_scores import word_f1

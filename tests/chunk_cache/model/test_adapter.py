@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.selftest import self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.tiled import TiledAttention
-from ragboost.chunk_cache.recompute import rows_to_compute
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.model.recompute import rows_to_compute
 from ragboost.chunk_cache.selection.baseline import Random
-from ragboost.chunk_cache.selftest import self_test
+from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.errors import UnsupportedModelError

@@ -4,13 +4,13 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.selftest import self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.plan import ForwardPlan
-from ragboost.chunk_cache.recompute import rows_to_compute
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.model.recompute import rows_to_compute
 from ragboost.chunk_cache.selection.baseline import Random
-from ragboost.chunk_cache.selftest import self_test
+from ragboost.chunk_cache.store.lru import ChunkStore
 from tests.chunk_cache.families import FAMILIES, build_adapter, build_model, flat, make_prompt
 from tests.chunk_cache.reference import full_reuse, ordinary, token_by_token
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.kv.request_cache import RequestCache
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention import make_backend
-from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.model.row_hooks import install_row_hooks
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.errors import UnsupportedModelError
 from research.craft.reuse import CraftReuse
 from tests.chunk_cache.families import FAMILIES, build_model

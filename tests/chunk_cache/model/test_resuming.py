@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.plan import ForwardPlan
-from ragboost.chunk_cache.recompute import recompute
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.model.recompute import recompute
+from ragboost.chunk_cache.store.lru import ChunkStore
 from tests.chunk_cache.families import FAMILIES, build_adapter, build_model, flat, make_prompt
 
 LOOKING = ["a3", "cacheblend", "hybrid", "gradual"]

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ragboost.chunk_cache.assemble import TokenSource
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.assemble import TokenSource
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.rope import Frequencies, rotate, rotation_angles
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.lru import ChunkStore
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
 from tests.chunk_cache.reference import ordinary
 

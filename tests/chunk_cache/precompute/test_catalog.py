@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
 from ragboost.chunk_cache.precompute.catalog import FILE, ChunkCatalog, PreparedChunk, recipe_of
+from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.errors import ChunkCacheError
 
 

@@ -16,15 +16,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from ragboost.chunk_cache.assemble import TokenSource
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
-from ragboost.chunk_cache.kv.tiers.store import TieredStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.assemble import TokenSource
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, PrecomputeOutcome, precompute
 from ragboost.chunk_cache.precompute.prime import prime
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.cli import app
 from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.families import build_adapter, build_model, make_prompt

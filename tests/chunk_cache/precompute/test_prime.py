@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.assemble import TokenSource
-from ragboost.chunk_cache.kv.influence import chunk_name
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.assemble import TokenSource
 from ragboost.chunk_cache.precompute.prime import measure, prime
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.influence import chunk_name
+from ragboost.chunk_cache.store.lru import ChunkStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()

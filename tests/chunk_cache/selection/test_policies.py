@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.assemble import Assembly
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.assemble import Assembly
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.precompute.prime import measure
-from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES, make_policy
-from ragboost.chunk_cache.selection.base import budget, choose
 from ragboost.chunk_cache.selection.hybrid import rank
+from ragboost.chunk_cache.selection.policy import budget, choose
 from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.errors import ChunkCacheError
 from research.tasks import make_prompts
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt

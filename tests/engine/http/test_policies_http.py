@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.kv.tiers.disk import DiskTier
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, precompute
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.engine import create_engine_app
 from ragboost.engine.loading import load_model
 from ragboost.serving import serve_in_thread

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import DenseAttention
 from ragboost.engine.runtime.attention import PackedCache, Segment, ragged_attention
 from ragboost.engine.runtime.kv import KVLayout, LayerShape, RequestKV

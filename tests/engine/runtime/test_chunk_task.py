@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from ragboost.chunk_cache.pace import Pace
+from ragboost.chunk_cache.model.pace import Pace
 from ragboost.engine.runtime.chunk_task import ChunkTask
 from ragboost.errors import ChunkCacheError
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ragboost.chunk_cache.chunks import Chunks
-from ragboost.chunk_cache.kv.store import ChunkStore
+from ragboost.chunk_cache.core.chunks import Chunks
+from ragboost.chunk_cache.core.options import ReuseOptions
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
-from ragboost.chunk_cache.reuse import ChunkReuse
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
+from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.config import EngineSettings
 from ragboost.engine.builtin import build_model
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
@@ -20,7 +21,6 @@ from ragboost.engine.runtime.prompt import CutPrompt, PromptPart, PromptTokens
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.sampling import SamplingParams
 from ragboost.engine.text.cutting import TextSpan, cut_tokens
-from ragboost.engine_chunks.options import ReuseOptions
 from tests.engine.submitting import Request, running
 from tests.eventually import eventually
 

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.kv.store import ChunkStore
-from ragboost.chunk_cache.reuse import ChunkReuse
+from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.errors import ChunkCacheError
 from research.craft.__main__ import app
 from research.craft.alpha import AlphaPoint, choose, tune

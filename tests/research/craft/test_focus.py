@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ragboost.chunk_cache.model.attention.base import AttentionInputs
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from research.craft.focus import FocusObserver, FocusTracker, largest_gap, literal_cut
 
 Cut = Callable[[list[float]], frozenset[int] | None]

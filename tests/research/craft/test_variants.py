@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.chunk_cache.kv.influence import Influence
+from ragboost.chunk_cache.store.influence import Influence
 from ragboost.errors import ChunkCacheError
 from research.craft.variants import Variant, Variants
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ragboost.errors import ChunkCacheError
 
 if TYPE_CHECKING:
-    from ragboost.chunk_cache.model.attention.base import AttentionBackend
+    from ragboost.chunk_cache.model.attention.backend import AttentionBackend
 
 BACKENDS = {
     "dense": "DenseAttention",

@@ -4,7 +4,7 @@ nothing."""
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs, exact_mask
 
 
 class DenseAttention:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs, exact_mask
 from ragboost.chunk_cache.model.attention.dense import masked_attention
 
 TILE = 32

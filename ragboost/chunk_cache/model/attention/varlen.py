@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs, exact_mask
 
 PAGE = 256
 """Keys per page; FlashAttention requires a multiple of 256."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.chunk_cache.model.attention import BACKENDS, make_backend
-from ragboost.chunk_cache.model.attention.base import AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs, exact_mask
 from ragboost.chunk_cache.model.attention.dense import DenseAttention, folded_attention
 from ragboost.chunk_cache.model.attention.flex import block_mask
 from ragboost.chunk_cache.model.attention.varlen import find_runs

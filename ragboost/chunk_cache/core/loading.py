@@ -1,0 +1,74 @@
+"""Check the paths of a command, and load a model from a directory."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ragboost.chunk_cache.core.selftest import SelfTest, self_test
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.errors import ConfigError, import_extra
+
+
+class Loaded(NamedTuple):
+    """A model that passed the self-test.
+
+    Attributes:
+        adapter: the model.
+        tokenizer: None if the directory has none.
+        checked: result of the self-test.
+    """
+
+    adapter: ModelAdapter
+    tokenizer: Any | None
+    checked: SelfTest
+
+
+def check_paths(**paths: Path | None) -> None:
+    """Check that the path of each option exists, and that `model` is a model directory.
+
+    Raises:
+        ConfigError: one does not or is not; the message names the option.
+    """
+    for name, path in paths.items():
+        if path is not None and not path.exists():
+            raise ConfigError(f"--{name} {path} does not exist")
+        if name == "model" and path is not None and not (path / "config.json").is_file():
+            raise ConfigError(f"--model {path} is not a model directory (it has no config.json)")
+
+
+def check_device(device: str, *, option: str) -> None:
+    """Check that torch can compute on a device.
+
+    Raises:
+        ConfigError: it cannot; the message names the option.
+    """
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ConfigError(f"{option} must be cpu or cuda, got {device!r}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{option} {device}: torch finds no GPU here")
+
+
+def load_tokenizer(model: Path) -> Any | None:
+    """Return the tokenizer of a directory; None if it has none."""
+    transformers = import_extra("transformers", extra="engine")
+    has_tokenizer = any(model.glob("tokenizer*")) or any(model.glob("vocab*"))
+    return transformers.AutoTokenizer.from_pretrained(model) if has_tokenizer else None
+
+
+def load(model: Path, *, device: str) -> Loaded:
+    """Load a causal LM and run the self-test of chunk reuse.
+
+    Raises:
+        ConfigError: the device does not exist.
+        UnsupportedModelError: KV of the model cannot be reused.
+    """
+    check_device(device, option="--device")
+    transformers = import_extra("transformers", extra="engine")
+    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype="float32" if device == "cpu" else "auto"
+    ).to(device)
+    adapter = ModelAdapter(causal_lm)
+    return Loaded(adapter, load_tokenizer(model), self_test(adapter))

@@ -1,0 +1,189 @@
+"""Read the options and positions of chunk reuse in the `ragboost` object of a request.
+
+    {"reuse": "exact" | "approx" | {"policy": "gradual", "ratio": 0.15},
+     "tenant": "...",                            shares stored chunks, within a `cache_salt`
+     "chunks": [[start, stop], ...],             in a prompt: characters, or tokens if it is ids
+               [[message, start, stop], ...],    in messages: characters of a message's text
+     "measure": true}                            measure the last chunk behind the others
+
+The same for every engine. Knows JSON shapes. Does not know texts or tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ragboost.chunk_cache.core.request import MAX_CHUNKS, MAX_TENANT
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
+from ragboost.errors import RequestError
+
+FIELD = "ragboost"
+_EXACT, _APPROX = "exact", "approx"
+
+
+class ReuseOptions(NamedTuple):
+    """Options of approximate chunk reuse.
+
+    Attributes:
+        policy: selects the reused tokens to recompute, one of `POLICIES`.
+        ratio: recompute ratio, from 0 to 1.
+        tenant: stored chunks are shared with requests of the same one; empty: of none.
+    """
+
+    policy: str = DEFAULT_POLICY
+    ratio: float = DEFAULT_RATIO
+    tenant: str = ""
+
+
+class ReuseDefaults(NamedTuple):
+    """Chunk reuse of requests that do not ask for it.
+
+    Attributes:
+        is_approx: they reuse chunks.
+        options: policy and ratio, unless a request gives them.
+        refusal: why this engine cannot reuse chunks; None: it can.
+        policies: names that requests may give.
+    """
+
+    is_approx: bool = False
+    options: ReuseOptions = ReuseOptions()
+    refusal: str | None = None
+    policies: Sequence[str] = tuple(POLICIES)
+
+
+class ChunkPosition(NamedTuple):
+    """Position of a chunk in the text of a message.
+
+    Attributes:
+        message: its number; 0 for a prompt.
+        start: first character, or first token of a prompt of ids.
+        stop: the one after the last.
+    """
+
+    message: int
+    start: int
+    stop: int
+
+
+def read_options(given: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOptions | None:
+    """Return the options of a request, or None if it is computed exactly.
+
+    Args:
+        given: the `ragboost` object.
+        defaults: of the engine.
+
+    Raises:
+        RequestError: `reuse` or `tenant` is malformed, or this engine cannot reuse chunks.
+    """
+    where, value, tenant = f"{FIELD}.reuse", given.get("reuse"), read_tenant(given)
+    is_default = defaults.is_approx and defaults.refusal is None
+    if value == _EXACT or (value is None and not is_default):
+        return None
+    if value is None:
+        return defaults.options._replace(tenant=tenant)
+    if value != _APPROX and not isinstance(value, dict):
+        raise RequestError(
+            f'{where} must be "exact", "approx" or an object with policy and ratio', param=where
+        )
+    if defaults.refusal is not None:
+        raise RequestError(
+            f"{where}: chunks cannot be reused here: {defaults.refusal}", param=where
+        )
+    options = defaults.options if value == _APPROX else _read_object(value, defaults.options)
+    if options.policy not in defaults.policies:
+        raise RequestError(
+            f"{where}.policy {options.policy!r} needs measurements that the chunks stored here do "
+            "not have (the embedded engine: run `ragboost precompute` and set "
+            f"engine.reuse_directory); use one of {', '.join(defaults.policies)}",
+            param=f"{where}.policy",
+        )
+    return options._replace(tenant=tenant)
+
+
+def read_tenant(given: Mapping[str, Any]) -> str:
+    """Return whose stored chunks a request shares, or an empty text.
+
+    Raises:
+        RequestError: `tenant` is no text of at most 256 characters.
+    """
+    tenant = given.get("tenant") or ""
+    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
+        raise RequestError(
+            f"{FIELD}.tenant must be a text of at most {MAX_TENANT} characters",
+            param=f"{FIELD}.tenant",
+        )
+    return tenant
+
+
+def read_measure(given: Mapping[str, Any]) -> bool:
+    """Return True if the last chunk is to be measured behind the others, see `measure`.
+
+    Raises:
+        RequestError: `measure` is no truth value.
+    """
+    measure = given.get("measure", False)
+    if not isinstance(measure, bool):
+        raise RequestError(
+            f"{FIELD}.measure must be true or false, got {measure!r}", param=f"{FIELD}.measure"
+        )
+    return measure
+
+
+def read_positions(given: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosition]:
+    """Return the positions of the chunks, ascending and without overlaps.
+
+    Args:
+        given: the `ragboost` object.
+        is_chat: positions are `[message, start, stop]`, else `[start, stop]`.
+
+    Raises:
+        RequestError: `chunks` is malformed; the message names the entry.
+    """
+    where, width = f"{FIELD}.chunks", 3 if is_chat else 2
+    try:
+        rows = msgspec.convert(given.get("chunks") or [], list[list[int]])
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{where}: {error}", param=where) from None
+    if len(rows) > MAX_CHUNKS:
+        raise RequestError(
+            f"{where} must have at most {MAX_CHUNKS} entries, got {len(rows)}", param=where
+        )
+    found: list[ChunkPosition] = []
+    for number, row in enumerate(rows):
+        shape = "[message, start, stop]" if is_chat else "[start, stop]"
+        if len(row) != width or min(row) < 0:
+            raise RequestError(
+                f"{where}[{number}] must be {shape}, got {row!r}", param=f"{where}[{number}]"
+            )
+        position = ChunkPosition(row[0] if is_chat else 0, row[-2], row[-1])
+        if position.start >= position.stop or (found and not _follows(position, found[-1])):
+            raise RequestError(
+                f"{where} must ascend without overlaps: {row!r} is out of order", param=where
+            )
+        found.append(position)
+    return found
+
+
+def _read_object(value: Mapping[str, Any], defaults: ReuseOptions) -> ReuseOptions:
+    where = f"{FIELD}.reuse"
+    if unknown := sorted(set(value) - {"policy", "ratio"}):
+        raise RequestError(f"{where} has no field {unknown[0]!r}", param=f"{where}.{unknown[0]}")
+    policy, ratio = value.get("policy"), value.get("ratio")
+    policy = defaults.policy if policy is None else policy
+    ratio = defaults.ratio if ratio is None else ratio
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise RequestError(
+            f"{where}.policy must be one of {', '.join(POLICIES)}, got {policy!r}",
+            param=f"{where}.policy",
+        )
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+        raise RequestError(
+            f"{where}.ratio must be a number from 0 to 1, got {ratio!r}", param=f"{where}.ratio"
+        )
+    return ReuseOptions(policy, float(ratio))
+
+
+def _follows(position: ChunkPosition, last: ChunkPosition) -> bool:
+    same_message = position.message == last.message
+    return position.start >= last.stop if same_message else position.message > last.message

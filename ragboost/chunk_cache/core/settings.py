@@ -1,0 +1,95 @@
+"""The settings of chunk reuse inside an engine, as its configuration passes them on.
+
+vLLM: `kv_connector_extra_config` of `--kv-transfer-config`; SGLang:
+`--hicache-storage-backend-extra-config`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ragboost.chunk_cache.core.request import SERVED_POLICIES, EngineChunkRequest
+from ragboost.chunk_cache.eviction import make_eviction_policy
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.errors import ConfigError
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChunkSettings:
+    """Settings of chunk reuse inside an engine.
+
+    Attributes:
+        reuse: `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not.
+        host_bytes: capacity of the store in host memory.
+        directory: folder of the store's disk tier; empty for none.
+        disk_bytes: capacity of the disk tier.
+        eviction: eviction policy of the store, see `EVICTION_POLICIES`.
+        policy, ratio, granularity: selection for requests that do not name one.
+        step_tokens: maximum tokens that reuse computes in one step of the engine, beside the
+            scheduler's own; 0: as many as the scheduler's. A prompt that needs more is filled over
+            several steps.
+        backend: attention backend of the recomputation, see `BACKENDS`.
+    """
+
+    reuse: str = "exact"
+    host_bytes: int = 4 * _GIB
+    directory: str = ""
+    disk_bytes: int = 64 * _GIB
+    eviction: str = "heat"
+    policy: str = DEFAULT_POLICY
+    ratio: float = DEFAULT_RATIO
+    granularity: int = 1
+    step_tokens: int = 0
+    backend: str = "tiled"
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> "EngineChunkSettings":
+        """Return the settings in a mapping of names to values.
+
+        Raises:
+            ConfigError: an unknown name, or a value of another type or out of range.
+        """
+        types = {field.name: type(field.default) for field in fields(cls)}
+        for name, value in told.items():
+            if name not in types:
+                raise ConfigError(f"unknown setting {name!r}; known are {', '.join(types)}")
+            wanted = (int, float) if types[name] is float else types[name]
+            if isinstance(value, bool) or not isinstance(value, wanted):
+                raise ConfigError(f"`{name}` must be of type {types[name].__name__}, got {value!r}")
+        settings = cls(**told)
+        if settings.reuse not in ("exact", "approx"):
+            raise ConfigError(f"`reuse` must be exact or approx, got {settings.reuse!r}")
+        if settings.policy not in SERVED_POLICIES:
+            raise ConfigError(
+                f"`policy` must be one of {', '.join(SERVED_POLICIES)}, got {settings.policy!r}"
+            )
+        make_eviction_policy(settings.eviction)
+        if not 0.0 <= settings.ratio <= 1.0:
+            raise ConfigError(f"`ratio` must be in [0, 1], got {settings.ratio}")
+        for name in ("host_bytes", "disk_bytes", "granularity"):
+            if getattr(settings, name) < 1:
+                raise ConfigError(f"`{name}` must be at least 1, got {getattr(settings, name)}")
+        return settings
+
+    @property
+    def defaults(self) -> EngineChunkRequest:
+        """Options of requests that leave them out."""
+        return EngineChunkRequest(
+            policy=self.policy, ratio=self.ratio, granularity=self.granularity
+        )
+
+    def make_store(self) -> TieredStore:
+        """Create the store. A disk tier keeps its chunks over restarts of the engine."""
+        disk = None
+        if self.directory:
+            disk = DiskTier(Path(self.directory), capacity_bytes=self.disk_bytes)
+        return TieredStore(
+            host_bytes=self.host_bytes,
+            disk=disk,
+            make_policy=lambda: make_eviction_policy(self.eviction),
+        )

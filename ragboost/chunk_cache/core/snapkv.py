@@ -1,0 +1,110 @@
+"""Evict document KV that the question pays little attention to, once after prefill (SnapKV, an
+extension in A3): decoding then attends to a short cache.
+
+Keys keep their rotation, so positions continue from the full prompt.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs, exact_mask
+from ragboost.chunk_cache.model.attention.dense import attention_weights
+from ragboost.chunk_cache.model.request_cache import RequestCache
+from ragboost.errors import ChunkCacheError
+
+WINDOW = 32
+"""Number of last question tokens whose attention is measured."""
+KERNEL = 7
+"""Width of the max pooling of scores, which keeps runs of tokens together."""
+
+
+class EvictedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
+    """A layer that holds fewer tokens than its length. All kept tokens precede all new ones, so
+    that new tokens need no other attention mask."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, *, num_evicted: int) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+        self.num_evicted = num_evicted
+
+    def get_seq_length(self) -> int:
+        return int(self.keys.shape[-2]) + self.num_evicted
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return int(self.keys.shape[-2]) + query_length, self.num_evicted
+
+
+class QuestionWindow:
+    """An observer that records the attention of the last question tokens to each key, per layer and
+    KV head.
+
+    Args:
+        num_rows: tokens of the question; at most `WINDOW` of them are observed.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = min(num_rows, WINDOW)
+        self.scores: dict[int, torch.Tensor] = {}  # layer -> (kv heads, keys)
+        self.windows: dict[int, int | None] = {}
+
+    def __call__(self, layer: int, inputs: AttentionInputs) -> None:
+        rows = slice(inputs.query.shape[2] - self.num_rows, None)
+        mask = exact_mask(inputs.positions[rows], inputs.num_keys, window=inputs.window)
+        weights = attention_weights(inputs, inputs.query[:, :, rows], inputs.key, mask)[0]
+        by_head = weights.sum(1)
+        self.scores[layer] = by_head.view(inputs.key.shape[1], -1, inputs.num_keys).sum(1)
+        self.windows[layer] = inputs.window
+
+
+def evict(
+    cache: RequestCache, window: QuestionWindow, *, documents: tuple[int, int], capacity: int
+) -> DynamicCache:
+    """Return a new cache with at most `capacity` tokens per layer and head.
+
+    The system prompt and the question are kept; each KV head keeps the document tokens with the
+    highest pooled attention. Layers with a sliding window are not shortened.
+
+    Args:
+        cache: cache of the prefilled prompt.
+        window: observer of the pass that filled it.
+        documents: positions (start, stop) between system prompt and question.
+        capacity: tokens, at least those of system prompt and question.
+
+    Raises:
+        ChunkCacheError: system prompt and question exceed the capacity.
+    """
+    start, stop = documents
+    length = int(cache.layers[0].keys.shape[2])
+    num_kept = capacity - (length - (stop - start))
+    if num_kept < 0:
+        raise ChunkCacheError(
+            f"capacity must be at least {capacity - num_kept}, the tokens of system prompt and "
+            f"question, got {capacity}"
+        )
+    short = DynamicCache()
+    short.layers = []
+    for index, layer in enumerate(cache.layers):
+        if window.windows[index] is not None or num_kept >= stop - start:
+            kept = EvictedLayer(layer.keys, layer.values, num_evicted=0)
+        else:
+            slots = _slots(window.scores[index], start, stop, num_kept)[None, :, :, None]
+            kept = EvictedLayer(
+                layer.keys.gather(2, slots.expand(-1, -1, -1, layer.keys.shape[3])),
+                layer.values.gather(2, slots.expand(-1, -1, -1, layer.values.shape[3])),
+                num_evicted=length - slots.shape[2],
+            )
+        short.layers.append(kept)
+    return short
+
+
+def _slots(scores: torch.Tensor, start: int, stop: int, num_kept: int) -> torch.Tensor:
+    """Return the slots kept by each head, ascending, (kv heads, kept)."""
+    heads, length = scores.shape
+    pooled = F.max_pool1d(scores[:, None, start:stop], KERNEL, stride=1, padding=KERNEL // 2)[:, 0]
+    best = pooled.topk(num_kept, dim=-1).indices.sort(-1).values + start
+    before = torch.arange(start, device=scores.device).expand(heads, -1)
+    after = torch.arange(stop, length, device=scores.device).expand(heads, -1)
+    return torch.cat((before, best, after), -1)

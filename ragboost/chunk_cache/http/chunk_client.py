@@ -1,0 +1,117 @@
+"""Talk to a running engine that reuses chunks, over HTTP.
+
+Knows OpenAI's chat route and our fields in it. Does not know corpora.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ragboost.chunk_cache.core.options import FIELD
+from ragboost.errors import BackendConnectionError, BackendStatusError, ConfigError
+
+TIMEOUT_S = 600.0
+_DEFAULT_CONTEXT = 4096
+
+
+class ChunkClient:
+    """An engine. Safe to use from several threads.
+
+    Args:
+        url: of its server, without a path.
+        api_key: sent as a bearer token.
+        tenant: whose chunks are stored, see `options`.
+        cache_salt: the salt of the requests that will reuse them.
+
+    Attributes:
+        max_tokens: context length, once `check` has asked for it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        tenant: str = "",
+        cache_salt: str | None = None,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--engine must be an http:// or https:// address, got {url!r}")
+        self.max_tokens = _DEFAULT_CONTEXT
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._model = ""
+        self._tenant, self._cache_salt = tenant, cache_salt
+
+    def __repr__(self) -> str:
+        return f"ChunkClient({self._url!r})"
+
+    def check(self) -> None:
+        """Read the model's name and context length.
+
+        Raises:
+            ConfigError: the engine cannot reuse chunks.
+            BackendError: it cannot be reached, or answers otherwise than expected.
+        """
+        try:
+            told = self._send("/chunk_reuse", None)
+        except BackendStatusError as error:
+            raise ConfigError(
+                f"{self._url} does not reuse chunks: start it with the flags that `ragboost "
+                f"engine-flags vllm` prints ({error})"
+            ) from None
+        if not told.get("is_possible"):
+            raise ConfigError(f"{self._url} cannot reuse chunks: {told.get('refusal')}")
+        models = self._send("/v1/models", None).get("data") or [{}]
+        self._model = str(models[0].get("id", ""))
+        self.max_tokens = int(models[0].get("max_model_len") or _DEFAULT_CONTEXT)
+
+    def complete(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        chunks: Sequence[Sequence[int]],
+        options: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Send a chat of one answer token and return its usage.
+
+        Args:
+            messages: of the chat.
+            chunks: positions of the documents in it, `[message, start, stop]`.
+            options: other fields of `ragboost`.
+
+        Raises:
+            BackendError: the engine cannot be reached, or refuses the request.
+        """
+        ours = {"chunks": chunks, **options}
+        if self._tenant:
+            ours["tenant"] = self._tenant
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": messages,
+            "max_tokens": 1,
+            "temperature": 0,
+            FIELD: ours,
+        }
+        if self._cache_salt:
+            body["cache_salt"] = self._cache_salt
+        usage = self._send("/v1/chat/completions", body).get("usage")
+        return usage if isinstance(usage, dict) else {}
+
+    def _send(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                told = json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            text = error.read()[:300].decode(errors="replace")
+            raise BackendStatusError(f"{self._url}{path}: status {error.code}: {text}") from None
+        except (OSError, ValueError) as error:
+            raise BackendConnectionError(f"{self._url}{path}: {error}") from None
+        if not isinstance(told, dict):
+            raise BackendStatusError(f"{self._url}{path}: not a JSON object")
+        return told

@@ -1,0 +1,43 @@
+"""Prometheus metrics of chunk reuse, beside the engine's own."""
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
+
+from ragboost.chunk_cache.http.usage import TokenOrigins
+
+
+class ReuseMetrics:
+    """Counts prompts with chunks, and the origins of their tokens.
+
+    Args:
+        registry: shown by the engine's `/metrics`.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._exact = Counter(
+            "ragboost_chunk_exact_requests",
+            "Requests with chunks that were computed exactly, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self._reusing = Counter(
+            "ragboost_chunk_reusing_requests", "Requests that reused chunks.", registry=registry
+        )
+        self._tokens = Counter(
+            "ragboost_chunk_prompt_tokens",
+            "Prompt tokens of requests with chunks, by origin.",
+            ["origin"],
+            registry=registry,
+        )
+
+    def count_exact(self, reason: str) -> None:
+        """Count a request that was computed exactly."""
+        self._exact.labels(reason).inc()
+
+    def count(self, origins: TokenOrigins) -> None:
+        """Count a request that reached the engine with its chunks."""
+        if origins.reason is not None:
+            self.count_exact(origins.reason)
+        elif origins.reused or origins.recomputed:
+            self._reusing.inc()
+        for name in ("exact", "reused", "recomputed", "computed"):
+            self._tokens.labels(name).inc(getattr(origins, name))

@@ -1,0 +1,200 @@
+"""Assemble stored chunk KV into the cache of a prompt, and extract chunk KV from such a cache.
+
+Knows stored chunks and positions. Does not know which tokens will be recomputed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from ragboost.chunk_cache.model.plan import Hidden
+from ragboost.chunk_cache.model.request_cache import RequestCache, RequestLayer
+from ragboost.chunk_cache.model.reusable_model import ReusableModel
+from ragboost.chunk_cache.model.rope import KeyRotation
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.keys import tokens_digest
+
+
+class TokenSource(IntEnum):
+    """The origin of a token's KV."""
+
+    MISSING = 0
+    """Not stored: the token must be computed."""
+    APPROXIMATE = 1
+    """From a chunk that was computed in another context."""
+    EXACT = 2
+    """Equal to the KV of an ordinary forward pass over this prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpan:
+    """A part of the prompt: the system prompt, a chunk, or the question.
+
+    Attributes:
+        start, stop: positions.
+        source: source of its tokens.
+        kv: stored KV, from the first token of the span; None if missing.
+    """
+
+    start: int
+    stop: int
+    source: TokenSource
+    kv: ChunkKV | None = None
+
+
+@dataclass(slots=True)
+class Assembly:
+    """A prompt with its stored KV.
+
+    Attributes:
+        tokens: token ids of the whole prompt.
+        cache: the cache of the request; zeros for missing tokens.
+        source: `TokenSource` of each token, (tokens,) int8.
+        chunks: positions (start, stop) of each chunk.
+        question: position of the question's first token.
+        sensitivity: offline scores, (tokens,); 0 if unmeasured.
+        stored: the stored KV of each chunk, even if it is only partly used; None if missing.
+        hidden: inputs of layers that the selection computed, the deepest first; later passes begin
+            there.
+    """
+
+    tokens: list[int]
+    cache: RequestCache
+    source: torch.Tensor
+    chunks: list[tuple[int, int]]
+    question: int
+    sensitivity: torch.Tensor
+    stored: list[ChunkKV | None] = field(default_factory=list)
+    hidden: list[Hidden] = field(default_factory=list)
+
+    @property
+    def unstored(self) -> list[tuple[int, int]]:
+        """Positions of the chunks without stored KV, once for equal chunks."""
+        missing: dict[tuple[int, ...], tuple[int, int]] = {}
+        for (start, stop), kv in zip(self.chunks, self.stored, strict=True):
+            if kv is None and start < stop:
+                missing.setdefault(tuple(self.tokens[start:stop]), (start, stop))
+        return list(missing.values())
+
+    def begin(self, rows: torch.Tensor, *, deepest: int | None = None) -> Hidden | None:
+        """Return the deepest known input of a layer for these positions; None: a pass over them
+        begins with their tokens.
+
+        Args:
+            rows: positions, (rows,), ascending.
+            deepest: last layer that may be skipped to; None: any.
+        """
+        for hidden in self.hidden:
+            is_usable = deepest is None or hidden.layer <= deepest
+            if is_usable and bool(torch.isin(rows, hidden.positions).all()):
+                return hidden.of(rows)
+        return None
+
+    @property
+    def candidates(self) -> torch.Tensor:
+        """Positions of the approximate tokens, ascending."""
+        return torch.nonzero(self.source == TokenSource.APPROXIMATE).flatten()
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def assemble(
+    adapter: ReusableModel,
+    spans: Sequence[ChunkSpan],
+    *,
+    length: int,
+    into: RequestCache | None = None,
+    num_held: int = 0,
+) -> RequestCache:
+    """Return a cache of `length` slots with the KV of the spans, its keys rotated to their
+    positions (FusionRAG eq. 6).
+
+    Stored KV is not modified. If some of it is still loading, the layers of a new cache are filled
+    on first access.
+
+    Args:
+        adapter: the model.
+        spans: spans with their stored KV.
+        length: tokens of the prompt.
+        into: cache of this length to fill; None: a new one.
+        num_held: leading slots of `into` to leave unchanged.
+    """
+    cache = adapter.empty_cache(length) if into is None else into
+    if into is not None:
+        for empty in into.layers:  # masked values take part in sums, so they must be finite
+            empty.keys[:, :, num_held:] = 0
+            empty.values[:, :, num_held:] = 0
+    stored = [(span, span.kv) for span in spans if span.kv is not None]
+    if not stored:
+        return cache
+    device = adapter.device
+    frequencies = {kv.length: adapter.frequencies(kv.length) for _, kv in stored}
+    rotation = KeyRotation(
+        stored=torch.cat(
+            [torch.arange(kv.base, kv.base + s.stop - s.start, device=device) for s, kv in stored]
+        ),
+        wanted=torch.cat([torch.arange(s.start, s.stop, device=device) for s, _ in stored]),
+        old=[(frequencies[kv.length], s.stop - s.start) for s, kv in stored],
+        new=adapter.frequencies(length),
+        layouts=adapter.layouts,
+    )
+    is_loading = into is None and any(not isinstance(kv.layers, tuple) for _, kv in stored)
+    for layer, target in enumerate(cache.layers):
+        fill = partial(_fill, target, stored, layer, rotation=rotation)
+        if is_loading:
+            target.fill_later(fill)
+        else:
+            fill()
+    return cache
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _fill(
+    target: RequestLayer,
+    stored: Sequence[tuple[ChunkSpan, ChunkKV]],
+    layer: int,
+    *,
+    rotation: KeyRotation,
+) -> None:
+    keys = torch.cat([kv.layers[layer][0][:, :, : s.stop - s.start] for s, kv in stored], 2)
+    moved = rotation.apply(keys, layer)
+    offset = 0
+    for span, kv in stored:
+        count = span.stop - span.start
+        target.keys[:, :, span.start : span.stop] = moved[:, :, offset : offset + count]
+        target.values[:, :, span.start : span.stop] = kv.layers[layer][1][:, :, :count]
+        offset += count
+
+
+def extract(
+    adapter: ReusableModel,
+    cache: DynamicCache,
+    tokens: Sequence[int],
+    *,
+    start: int,
+    stop: int,
+    is_exact: bool,
+) -> ChunkKV:
+    """Return a copy of the KV of the tokens [start, stop) of a computed prompt.
+
+    Args:
+        adapter: the model.
+        cache: KV of the prompt, with slot and position equal.
+        tokens: token ids of the whole prompt.
+        start, stop: positions.
+        is_exact: the KV equals that of an ordinary forward pass over the prompt.
+    """
+    return ChunkKV(
+        tuple(tokens[start:stop]),
+        base=start,
+        layers=tuple(
+            (layer.keys[:, :, start:stop].clone(), layer.values[:, :, start:stop].clone())
+            for layer in cache.layers
+        ),
+        regime=adapter.regime(len(tokens)),
+        length=len(tokens),
+        exact_after=tokens_digest(tokens[:start]) if is_exact else None,
+    )

@@ -1,0 +1,115 @@
+"""`ragboost precompute`: find the neighbours of each document of a corpus, and compute its KV."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ragboost.chunk_cache.core.loading import check_paths, load
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
+from ragboost.chunk_cache.precompute.corpus import CorpusChunk, PrecomputeOutcome, precompute
+from ragboost.chunk_cache.precompute.sources import Sources, document_key, find_neighbours
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.keys import Identity
+from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.errors import ChunkCacheError
+from ragboost.retrieval.corpus import Corpus
+from ragboost.types import Document
+
+TEMPLATE = "{title}\n{text}\n\n"
+Progress = Callable[[str, int, int], None]
+
+
+def run(
+    model: Path,
+    corpus: Path,
+    out: Path,
+    *,
+    top_n: int,
+    sources: Sources,
+    system: Path | None,
+    template: str,
+    capacity_bytes: int,
+    working_bytes: int,
+    device: str,
+    as_json: bool,
+    on_progress: Progress,
+) -> str:
+    """Prepare a corpus, and return sentences or JSON.
+
+    Raises:
+        ConfigError: a path does not exist, or there are several sources of neighbours.
+        ChunkCacheError: the capacity is too small, or the model has no tokenizer.
+        RequestError: an invalid line of a file.
+        UnsupportedModelError: KV of the model cannot be reused.
+    """
+    check_paths(model=model, corpus=corpus, system=system, **asdict(sources))
+    documents = Corpus.read(corpus)
+    on_progress("neighbours", 0, 1)
+    neighbours = find_neighbours(documents, sources, top_n=top_n)
+    on_progress("neighbours", 1, 1)
+    adapter, tokenizer, _ = load(model, device=device)
+    if tokenizer is None:
+        raise ChunkCacheError(f"{model} has no tokenizer, which a corpus of texts needs")
+    chunks = [
+        CorpusChunk(_identity(document), _ids(tokenizer, template, document))
+        for document in documents
+    ]
+    identity = Identity(
+        model=adapter.fingerprint(), dtype=str(adapter.dtype).removeprefix("torch.")
+    )
+    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=working_bytes), identity=identity)
+    catalog = ChunkCatalog(out)
+    outcome = precompute(
+        reuse,
+        DiskTier(out, capacity_bytes=capacity_bytes),
+        catalog,
+        system=tokenizer.encode(system.read_text(encoding="utf-8")) if system else [],
+        chunks=chunks,
+        neighbours=neighbours,
+        max_tokens=int(adapter.config.max_position_embeddings),
+        on_progress=lambda done: on_progress("chunks", done, len(chunks)),
+    )
+    figures = _figures(outcome, catalog)
+    return json.dumps(figures) if as_json else _sentences(figures)
+
+
+def _identity(document: Document) -> str:
+    """Return the id of a document, so that a changed text is noticed; its key if it has none."""
+    return f"key {document.key}" if document.id is None else document_key(document.id)
+
+
+def _ids(tokenizer: Any, template: str, document: Document) -> tuple[int, ...]:
+    title = document.title or ""
+    text = template.replace("{title}\n", f"{title}\n" if title else "")
+    text = text.replace("{title}", title).replace("{text}", document.text)
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _figures(outcome: PrecomputeOutcome, catalog: ChunkCatalog) -> dict[str, Any]:
+    seconds = outcome.seconds
+    return asdict(outcome) | {
+        "chunks_per_s": outcome.num_computed / seconds if seconds else 0.0,
+        "tokens_per_s": outcome.num_tokens / seconds if seconds else 0.0,
+        "size_bytes": catalog.size_bytes,
+        "num_documents": len(catalog.documents),
+    }
+
+
+def _sentences(figures: dict[str, Any]) -> str:
+    text = (
+        f"{figures['num_computed']:,} chunks computed ({figures['num_stale']:,} of them had "
+        f"changed), {figures['num_current']:,} were up to date, {figures['num_removed']:,} "
+        f"removed\n"
+        f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['chunks_per_s']:.2f} chunks/s, "
+        f"{figures['seconds']:.1f} s\n"
+        f"{figures['num_documents']:,} documents, {figures['size_bytes'] / 1e6:,.1f} MB of KV"
+    )
+    if figures["num_lost"]:
+        text += (
+            f"\nwarning: the KV of {figures['num_lost']:,} documents was evicted; increase "
+            "--capacity-gb"
+        )
+    return text

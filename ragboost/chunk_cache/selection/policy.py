@@ -1,0 +1,105 @@
+"""The interface of selection policies, and the choice of positions from their scores.
+
+A policy only scores. Exact tokens are not candidates; missing tokens and the question are always
+computed and do not count towards the budget.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+
+from ragboost.chunk_cache.model.assemble import Assembly, TokenSource
+from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.errors import ChunkCacheError
+
+
+class SelectionPolicy(ABC):
+    """An estimate of the benefit of recomputing each reused token.
+
+    Attributes:
+        looks_at_all: the policy first computes some layers of the whole prompt, so that it saves
+            nothing if few tokens are reused.
+    """
+
+    looks_at_all = False
+
+    @abstractmethod
+    def score(self, view: SelectionView) -> torch.Tensor:
+        """Return the score of each candidate, (candidates,) float; the highest are recomputed."""
+
+    def ratio(self, asked: float) -> float:
+        """Return the effective recompute ratio for a requested one."""
+        return asked
+
+    def num_tokens(self, assembly: Assembly, asked: float) -> int:
+        """Return the number of candidates to recompute for a requested ratio."""
+        return budget(self.ratio(asked), len(assembly.candidates))
+
+
+def budget(ratio: float, num_candidates: int) -> int:
+    """Return the number of candidates to recompute.
+
+    Raises:
+        ChunkCacheError: a ratio outside [0, 1].
+    """
+    if not 0.0 <= ratio <= 1.0:
+        raise ChunkCacheError(f"recompute ratio must be in [0, 1], got {ratio}")
+    return round(ratio * num_candidates)
+
+
+def require_measured(
+    assembly: Assembly, measure: Literal["sensitivity", "influence"], *, policy: str
+) -> None:
+    """Check that a measure is stored with every chunk that has candidates.
+
+    Raises:
+        ChunkCacheError: a chunk lacks it.
+    """
+    is_candidate = assembly.source == TokenSource.APPROXIMATE
+    stored = assembly.stored or [None] * len(assembly.chunks)
+    for number, ((start, stop), kv) in enumerate(zip(assembly.chunks, stored, strict=True)):
+        if bool(is_candidate[start:stop].any()) and (kv is None or getattr(kv, measure) is None):
+            raise ChunkCacheError(
+                f"the policy {policy} needs the {measure} of every reused chunk, and chunk "
+                f"{number} was stored without it; prepare the chunks with `ragboost precompute`, "
+                "or use a policy that needs no measurements, such as gradual"
+            )
+
+
+def choose(
+    assembly: Assembly, scores: torch.Tensor, *, num_tokens: int, granularity: int = 1
+) -> torch.Tensor:
+    """Return the positions of the best candidates, ascending. Ties go to the earlier token.
+
+    Args:
+        assembly: the prompt.
+        scores: scores of its candidates, (candidates,).
+        num_tokens: number of positions.
+        granularity: block size in tokens, counted from the start of each chunk. A block has the
+            score of its best token and is chosen if at least half of it fits; 1: single tokens.
+    """
+    candidates = assembly.candidates
+    if granularity == 1:
+        order = scores.argsort(descending=True, stable=True)[:num_tokens]
+        return candidates[order].sort().values
+    block = _block_numbers(assembly, candidates, granularity)
+    num_blocks = int(block.max()) + 1 if len(block) else 0
+    best = torch.full((num_blocks,), float("-inf"), device=scores.device)
+    best = best.scatter_reduce(0, block, scores.float(), "amax")
+    size = torch.bincount(block, minlength=num_blocks)
+    order = best.argsort(descending=True, stable=True)
+    fits = size[order].cumsum(0) - size[order] / 2 <= num_tokens
+    chosen = torch.zeros(num_blocks, dtype=torch.bool, device=scores.device)
+    chosen[order[fits]] = num_tokens > 0
+    return candidates[chosen[block]]
+
+
+def _block_numbers(assembly: Assembly, candidates: torch.Tensor, size: int) -> torch.Tensor:
+    starts = torch.tensor([start for start, _ in assembly.chunks], device=candidates.device)
+    chunk = torch.searchsorted(starts, candidates, right=True) - 1
+    within = (candidates - starts[chunk]) // size
+    _, numbers = torch.unique(
+        chunk * (int(within.max() if len(within) else 0) + 1) + within, return_inverse=True
+    )
+    return numbers

@@ -1,0 +1,69 @@
+"""The flags of SGLang's server that switch chunk reuse on, and where it says whether it is.
+
+SGLang has no flag for the settings of a radix cache backend; they travel in the one for storage
+backends, which SGLang reads only with its hierarchical cache. Knows names. Does not import SGLang.
+"""
+
+import atexit
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.http.status import remove_status, write_status
+from ragboost.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "ragboost"
+
+
+def sglang_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return the flags, each followed by its value.
+
+    Args:
+        settings: of chunk reuse in the engine, see `EngineChunkSettings`.
+    """
+    flags = ["--radix-cache-backend", BACKEND]
+    if settings:
+        flags += ["--hicache-storage-backend-extra-config", json.dumps(dict(settings))]
+    return flags
+
+
+def instance(port: int) -> str:
+    """Return the name of a server, which its processes have in common."""
+    return f"sglang-{port}"
+
+
+def publish(context: Any, refusal: str | None) -> None:
+    """Let the process that serves HTTP know whether chunks can be reused.
+
+    Args:
+        context: SGLang's `TreeCacheBuildContext`.
+        refusal: why they cannot; None: they can.
+    """
+    if refusal is not None:
+        logger.warning("chunk reuse stays off: %s", refusal)
+    if context.tp_rank == 0:
+        name = instance(context.server_args.port)
+        write_status(name, refusal)
+        atexit.register(remove_status, name)
+
+
+def read_settings(server_args: Any) -> EngineChunkSettings:
+    """Return the settings in SGLang's arguments.
+
+    Raises:
+        ConfigError: they are malformed.
+    """
+    text = server_args.hicache_storage_backend_extra_config or "{}"
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise ConfigError(
+            f"--hicache-storage-backend-extra-config must be a JSON object, got {text!r}"
+        )
+    return EngineChunkSettings.read(told)

@@ -1,0 +1,1 @@
+"""Stored chunk KV: in memory, in tiers and on disk, behind the interface `KVStore`."""

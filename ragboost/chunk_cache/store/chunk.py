@@ -1,0 +1,91 @@
+"""The KV of one chunk, with the position and context it was computed in."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ragboost.chunk_cache.store.influence import Influence
+from ragboost.errors import ChunkCacheError
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKV:
+    """The KV of a run of tokens. Tensors are shared between requests and must not be written to.
+
+    Attributes:
+        tokens: token ids.
+        base: position of the first token when the KV was computed.
+        layers: keys (after RoPE) and values per layer, (1, kv heads, tokens, head_dim) each.
+        regime: identity of the RoPE frequencies, see `ModelAdapter.regime`.
+        length: tokens of the prompt it was computed in, which determine the RoPE frequencies.
+        sensitivity: dependence of each token's keys on other chunks, (tokens,); None if unmeasured.
+        influence: attention of its tokens to the preceding chunks; None if unmeasured.
+        exact_after: `tokens_digest` of all preceding tokens if the KV equals that of an ordinary
+            forward pass over them and the chunk; None if it is approximate everywhere, such as
+            after neighbours that had not seen each other.
+        compute_s: seconds it took to compute; None if unmeasured.
+    """
+
+    tokens: tuple[int, ...]
+    base: int
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    regime: str
+    length: int
+    sensitivity: torch.Tensor | None = None
+    influence: Influence | None = None
+    exact_after: str | None = None
+    compute_s: float | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
+
+    def to(self, device: torch.device) -> "ChunkKV":
+        """Return the chunk with its tensors on a device; itself if they are there already."""
+        if all(keys.device == device for keys, _ in self.layers):
+            return self
+        layers = tuple((keys.to(device), values.to(device)) for keys, values in self.layers)
+        return replace(self, layers=layers)
+
+    def without_first(self, count: int) -> "ChunkKV":
+        """Return the chunk without its first `count` tokens, sharing its memory."""
+        if count == 0:
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[count:],
+            base=self.base + count,
+            layers=tuple(
+                (keys[:, :, count:], values[:, :, count:]) for keys, values in self.layers
+            ),
+            sensitivity=None if self.sensitivity is None else self.sensitivity[count:],
+        )
+
+    def only_first(self, count: int) -> "ChunkKV":
+        """Return the first `count` tokens of the chunk, sharing its memory."""
+        if count >= len(self.tokens):
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:count],
+            layers=tuple(
+                (keys[:, :, :count], values[:, :, :count]) for keys, values in self.layers
+            ),
+            sensitivity=None if self.sensitivity is None else self.sensitivity[:count],
+            influence=None if self.influence is None else self.influence.only_first(count),
+        )
+
+
+def check_sizes(chunks: Iterable[ChunkKV], size_bytes: int, *, capacity_bytes: int) -> None:
+    """Check the recorded size of a store against its chunks and its capacity.
+
+    Raises:
+        ChunkCacheError: they do not match; the message has the numbers.
+    """
+    total = sum(chunk.size_bytes for chunk in chunks)
+    if total != size_bytes or total > capacity_bytes:
+        raise ChunkCacheError(
+            f"chunks hold {total} bytes, recorded are {size_bytes} of at most {capacity_bytes}"
+        )

@@ -1,0 +1,282 @@
+"""A directory of chunk files, bounded in bytes, shared by any number of processes.
+
+Files are immutable and appear atomically, by renaming. The modification time of a file is its rank
+for eviction: the time at which its heat times its recompute cost per byte will have decayed to 1 ns
+per byte. This order needs neither a clock nor an index, and survives restarts.
+"""
+
+import fcntl
+import logging
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ragboost.chunk_cache.eviction.heat import TAU_S
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.codec import check_codec
+from ragboost.chunk_cache.store.files import ChunkFile, encode
+from ragboost.chunk_cache.store.keys import check_key
+from ragboost.errors import ChunkCacheError
+
+logger = logging.getLogger(__name__)
+
+_SUFFIX = ".safetensors"
+_UNFINISHED = ".unfinished"
+_KEPT_SHARE = 0.95  # after an eviction, so that not every write scans the directory
+
+
+class _Entry(NamedTuple):
+    rank: float
+    size_bytes: int
+    path: Path
+
+
+class DiskTier:
+    """A bounded map from chunk keys to files. Safe to use from several threads and processes.
+
+    Args:
+        directory: created if absent; must not be used for anything else.
+        capacity_bytes: maximum bytes of all files, including those of other processes.
+        codec: encoding of new files, see `CODECS`; files of any codec are readable.
+        clock: returns seconds since the epoch.
+
+    Attributes:
+        num_refused: corrupt or foreign files that were removed.
+        num_failed: writes that failed, such as on a full disk.
+
+    Raises:
+        ChunkCacheError: an unknown codec, an invalid capacity, or an unusable directory.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        capacity_bytes: int,
+        codec: str = "plain",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if capacity_bytes < 1:
+            raise ChunkCacheError(f"capacity_bytes must be at least 1, got {capacity_bytes}")
+        self.directory = directory
+        self.capacity_bytes = capacity_bytes
+        self.num_refused = 0
+        self.num_failed = 0
+        self._codec = check_codec(codec)
+        self._clock = clock
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with self._locked() as reserved:
+                reserved.total = sum(entry.size_bytes for entry in self._scan())
+        except OSError as error:
+            raise ChunkCacheError(f"{directory} cannot hold chunk files: {error}") from error
+
+    def __contains__(self, key: str) -> bool:
+        return os.path.exists(self._path(key))  # False too if the disk fails
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.directory.glob(f"*{_SUFFIX}"))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files, including unfinished ones."""
+        with self._locked():
+            return sum(entry.size_bytes for entry in self._scan())
+
+    def open(self, key: str) -> ChunkFile | None:
+        """Open the file of a chunk and mark it as used; None if there is no valid one. A corrupt or
+        foreign file is removed."""
+        try:
+            file = ChunkFile(self._path(key), key)
+        except FileNotFoundError:
+            return None
+        except (ChunkCacheError, OSError) as error:
+            self.refuse(key, error)
+            return None
+        self._touch(file)
+        return file
+
+    def check(self, key: str) -> bool:
+        """Return True if there is a file whose header and size are valid, see `open`."""
+        file = self.open(key)
+        if file is not None:
+            file.close()
+        return file is not None
+
+    def load(self, key: str) -> ChunkKV | None:
+        """Read a chunk; None if there is no valid file."""
+        file = self.open(key)
+        if file is None:
+            return None
+        with file:
+            try:
+                return file.read()
+            except (ChunkCacheError, OSError) as error:
+                self.refuse(key, error)
+                return None
+
+    def refuse(self, key: str, reason: Exception) -> None:
+        """Remove an invalid file and log the reason."""
+        logger.warning("removed a chunk file, its KV will be recomputed: %s", reason)
+        self.num_refused += 1
+        self.remove(key)
+
+    def remove(self, key: str) -> None:
+        """Remove a chunk. A file that is open stays readable. An absent key does nothing."""
+        try:
+            self._path(key).unlink(missing_ok=True)
+        except OSError as error:  # such as a read-only directory
+            logger.warning("cannot remove chunk file %s: %s", key, error)
+
+    def save(self, key: str, chunk: ChunkKV) -> bool:
+        """Write a chunk, replacing that of the same key and evicting the lowest-ranked files.
+
+        Returns:
+            False if it exceeds the capacity by itself or the write failed (full disk, quota);
+            nothing has changed then.
+        """
+        data = encode(key, chunk, codec=self._codec)
+        if len(data) > self.capacity_bytes:
+            return False
+        cost = _cost_per_byte(chunk.compute_s, len(chunk.tokens), len(data))
+        try:
+            self._write(key, data, rank=self._rank(1.0, cost))
+        except OSError as error:
+            self.num_failed += 1
+            logger.warning("cannot write chunk %s to disk: %s", key, error)
+            return False
+        return True
+
+    def clear(self) -> None:
+        """Remove all chunks."""
+        with self._locked() as reserved:
+            for entry in self._scan():
+                entry.path.unlink(missing_ok=True)
+            reserved.total = 0
+
+    def _write(self, key: str, data: bytes, *, rank: float) -> None:
+        path = self.directory / f"{uuid.uuid4().hex}{_UNFINISHED}"
+        with self._locked() as reserved:
+            self._make_room(reserved, len(data))
+            file = path.open("xb", buffering=0)
+            # Locked until the file is renamed or its writer dies, see _is_abandoned. It has its
+            # full size from the start: other processes count it, and a full disk fails early.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                os.posix_fallocate(file.fileno(), 0, len(data))
+            except OSError:
+                file.close()
+                path.unlink()
+                raise
+        with ExitStack() as on_failure:
+            on_failure.callback(path.unlink, missing_ok=True)
+            with file:
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) or 0 :]
+                os.utime(file.fileno(), (self._clock(), rank))
+                os.fdatasync(file.fileno())  # before the rename: a named file is complete
+                with self._locked():  # so that no scan counts the file twice
+                    path.rename(self._path(key))
+            on_failure.pop_all()
+
+    def _make_room(self, reserved: "_ReservedBytes", size: int) -> None:
+        total = reserved.total
+        if total is None:  # unreadable: scan
+            total = self.capacity_bytes
+        if total + size > self.capacity_bytes:
+            entries = sorted(self._scan())
+            total = sum(entry.size_bytes for entry in entries)
+            goal = max(0, int(_KEPT_SHARE * self.capacity_bytes) - size)
+            for entry in entries:
+                if total <= goal or entry.rank == math.inf:
+                    break
+                entry.path.unlink(missing_ok=True)
+                total -= entry.size_bytes
+            if total + size > self.capacity_bytes:
+                raise OSError("unfinished files of other processes fill the directory")
+        # Until the next scan the recorded total is never below the actual one.
+        reserved.total = total + size
+
+    def _scan(self) -> Iterator[_Entry]:
+        """Yield all files, unfinished ones with infinite rank, and remove abandoned ones. Requires
+        the lock."""
+        with os.scandir(self.directory) as files:
+            for file in files:
+                path = Path(file.path)
+                try:
+                    if file.name.endswith(_SUFFIX):
+                        status = file.stat()
+                        yield _Entry(status.st_mtime, status.st_size, path)
+                    elif file.name.endswith(_UNFINISHED):
+                        if _is_abandoned(path):
+                            path.unlink(missing_ok=True)
+                        else:
+                            yield _Entry(math.inf, file.stat().st_size, path)
+                except FileNotFoundError:
+                    continue
+
+    def _touch(self, file: ChunkFile) -> None:
+        cost = _cost_per_byte(file.compute_s, file.num_tokens, file.size_bytes)
+        now = self._clock()
+        old = os.fstat(file.fileno()).st_mtime
+        heat = math.exp2(min(64.0, (old - self._rank(1.0, cost)) / TAU_S))
+        try:
+            os.utime(file.fileno(), (now, self._rank(heat + 1, cost)))
+        except OSError as error:  # such as a readable file of another user
+            logger.debug("cannot update the rank of a chunk file: %s", error)
+
+    def _rank(self, heat: float, cost_per_byte: float) -> float:
+        """Return the time at which heat * cost will have decayed to 1 ns per byte."""
+        return self._clock() + TAU_S * math.log2(heat * max(cost_per_byte * 1e9, 1e-6))
+
+    def _path(self, key: str) -> Path:
+        return self.directory / f"{check_key(key)}{_SUFFIX}"
+
+    @contextmanager
+    def _locked(self) -> Iterator["_ReservedBytes"]:
+        """Exclude other processes and threads; the system releases the lock when a process dies."""
+        descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield _ReservedBytes(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class _ReservedBytes:
+    """The total bytes that all processes have reserved, stored in the lock file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def total(self) -> int | None:
+        """Reserved bytes; None if the file does not hold a number."""
+        text = os.pread(self._descriptor, 32, 0)
+        return int(text) if text.isdigit() else None
+
+    @total.setter
+    def total(self, value: int) -> None:
+        # A single write of fixed length: a crash leaves the old number or the new one.
+        os.pwrite(self._descriptor, f"{value:020d}".encode(), 0)
+
+
+def _cost_per_byte(compute_s: float | None, num_tokens: int, size_bytes: int) -> float:
+    """Return the seconds of computing per byte, assuming 1 ms per token if unmeasured."""
+    return (num_tokens * 1e-3 if compute_s is None else compute_s) / size_bytes
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Return True if the writer of an unfinished file has died and so released its lock."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

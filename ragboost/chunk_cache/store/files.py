@@ -1,0 +1,295 @@
+"""The file format of one chunk's KV: safetensors with checksums.
+
+The header identifies the file (format, version, key) and carries its own checksum; every layer has
+a checksum too, so that layers can be used one by one. A layer is read into memory before it is
+checked, since a memory map could change or fault after the check.
+"""
+
+import json
+import math
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+from safetensors.torch import save
+
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.codec import CODECS, KV, pack, unpack
+from ragboost.chunk_cache.store.influence import Influence
+from ragboost.chunk_cache.store.keys import LAYOUT_VERSION
+from ragboost.errors import ChunkCacheError
+
+FORMAT = "ragboost-chunk-kv"
+FILE_VERSION = 1
+_MAX_HEADER_BYTES = 16 << 20
+_MAX_LENGTH = 1 << 31
+
+
+def encode(key: str, chunk: ChunkKV, *, codec: str) -> bytes:
+    """Return the content of a chunk file.
+
+    Args:
+        key: key of the chunk; reading the file under another key fails.
+        chunk: the KV.
+        codec: a name in `CODECS`.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    checksums = []
+    for number, layer in enumerate(chunk.layers):
+        packed = pack(layer, codec)
+        checksum = 0
+        for name in sorted(packed):
+            tensors[f"{number:04d}.{name}"] = packed[name]
+            checksum = zlib.crc32(_bytes_of(packed[name]), checksum)
+        checksums.append(checksum)
+    sensitivity = chunk.sensitivity
+    fields = {
+        "key": key,
+        "codec": codec,
+        "dtype": str(chunk.layers[0][0].dtype).removeprefix("torch."),
+        "tokens": chunk.tokens,
+        "base": chunk.base,
+        "regime": chunk.regime,
+        "length": chunk.length,
+        "sensitivity": None if sensitivity is None else sensitivity.cpu().tolist(),
+        "influence": None if chunk.influence is None else asdict(chunk.influence),
+        "exact_after": chunk.exact_after,
+        "compute_s": chunk.compute_s,
+        "layers": checksums,
+    }
+    fields["tensors"] = {
+        name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors.items()
+    }
+    text = json.dumps(fields, sort_keys=True)
+    metadata = {
+        "format": FORMAT,
+        "version": f"{FILE_VERSION}.{LAYOUT_VERSION}",
+        "fields": text,
+        "checksum": str(zlib.crc32(text.encode())),
+    }
+    return bytes(save(tensors, metadata=metadata))
+
+
+_Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+_STRICT = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class _InfluenceFields(BaseModel):
+    model_config = _STRICT
+
+    context: tuple[str, ...]
+    inter: tuple[float, ...]
+    a: Annotated[float, Field(ge=0)]
+    b: Annotated[float, Field(ge=0)]
+    order: tuple[_Count, ...]
+    peak_order: tuple[_Count, ...]
+
+
+class _ChunkFields(BaseModel):
+    """The fields that the header's checksum covers: those of `ChunkKV`, and the stored tensors by
+    name, each with shape and dtype."""
+
+    model_config = _STRICT
+
+    key: str
+    codec: str
+    dtype: Literal["float64", "float32", "float16", "bfloat16"]
+    tokens: tuple[_Count, ...] = Field(min_length=1)
+    base: _Count
+    regime: str
+    length: _Count
+    sensitivity: tuple[float, ...] | None
+    influence: _InfluenceFields | None
+    exact_after: str | None
+    compute_s: Annotated[float, Field(ge=0)] | None
+    layers: tuple[_Count, ...] = Field(min_length=1)
+    tensors: dict[str, tuple[tuple[_Count, ...], str]]
+
+    def problem(self) -> str | None:
+        """Return what contradicts itself; None if nothing does."""
+        count = len(self.tokens)
+        if self.base + count > self.length or self.length > _MAX_LENGTH:
+            return f"{count} tokens from {self.base} on in a prompt of {self.length}"
+        if self.sensitivity is not None and len(self.sensitivity) != count:
+            return f"the sensitivity of {len(self.sensitivity)} tokens instead of {count}"
+        if (influence := self.influence) is not None:
+            orders = [influence.order, *([influence.peak_order] if influence.peak_order else [])]
+            if len(influence.context) != len(influence.inter) or any(
+                sorted(order) != list(range(count)) for order in orders
+            ):
+                return "an influence of other chunks or tokens"
+        if self.codec not in CODECS:
+            return f"the unknown codec {self.codec}"
+        found = {
+            name: (list(shape), dtype.removeprefix("torch."))
+            for name, (shape, dtype) in self.tensors.items()
+        }
+        for number in range(len(self.layers)):
+            for part in "kv":
+                shape, dtype = found.pop(f"{number:04d}.{part}", ([], ""))
+                if len(shape) != 4 or [shape[0], shape[2]] != [1, count] or 0 in shape:
+                    return f"no tensor of {count} tokens for layer {number}"
+                stored = CODECS[self.codec]
+                if dtype != (self.dtype if stored is None else str(stored)[len("torch.") :]):
+                    return f"{dtype} in layer {number}"
+                scale = ([*shape[:3], 1], "float32")
+                if stored is not None and found.pop(f"{number:04d}.{part}_scale", None) != scale:
+                    return f"no scales for layer {number}"
+        return f"other tensors: {', '.join(sorted(found))[:80]}" if found else None
+
+
+class ChunkFile:
+    """An open chunk file with a valid header.
+
+    Attributes:
+        num_layers: layers of the chunk.
+        size_bytes: bytes of the file.
+        num_tokens: tokens of the chunk.
+        compute_s: seconds it took to compute; None if unmeasured.
+
+    Raises:
+        ChunkCacheError: the file is not a valid file of this key; the message names the reason.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        self._path = path
+        with ExitStack() as on_failure:
+            self._file: BinaryIO = on_failure.enter_context(path.open("rb", buffering=0))
+            self.size_bytes = os.fstat(self._file.fileno()).st_size
+            self._read_header(key)
+            on_failure.pop_all()
+
+    def __enter__(self) -> "ChunkFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; no layer can be read afterwards."""
+        self._file.close()
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        return self._file.fileno()
+
+    def chunk(self, layers: Sequence[KV]) -> ChunkKV:
+        """Return the chunk with these layers."""
+        fields = self._fields
+        sensitivity, influence = fields.sensitivity, fields.influence
+        return ChunkKV(
+            tokens=fields.tokens,
+            base=fields.base,
+            layers=layers,
+            regime=fields.regime,
+            length=fields.length,
+            sensitivity=None if sensitivity is None else torch.tensor(sensitivity),
+            influence=None if influence is None else Influence(**dict(influence)),
+            exact_after=fields.exact_after,
+            compute_s=fields.compute_s,
+        )
+
+    def read_layer(self, number: int) -> KV:
+        """Read the keys and values of one layer.
+
+        Raises:
+            ChunkCacheError: the layer is corrupt.
+            OSError: the file cannot be read.
+        """
+        packed = {}
+        checksum = 0
+        names = [name for name in self._ranges if int(name[:4]) == number]
+        for name in sorted(names):
+            start, stop = self._ranges[name]
+            buffer = bytearray(stop - start)
+            if os.preadv(self._file.fileno(), [buffer], start) != len(buffer):
+                raise self._refusal("it is truncated")
+            checksum = zlib.crc32(buffer, checksum)
+            shape, dtype = self._fields.tensors[name]
+            values = torch.frombuffer(buffer, dtype=_dtype(dtype)).reshape(shape)
+            packed[name.partition(".")[2]] = values
+        if checksum != self._fields.layers[number]:
+            raise self._refusal(f"layer {number} has a wrong checksum")
+        return unpack(packed, dtype=_dtype(self._fields.dtype))
+
+    def read(self) -> ChunkKV:
+        """Read the whole chunk. Raises like `read_layer`."""
+        return self.chunk(tuple(self.read_layer(number) for number in range(self.num_layers)))
+
+    def _read_header(self, key: str) -> None:
+        try:
+            header, start = self._parse()
+            metadata = header.pop("__metadata__")
+            version = f"{FILE_VERSION}.{LAYOUT_VERSION}"
+            if (metadata["format"], metadata["version"]) != (FORMAT, version):
+                raise self._refusal(f"it has format {metadata['format']} {metadata['version']}")
+            if zlib.crc32(metadata["fields"].encode()) != int(metadata["checksum"]):
+                raise self._refusal("its header has a wrong checksum")
+            self._fields = _ChunkFields.model_validate_json(metadata["fields"])
+            self._ranges = {
+                name: (start + begin, start + end)
+                for name, entry in header.items()
+                for begin, end in [entry["data_offsets"]]
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise self._refusal(f"its header cannot be read: {_first_line(error)}") from error
+        if self._fields.key != key:
+            raise self._refusal(f"it holds chunk {self._fields.key}, not {key}")
+        if (problem := self._fields.problem()) is not None:
+            raise self._refusal(f"it describes {problem}")
+        self._check_ranges()
+        self.num_layers = len(self._fields.layers)
+        self.num_tokens = len(self._fields.tokens)
+        self.compute_s: float | None = self._fields.compute_s
+
+    def _parse(self) -> tuple[dict[str, Any], int]:
+        (length,) = struct.unpack("<Q", os.pread(self._file.fileno(), 8, 0))
+        if not 0 < length <= min(_MAX_HEADER_BYTES, self.size_bytes - 8):
+            raise self._refusal(f"its header has an invalid size of {length} bytes")
+        header = from_json(os.pread(self._file.fileno(), length, 8))  # of bounded depth
+        return header, 8 + length
+
+    def _check_ranges(self) -> None:
+        """Check the offsets, which the header's checksum does not cover, against the shapes, which
+        it does. Swapped offsets are detected by the layers' checksums."""
+        if set(self._fields.tensors) != set(self._ranges):
+            raise self._refusal("its header does not describe its tensors")
+        last = 0
+        for name, (shape, dtype) in self._fields.tensors.items():
+            start, stop = self._ranges[name]
+            size = math.prod(shape) * _dtype(dtype).itemsize
+            if type(start) is not int or start < 8 or stop - start != size:
+                raise self._refusal(f"tensor {name} has {stop - start} bytes instead of {size}")
+            last = max(last, stop)
+        if last != self.size_bytes:
+            raise self._refusal(f"it has {self.size_bytes} bytes instead of {last}")
+
+    def _refusal(self, reason: str) -> ChunkCacheError:
+        return ChunkCacheError(f"{self._path.name} cannot be used: {reason}")
+
+
+def _dtype(name: str) -> torch.dtype:
+    """Return the dtype of a checked name, with or without the prefix "torch."."""
+    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return dtype
+
+
+def _first_line(error: Exception) -> str:
+    """Return the kind of an error and where it is, without the contents of a file."""
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, found['loc']))[:80]}: {found['msg']}"
+    return repr(error)[:120]
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.flatten().view(torch.uint8).numpy())

@@ -1,0 +1,135 @@
+"""Chunk KV in the memory of one device, bounded in bytes, with an eviction policy.
+
+Knows sizes, keys and a policy. Does not know where KV comes from or where it goes when evicted. Not
+thread-safe.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
+from ragboost.chunk_cache.store.chunk import ChunkKV, check_sizes
+from ragboost.errors import ChunkCacheError
+
+PIN_S = 60.0
+"""Seconds for which KV that was loaded for a waiting request stays pinned."""
+_ASSUMED_S_PER_TOKEN = 1e-3
+
+
+class Evicted(NamedTuple):
+    """KV that was evicted."""
+
+    key: str
+    chunk: ChunkKV
+
+
+class MemoryTier:
+    """A bounded map from keys to KV on one device.
+
+    Args:
+        capacity_bytes: maximum bytes of stored KV.
+        device: device of its tensors.
+        policy: ranks the entries for eviction.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity_bytes: int,
+        device: torch.device,
+        policy: EvictionPolicy,
+        clock: Callable[[], float],
+    ) -> None:
+        if capacity_bytes < 1:
+            raise ChunkCacheError(f"capacity_bytes must be at least 1, got {capacity_bytes}")
+        self.capacity_bytes = capacity_bytes
+        self.device = device
+        self.size_bytes = 0
+        self._policy, self._clock = policy, clock
+        self._chunks: dict[str, ChunkKV] = {}
+        self._pinned_until: dict[str, float] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._chunks
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def items(self) -> list[tuple[str, ChunkKV]]:
+        """Return all keys and their KV."""
+        return list(self._chunks.items())
+
+    def get(self, key: str) -> ChunkKV | None:
+        """Return KV, mark it as used, and unpin it."""
+        chunk = self._chunks.get(key)
+        if chunk is not None:
+            self._pinned_until.pop(key, None)
+            self._policy.used(key, self._use(chunk, is_hit=True))
+        return chunk
+
+    def put(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> list[Evicted] | None:
+        """Store KV on this tier's device, replacing that of the same key.
+
+        Returns:
+            The KV evicted for it; None if it does not fit beside pinned KV and was not stored.
+        """
+        old_size = self._chunks[key].size_bytes if key in self._chunks else 0
+        victims = self._victims(chunk.size_bytes - old_size, keep=key)
+        if victims is None:
+            return None
+        evicted = [Evicted(other, self._chunks[other]) for other in victims]
+        for other in victims:
+            self.discard(other)
+        if key not in self._chunks:
+            self._policy.used(key, self._use(chunk, is_hit=False))
+        self._chunks[key] = chunk.to(self.device)
+        self.size_bytes += chunk.size_bytes - old_size
+        if is_pinned:
+            self._pinned_until[key] = self._clock() + PIN_S
+        return evicted
+
+    def discard(self, key: str) -> None:
+        """Remove KV. Removing an absent key does nothing."""
+        chunk = self._chunks.pop(key, None)
+        if chunk is not None:
+            self.size_bytes -= chunk.size_bytes
+            self._pinned_until.pop(key, None)
+            self._policy.evicted(key)
+
+    def clear(self) -> None:
+        """Remove all KV."""
+        for key in list(self._chunks):
+            self.discard(key)
+
+    def check_integrity(self) -> None:
+        """Check the recorded size.
+
+        Raises:
+            ChunkCacheError: it is wrong; the message has the numbers.
+        """
+        check_sizes(self._chunks.values(), self.size_bytes, capacity_bytes=self.capacity_bytes)
+
+    def _victims(self, size: int, *, keep: str) -> list[str] | None:
+        """Return the keys to evict to make room for `size` bytes; None if pinned KV prevents it."""
+        missing = self.size_bytes + size - self.capacity_bytes
+        if missing <= 0:
+            return []
+        now = self._clock()
+        self._pinned_until = {k: until for k, until in self._pinned_until.items() if until > now}
+        victims = []
+        free = [key for key in self._chunks if key not in self._pinned_until and key != keep]
+        for key in sorted(free, key=self._policy.priority):
+            victims.append(key)
+            missing -= self._chunks[key].size_bytes
+            if missing <= 0:
+                return victims
+        return None
+
+    def _use(self, chunk: ChunkKV, *, is_hit: bool) -> Use:
+        seconds = chunk.compute_s
+        if seconds is None:
+            seconds = len(chunk.tokens) * _ASSUMED_S_PER_TOKEN
+        return Use(self._clock(), chunk.size_bytes, seconds, is_hit)

@@ -1,0 +1,251 @@
+"""Compute the KV of prompts with dependency attention, reusing subgraphs of earlier prompts
+(DepCache algorithm 2).
+
+Knows token ids, a model and the tree cache. Does not know texts, graphs or HTTP.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from ragboost.chunk_cache.eviction import make_eviction_policy
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.pace import Pace, Steps, at_once
+from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.model.request_cache import RequestCache
+from ragboost.chunk_cache.selection import DEFAULT_POLICY
+from ragboost.errors import ChunkCacheError
+from ragboost.graph.attention import TreeAttention
+from ragboost.graph.layout import (
+    DepPrompt,
+    Layout,
+    LinearNode,
+    Positions,
+    TokenPath,
+    TreeNode,
+    lay_out,
+)
+from ragboost.graph.pool import TokenPool
+from ragboost.graph.repair import repair
+from ragboost.graph.tree_cache import TreeCache, TreePlaces, TreeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class DepKV:
+    """A prompt that is ready for decoding: the next token has slot `len(layout)` and position
+    `layout.next_position`."""
+
+    cache: RequestCache  # by slot of the layout, owned by the request
+    logits: torch.Tensor  # of the last token, (vocabulary,)
+    layout: Layout
+    computed: torch.Tensor  # slots whose KV was not stored, ascending
+    num_recomputed: int  # tokens recomputed with ordinary attention, see `repair`
+
+    @property
+    def num_reused(self) -> int:
+        """Tokens whose KV was stored."""
+        return len(self.layout) - len(self.computed)
+
+
+class DepCache:
+    """Dependency attention on one model. Safe to use from several threads.
+
+    Args:
+        capacity_tokens: capacity for trees and the texts before them; 0: store nothing.
+        host_tokens: further capacity in host memory, for nodes that do not fit (section 4.2.2).
+        positions: see `layout.Positions`. With `depth`, reused KV equals computed KV.
+        replacement: name of an eviction policy, see `eviction.EVICTION_POLICIES`.
+        reencode: False reuses keys without rotating them to their new positions, the paper's
+            ablation.
+
+    Attributes:
+        tree: the stored paths; None if nothing is stored.
+    """
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        *,
+        capacity_tokens: int = 65_536,
+        host_tokens: int = 0,
+        positions: Positions = "depth",
+        replacement: str = "lacr",
+        reencode: bool = True,
+    ) -> None:
+        self.adapter = adapter
+        self.positions = positions
+        self._reencode = reencode
+        self._lock = threading.RLock()
+        self._pool: TokenPool | None = None
+        self.tree: TreeCache | None = None
+        if capacity_tokens:
+            policy = make_eviction_policy(replacement)
+            self.tree = TreeCache(capacity_tokens, policy, num_host_rows=host_tokens)
+            self._pool = TokenPool(adapter, capacity_tokens, num_host_rows=host_tokens)
+
+    def layout(self, prompt: DepPrompt) -> Layout:
+        """Return the layout of a prompt, on the model's device."""
+        return lay_out(prompt, positions=self.positions).to(self.adapter.device)
+
+    def look_ahead(self, waiting: Callable[[], Iterable[tuple[Layout, str]]]) -> None:
+        """Set a function that returns layout and salt of each waiting request, the next first."""
+        if self.tree is not None:
+            self.tree.waiting = lambda: [self._request(*request) for request in waiting()]
+
+    def compute_depkv(
+        self,
+        prompt: DepPrompt | Layout,
+        *,
+        recompute_ratio: float = 0.0,
+        policy: str = DEFAULT_POLICY,
+        salt: str = "",
+    ) -> DepKV:
+        """Return the KV of a prompt at once, see `steps`."""
+        return at_once(
+            self.steps(prompt, recompute_ratio=recompute_ratio, policy=policy, salt=salt)
+        )
+
+    def steps(
+        self,
+        prompt: DepPrompt | Layout,
+        *,
+        recompute_ratio: float = 0.0,
+        policy: str = DEFAULT_POLICY,
+        salt: str = "",
+        into: RequestCache | None = None,
+        pace: Pace | None = None,
+    ) -> Steps[DepKV]:
+        """Compute the missing KV of a prompt and store it. No lock is held between steps.
+
+        Args:
+            recompute_ratio: share of the trees' tokens to recompute with ordinary attention, for
+                models that were not tuned for dependency attention; not stored.
+            policy: selects them; a name in `selection.POLICIES`.
+            salt: KV is shared between prompts with the same salt.
+            into: cache to fill, with a slot for each token and finite values; None: a new one.
+            pace: pieces of the computation, one per step.
+        """
+        pace = pace or Pace()
+        layout = self.layout(prompt) if isinstance(prompt, DepPrompt) else prompt
+        cache = self.adapter.empty_cache(len(layout)) if into is None else into
+        missing = self._load(layout, cache, salt)
+        # With a ratio the task is computed once only, over the repaired trees.
+        rows = missing[missing < layout.task] if recompute_ratio else missing
+        logits = yield from self._compute(layout, cache, rows, pace)
+        self._store(layout, cache, salt)
+        num_recomputed = 0
+        if recompute_ratio:
+            logits, num_recomputed = yield from repair(
+                self.adapter, layout, cache, ratio=recompute_ratio, policy=policy, pace=pace
+            )
+        assert logits is not None, "the task is computed"
+        return DepKV(cache, logits, layout, missing, num_recomputed)
+
+    def compute_batch(self, prompts: Sequence[DepPrompt], *, salt: str = "") -> list[DepKV]:
+        """Return the KV of several prompts, computing shared parts once.
+
+        The trees of prompts with the same first part are computed in one pass if they fit into the
+        cache, then the task of each prompt.
+        """
+        paths_by_system: dict[TokenPath, list[TokenPath]] = {}
+        for prompt in prompts:
+            match prompt.nodes:
+                case (LinearNode(name, system, ()), TreeNode(_, paths, (other,)), *_):
+                    if name == other:
+                        paths_by_system.setdefault(system, []).extend(paths)
+        for system, together in paths_by_system.items():
+            self.precompute(system, together, salt=salt)
+        return [self.compute_depkv(prompt, salt=salt) for prompt in prompts]
+
+    def precompute(
+        self, system: Sequence[int], paths: Sequence[Sequence[int]], *, salt: str = ""
+    ) -> int:
+        """Compute and store missing relation paths after a system text, in one pass, and return the
+        number of computed tokens. Does nothing if the paths do not fit into the cache together."""
+        layout = self.layout(DepPrompt.of(system, paths, (0,)))
+        if self.tree is None or layout.task > self.tree.num_rows:
+            return 0
+        cache = self.adapter.empty_cache(len(layout))
+        missing = self._load(layout, cache, salt)
+        rows = missing[missing < layout.task]
+        at_once(self._compute(layout, cache, rows, Pace()))
+        self._store(layout, cache, salt)
+        return len(rows)
+
+    def generate_with_depkv(
+        self, kv: DepKV, *, max_tokens: int, stop_ids: frozenset[int] = frozenset()
+    ) -> list[int]:
+        """Decode an answer greedily, up to a stop token, which is not part of it. The KV is not
+        modified."""
+        if max_tokens < 1:
+            raise ChunkCacheError(f"max_tokens must be at least 1, got {max_tokens}")
+        return self.adapter.decode(
+            kv.cache.clone(),
+            kv.logits,
+            position=kv.layout.next_position,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+        )
+
+    def _request(self, layout: Layout, salt: str) -> TreeRequest:
+        return TreeRequest((salt, self.adapter.regime(len(layout))), layout)
+
+    def _load(self, layout: Layout, cache: RequestCache, salt: str) -> torch.Tensor:
+        """Load stored KV and return the missing slots, ascending."""
+        missing = torch.ones(len(layout), dtype=torch.bool)
+        if self.tree is not None and self._pool is not None:
+            with self._lock:
+                match = self.tree.match(self._request(layout, salt))
+                if match.slots:
+                    slots = self._index(match.slots)
+                    self._pool.load(
+                        cache,
+                        slots=slots,
+                        rows=self._index(match.rows),
+                        at=layout.positions[slots],
+                        length=len(layout),
+                        is_rotated=self._reencode,
+                    )
+            missing[match.slots] = False
+        return missing.nonzero().flatten()
+
+    def _store(self, layout: Layout, cache: RequestCache, salt: str) -> None:
+        if self.tree is None or self._pool is None:
+            return
+        with self._lock:
+            # Matched again: another thread may have stored or evicted since.
+            request = self._request(layout, salt)
+            places = self.tree.insert(request, self.tree.match(request))
+            with ExitStack() as on_failure:  # no path may stay without its KV
+                on_failure.callback(self.tree.clear)
+                self._fill(self._pool, places, layout, cache)
+                on_failure.pop_all()
+
+    def _fill(
+        self, pool: TokenPool, places: TreePlaces, layout: Layout, cache: RequestCache
+    ) -> None:
+        for moves in (places.demoted, places.promoted):
+            if moves.sources:
+                pool.move(rows=self._index(moves.sources), to=self._index(moves.targets))
+        if places.slots:
+            slots = self._index(places.slots)
+            rows = self._index(places.rows)
+            pool.store(cache, slots=slots, rows=rows, at=layout.positions[slots])
+
+    def _index(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, device=self.adapter.device)
+
+    def _compute(
+        self, layout: Layout, cache: RequestCache, rows: torch.Tensor, pace: Pace
+    ) -> Steps[torch.Tensor | None]:
+        cache.positions = layout.positions
+        logits = None
+        for piece in pace.pieces(rows.to(self.adapter.device)):
+            plan = ForwardPlan(piece, backend=TreeAttention(layout))
+            tokens = [layout.tokens[slot] for slot in piece.tolist()]
+            logits = self.adapter.forward(tokens, cache, plan=plan)
+            yield len(piece)
+        return logits

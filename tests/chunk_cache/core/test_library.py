@@ -1,0 +1,47 @@
+"""Chunks are found by content, each tenant's by itself."""
+
+from dataclasses import replace
+
+import pytest
+
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from tests.chunk_cache.families import build_adapter, make_prompt
+from tests.chunk_cache.prompts import exact_prefix, learn, make_library
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    return build_adapter("llama")
+
+
+def test_a_tenant_does_not_find_the_chunks_of_others(adapter: ModelAdapter) -> None:
+    library = make_library(adapter)
+    system, chunks, _ = make_prompt()
+    learn(library, adapter, system, chunks)
+
+    assert library.find(library.key(chunks[0]), chunks[0]) is not None
+    assert library.find(library.key(chunks[0], tenant="other"), chunks[0]) is None
+
+
+def test_kv_that_saw_no_other_chunk_replaces_kv_that_did(adapter: ModelAdapter) -> None:
+    library = make_library(adapter)
+    alone = exact_prefix(adapter, [3, 4, 5, 6])
+    late, early = replace(alone, base=20), replace(alone, base=2)
+    key = library.key(alone.tokens)
+
+    bases = []
+    for kv, is_first in ((late, False), (early, True), (late, False), (late, True)):
+        library.add(key, kv, is_first=is_first)
+        found = library.find(key, alone.tokens)
+        bases.append(None if found is None else found.base)
+
+    assert bases == [20, 2, 2, 2]
+
+
+def test_kv_of_other_frequencies_is_not_found(adapter: ModelAdapter) -> None:
+    library = make_library(adapter)
+    kv = replace(exact_prefix(adapter, [3, 4, 5, 6]), regime="other")
+    key = library.key(kv.tokens)
+    library.add(key, kv, is_first=True)
+
+    assert library.find(key, kv.tokens) is None

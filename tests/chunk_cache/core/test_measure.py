@@ -1,0 +1,116 @@
+"""Measurements inside an engine equal those of the offline stage."""
+
+import pytest
+import torch
+
+from ragboost.chunk_cache.core.fill import fill_prompt
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.precompute.prime import prime
+from ragboost.chunk_cache.store.lru import ChunkStore
+from tests.chunk_cache.families import build_adapter, make_prompt
+from tests.chunk_cache.prompts import learn, make_library, make_request
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    return build_adapter("qwen3-qk-norm")
+
+
+def test_a_chunk_is_measured_behind_its_neighbours_as_offline(adapter: ModelAdapter) -> None:
+    system, chunks, question = make_prompt()
+    library = make_library(adapter)
+    learn(library, adapter, system, chunks)
+    *neighbours, chunk = chunks
+    wanted = prime(
+        ChunkReuse(adapter, ChunkStore(), backend=None), system, chunk, neighbours=neighbours
+    )
+
+    request, tokens = make_request(system, chunks, question, measure=True)
+    keys = find_chunks(request, tokens, library)
+    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    assert isinstance(plan, PromptPlan)
+    filled = fill_prompt(adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+    assert filled.measure is not None
+    before = library.store.get(keys[len(neighbours)])
+    library.measure(keys[len(neighbours)], filled.measure)
+    stored = library.store.get(keys[len(neighbours)])
+
+    assert wanted.sensitivity is not None
+    assert wanted.influence is not None
+    assert before is not None
+    assert stored is not None
+    assert stored.sensitivity is not None
+    assert stored.influence is not None
+    torch.testing.assert_close(stored.sensitivity, wanted.sensitivity, atol=1e-4, rtol=1e-3)
+    assert stored.influence.order == wanted.influence.order
+    assert stored.influence.a == pytest.approx(wanted.influence.a, rel=1e-3)
+    assert stored.influence.b == pytest.approx(wanted.influence.b, rel=1e-3)
+    assert stored.influence.context == ()  # the stored KV is still that of the chunk alone
+    assert stored.layers is before.layers
+    assert filled.counts.recomputed == len(chunk)
+
+
+def test_kv_that_saw_fewer_chunks_keeps_the_measurements_of_what_it_replaces(
+    adapter: ModelAdapter,
+) -> None:
+    system, chunks, question = make_prompt()
+    library = make_library(adapter)
+    learn(library, adapter, system + chunks[1], chunks[:1])
+    learn(library, adapter, system, chunks[1:2])
+    request, tokens = make_request(system, chunks[1::-1], question, measure=True)
+    keys = find_chunks(request, tokens, library)
+    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    assert plan == "not_measurable"  # its KV is exact here
+    request, tokens = make_request([*system, 7], chunks[1::-1], question, measure=True)
+    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    assert isinstance(plan, PromptPlan)
+    filled = fill_prompt(adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+    assert filled.measure is not None
+    library.measure(keys[1], filled.measure)
+
+    learn(library, adapter, system, chunks[:1])
+
+    stored = library.store.get(keys[1])
+    assert stored is not None
+    assert stored.base == len(system)
+    assert stored.sensitivity is filled.measure.sensitivity
+
+
+@pytest.mark.parametrize("policy", ["cachecraft", "hybrid-offline"])
+def test_chunks_without_measurements_are_computed_if_the_policy_needs_them(
+    adapter: ModelAdapter, policy: str
+) -> None:
+    system, chunks, question = make_prompt()
+    library = make_library(adapter)
+    learn(library, adapter, system, chunks)
+    request, tokens = make_request(system, chunks[::-1], question, policy=policy, ratio=0.2)
+    keys = find_chunks(request, tokens, library)
+    last = len(chunks) - 1
+
+    exact_only = plan_prompt(request, tokens, held=0, keys={1: keys[1]}, library=library)
+    whole = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+
+    assert exact_only == "not_measured"
+    assert whole in ("mostly_missing", "not_measured") or (
+        isinstance(whole, PromptPlan) and whole.stored[last] is None
+    )
+
+
+def test_a_request_that_measures_never_meets_its_own_earlier_blocks(adapter: ModelAdapter) -> None:
+    system, chunks, question = make_prompt()
+    request, tokens = make_request(system, chunks, question, measure=True)
+
+    assert plan_digest(request, tokens) != plan_digest(request, tokens)
+
+
+def test_the_first_chunk_of_a_prompt_cannot_be_measured(adapter: ModelAdapter) -> None:
+    system, chunks, question = make_prompt()
+    library = make_library(adapter)
+    learn(library, adapter, system, chunks)
+    request, tokens = make_request([*system, 7], chunks[:1], question, measure=True)
+    keys = find_chunks(request, tokens, library)
+
+    assert plan_prompt(request, tokens, held=0, keys=keys, library=library) == "not_measurable"

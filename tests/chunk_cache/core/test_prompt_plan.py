@@ -1,0 +1,89 @@
+"""A plan for an engine with pages stops at the end of one."""
+
+import pytest
+import torch
+
+from ragboost.chunk_cache.core.fill import fill_prompt
+from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, align_plan, find_chunks, plan_prompt
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.selection import MEASURED
+from tests.chunk_cache.families import build_adapter, make_prompt
+from tests.chunk_cache.prompts import learn, make_library, make_request
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    return build_adapter("qwen3-qk-norm")
+
+
+def make_plan(adapter: ModelAdapter, *, is_measured: bool = False, **options: object) -> PromptPlan:
+    system, chunks, question = make_prompt()
+    library = make_library(adapter)
+    learn(library, adapter, system, chunks)
+    if is_measured:
+        measure(library, adapter, system, chunks, question)
+    request, tokens = make_request(system, chunks, question, **options)
+    keys = find_chunks(request, tokens, library)
+    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    assert isinstance(plan, PromptPlan)
+    return plan
+
+
+def measure(
+    library: ChunkLibrary,
+    adapter: ModelAdapter,
+    system: list[int],
+    chunks: list[list[int]],
+    question: list[int],
+) -> None:
+    """Measure each chunk behind the others, in a prompt that ends inside a page."""
+    for number in range(len(chunks)):
+        turned = [*chunks[number + 1 :], *chunks[: number + 1]]
+        request, tokens = make_request(system, turned, question, measure=True)
+        keys = find_chunks(request, tokens, library)
+        plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+        assert isinstance(plan, PromptPlan)
+        aligned = align_plan(plan, 16)
+        assert isinstance(aligned, PromptPlan)
+        assert aligned.stop < plan.stop
+        filled = fill_prompt(adapter, aligned, prefix=None, backend=None, pace=AT_ONCE)
+        assert filled.measure is not None
+        library.measure(keys[len(chunks) - 1], filled.measure)
+        stored = library.find(keys[len(chunks) - 1], turned[-1])
+        assert stored is not None
+        assert stored.influence is not None
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 7, 16])
+@pytest.mark.parametrize("policy", ["epic", "a3", "gradual", "cachecraft", "hybrid-offline"])
+def test_an_aligned_plan_stops_at_a_page_and_its_tokens_add_up(
+    adapter: ModelAdapter, page_size: int, policy: str
+) -> None:
+    whole = make_plan(adapter, is_measured=policy in MEASURED, policy=policy, ratio=0.25)
+    plan = align_plan(whole, page_size)
+
+    assert isinstance(plan, PromptPlan)
+    assert plan.stop % page_size == 0
+    filled = fill_prompt(adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+    assert sum(filled.counts) == len(plan.tokens)
+    assert filled.counts == plan.counts
+    assert all(position < plan.stop for position in filled.selected)
+
+
+def test_kv_of_an_aligned_plan_is_the_beginning_of_the_stored_kv(adapter: ModelAdapter) -> None:
+    whole = make_plan(adapter)
+    plan = align_plan(whole, 16)
+
+    assert isinstance(plan, PromptPlan)
+    (start, stop), kv = plan.request.chunks[-1], plan.stored[-1]
+    assert kv is not None
+    assert kv.tokens == tuple(plan.tokens[start:stop])
+    last = whole.stored[-1]
+    assert last is not None
+    assert torch.equal(kv.layers[0][0], last.layers[0][0][:, :, : stop - start])
+
+
+def test_a_plan_of_less_than_a_page_is_none(adapter: ModelAdapter) -> None:
+    assert align_plan(make_plan(adapter), 4096) == "below_one_page"

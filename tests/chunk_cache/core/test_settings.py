@@ -1,0 +1,43 @@
+"""Wrong settings stop the engine when it starts, with the name of the setting."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.errors import RagBoostError
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ({"hosts": 1}, "hosts"),
+        ({"host_bytes": "4 GB"}, "host_bytes"),
+        ({"host_bytes": True}, "host_bytes"),
+        ({"granularity": 0}, "granularity"),
+        ({"ratio": 2}, "ratio"),
+        ({"policy": "best"}, "best"),
+        ({"eviction": "fifo"}, "fifo"),
+    ],
+)
+def test_a_wrong_setting_is_named(told: dict[str, Any], named: str) -> None:
+    with pytest.raises(RagBoostError, match=named):
+        EngineChunkSettings.read(told)
+
+
+def test_a_store_with_a_directory_opens_again_with_its_chunks(tmp_path: Path) -> None:
+    settings = EngineChunkSettings.read({"directory": str(tmp_path), "host_bytes": 1 << 20})
+    layers = ((torch.ones(1, 1, 3, 4), torch.zeros(1, 1, 3, 4)),)
+    store = settings.make_store()
+    store.put("a" * 32, ChunkKV((1, 2, 3), 0, layers, "", 3))
+    store.close()
+
+    again = settings.make_store()
+    found = again.get("a" * 32)
+    again.close()
+
+    assert found is not None
+    assert found.tokens == (1, 2, 3)

@@ -1,0 +1,298 @@
+"""The front of chunk reuse before a server that renders, tokenises and answers as vLLM does."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ragboost.chunk_cache.core.options import ReuseDefaults
+from ragboost.chunk_cache.http.inner import Scope, call_route
+from ragboost.chunk_cache.http.middleware import CHAT, ExactError, ReuseMiddleware
+from ragboost.chunk_cache.http.replies import ReplyInbox, ReplySender
+from ragboost.serving import serve_in_thread
+
+PASSAGES = [" ".join(f"word{n} of passage {letter}" for n in range(9)) for letter in "abc"]
+REPORT = {"exact": 7, "reused": 40, "recomputed": 6, "computed": 5, "reason": None}
+
+
+def ids_of(text: str) -> list[int]:
+    return [sum(part.encode()) for part in text.replace("\n", " \n ").split(" ")]
+
+
+def rendered(messages: Sequence[Mapping[str, str]]) -> str:
+    return "\n".join(f"<{message['role']}>\n{message['content']}\n" for message in messages)
+
+
+class FakeServer:
+    """Renders and tokenises by words, and keeps the bodies that it was sent."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.sender = ReplySender()
+        self.renders = True
+        self.answers_report = True  # as vLLM's responses do; SGLang's have no field for it
+
+    def app(self) -> Starlette:
+        routes = {
+            CHAT: self.chat,
+            f"{CHAT}/render": self.render,
+            "/tokenize": self.tokenize,
+            "/v1/completions": self.chat,
+        }
+        return Starlette(
+            routes=[Route(path, route, methods=["POST"]) for path, route in routes.items()]
+        )
+
+    async def render(self, request: Request) -> Response:
+        if not self.renders:
+            return JSONResponse({"error": "no"}, 400)
+        return JSONResponse({"token_ids": ids_of(rendered((await request.json())["messages"]))})
+
+    async def tokenize(self, request: Request) -> Response:
+        return JSONResponse({"tokens": ids_of((await request.json())["prompt"])})
+
+    async def chat(self, request: Request) -> Response:
+        fields = msgspec.json.decode(await request.body(), type=dict[str, Any])
+        self.bodies.append(fields)
+        plan = (fields.get("kv_transfer_params") or {}).get("ragboost")
+        usage = {"prompt_tokens": 58, "prompt_tokens_details": {"cached_tokens": 53}}
+        if not fields.get("stream") and self.answers_report:
+            told = {"ragboost": REPORT} if plan else None
+            return JSONResponse({"choices": [], "usage": usage, "kv_transfer_params": told})
+        if plan:
+            self.sender.send(plan["reply_to"], REPORT)
+        if not fields.get("stream"):
+            return JSONResponse({"choices": [], "usage": usage})
+
+        async def events() -> AsyncIterator[bytes]:
+            yield b'data: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: {"choi'
+            yield b'ces": [], "usage": ' + msgspec.json.encode(usage) + b"}\n\ndata: [DO"
+            yield b"NE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+
+class Front(ReuseMiddleware):
+    """As for vLLM, with what it offers given by the test."""
+
+    offered = ReuseDefaults()
+
+    def defaults(self, scope: Scope) -> ReuseDefaults:
+        return self.offered
+
+    async def prompt_ids(self, scope: Scope, fields: Mapping[str, Any]) -> Sequence[int] | None:
+        if scope["path"] != CHAT:
+            return ids_of(fields["prompt"])
+        response = await call_route(self._app, scope, f"{CHAT}/render", fields)
+        answer = response.json()
+        return answer["token_ids"] if answer else None
+
+    async def text_ids(self, scope: Scope, text: str) -> Sequence[int] | None:
+        return (await call_route(self._app, scope, "/tokenize", {"prompt": text})).json()["tokens"]
+
+    def planned(self, fields: Mapping[str, Any], plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "kv_transfer_params" in fields:
+            raise ExactError("other_kv_transfer")
+        return {**fields, "kv_transfer_params": {"ragboost": plan}}
+
+
+class Served:
+    """A server with the front, over HTTP."""
+
+    def __init__(self) -> None:
+        self.engine, self.registry = FakeServer(), CollectorRegistry()
+        self.front = Front(self.engine.app(), registry=self.registry)
+
+    def post(self, fields: Mapping[str, Any], path: str = CHAT) -> httpx.Response:
+        return self.client.post(path, json=fields)
+
+    def exact(self, reason: str) -> float:
+        name = "ragboost_chunk_exact_requests_total"
+        return self.registry.get_sample_value(name, {"reason": reason}) or 0.0
+
+    @property
+    def inbox(self) -> ReplyInbox:
+        assert self.front._inbox is not None, "no request has come"
+        return self.front._inbox
+
+    client: httpx.Client
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    server = Served()
+    with serve_in_thread(server.front) as url, httpx.Client(base_url=url) as client:
+        server.client = client
+        yield server
+    server.engine.sender.close()
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    text = "\n\n".join(PASSAGES) + "\n\nWhich one?"
+    chunks, at = [], 0
+    for passage in PASSAGES:
+        at = text.index(passage, at)
+        chunks.append([1, at, at + len(passage)])
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
+    return {"messages": messages, "ragboost": {"reuse": "approx", "chunks": chunks, **more}}
+
+
+def plan_of(served: Served) -> dict[str, Any]:
+    plan: dict[str, Any] = served.engine.bodies[-1]["kv_transfer_params"]["ragboost"]
+    return plan
+
+
+def test_the_engine_gets_the_token_positions_of_each_chunk(served: Served) -> None:
+    response = served.post(chat())
+
+    plan, ids = plan_of(served), ids_of(rendered(chat()["messages"]))
+    assert [ids[start:stop] for start, stop in plan["chunks"]] == [ids_of(p) for p in PASSAGES]
+    assert (plan["policy"], plan["ratio"], plan["reuse"]) == ("gradual", 0.15, True)
+    assert "ragboost" not in served.engine.bodies[-1]
+    assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 7
+    assert sum(response.json()["usage"]["ragboost"].values()) == 58
+    assert response.json()["kv_transfer_params"] is None
+
+
+def test_tenants_and_salts_have_stored_chunks_of_their_own(served: Served) -> None:
+    def tenant(**fields: Any) -> str | None:
+        inner = {"tenant": fields.pop("tenant")} if "tenant" in fields else {}
+        served.post({**chat(**inner), **fields})
+        return plan_of(served).get("tenant")
+
+    names = [tenant(tenant="a"), tenant(cache_salt="a"), tenant(tenant="b"), tenant()]
+
+    assert len(set(names)) == 4
+    assert names[3] is None
+    assert tenant(tenant="a") == names[0]
+    assert served.post(chat(tenant=["a"])).status_code == 400
+
+
+def test_a_stream_reports_the_same_usage(served: Served) -> None:
+    response = served.post({**chat(), "stream": True})
+
+    events = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    usage = msgspec.json.decode(events[1])["usage"]
+    assert usage["ragboost"]["approx_cached_tokens"] == 40
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 7
+    assert events[2] == "[DONE]"
+
+
+def test_a_response_without_a_field_for_the_report_has_the_same_usage(served: Served) -> None:
+    served.engine.answers_report = False
+
+    answer = served.post(chat()).json()
+
+    assert answer["usage"]["ragboost"]["approx_cached_tokens"] == 40
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 7
+
+
+def test_a_request_that_asks_for_exact_kv_still_names_its_chunks(served: Served) -> None:
+    served.post(chat(reuse="exact"))
+
+    assert plan_of(served)["reuse"] is False
+
+
+def test_positions_of_a_prompt_of_token_ids_are_tokens(served: Served) -> None:
+    fields = {"prompt": list(range(60)), "ragboost": {"reuse": "approx", "chunks": [[10, 40]]}}
+    served.post(fields, "/v1/completions")
+
+    assert plan_of(served)["chunks"] == [[10, 40]]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"chunks": []}, "no_chunks"),
+        ({"chunks": [[1, 0, 9_999]]}, "not_found"),
+        ({"chunks": [[1, 0, 9]]}, "not_found"),
+        ({"chunks": [[7, 0, 90]]}, "not_found"),
+    ],
+)
+def test_chunks_that_are_not_found_are_computed_and_counted(
+    served: Served, change: dict[str, Any], reason: str
+) -> None:
+    fields = chat(**change)
+    response = served.post(fields)
+
+    assert response.status_code == 200
+    assert served.engine.bodies == [fields]
+    assert served.exact(reason) == 1
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [[1, 0, 40], [1, 30, 90]],  # they overlap
+        [[1, 40, 90], [1, 0, 30]],
+        [[1, 9, 9]],
+        [[1, -4, 30]],
+        [[0, 40]],
+        [[1, 0.5, 30]],
+        {"1": [0, 40]},
+    ],
+)
+def test_positions_that_make_no_sense_are_refused_by_name(served: Served, chunks: Any) -> None:
+    response = served.post(chat(chunks=chunks))
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("ragboost.chunks")
+    assert not served.engine.bodies
+
+
+def test_a_client_with_kv_transfer_parameters_of_its_own_is_left_alone(served: Served) -> None:
+    fields = {**chat(), "kv_transfer_params": {"do_remote_prefill": True}}
+    served.post(fields)
+
+    assert served.engine.bodies == [fields]
+    assert served.exact("other_kv_transfer") == 1
+    assert served.inbox.num_expected == 0
+
+
+def test_a_server_that_does_not_render_answers_as_without_the_front(served: Served) -> None:
+    served.engine.renders = False
+
+    assert served.post(chat()).status_code == 200
+    assert served.exact("not_rendered") == 1
+
+
+def test_a_refusal_is_told_to_those_who_ask_for_reuse_and_others_are_served(served: Served) -> None:
+    served.front.offered = ReuseDefaults(refusal="the model has MLA")
+
+    refused = served.post(chat())
+    told = served.client.get("/chunk_reuse").json()
+
+    assert refused.status_code == 400
+    assert "the model has MLA" in refused.json()["error"]["message"]
+    assert (told["is_possible"], told["refusal"]) == (False, "the model has MLA")
+    assert served.post(chat(reuse=None)).status_code == 200
+
+
+def test_requests_without_chunks_pass_byte_for_byte(served: Served) -> None:
+    body = b'{"messages": [ {"role":"user","content":"hi"}],  "n": 1}'
+    response = served.client.post(CHAT, content=body, headers={"content-type": "application/json"})
+
+    assert response.status_code == 200
+    assert served.engine.bodies == [msgspec.json.decode(body)]
+
+
+@pytest.mark.parametrize("body", [b'{"ragboost": ', b'["ragboost"]', b'{"ragboost": ' + b"[" * 9])
+def test_a_malformed_body_is_the_servers_to_refuse(served: Served, body: bytes) -> None:
+    served.client.post(CHAT, content=body)
+
+    assert not served.engine.bodies
+
+
+def test_reports_go_to_no_place_but_an_inbox() -> None:
+    sender = ReplySender()
+
+    for place in (None, ["../../x", 1], ["ragboost-aaaaaaaa", 1], ["tcp://127.0.0.1:1", 1], [1]):
+        sender.send(place, REPORT)
+    sender.close()

@@ -1,0 +1,83 @@
+"""Chunks are found in a prompt by their tokens, whatever their neighbours do to their ends."""
+
+import asyncio
+from collections.abc import Sequence
+
+from ragboost.chunk_cache.http.spans import MIN_TOKENS, ChunkFinder
+
+CHUNK = list(range(100, 100 + 3 * MIN_TOKENS))
+HEAD, TAIL = [1, 2, 3], [7, 8]
+
+
+def find(prompt: Sequence[int], *texts: Sequence[int] | None) -> list[tuple[int, int]]:
+    """Find texts, each given by the ids that it has alone; None: it cannot be tokenised."""
+    ids = {str(number): text for number, text in enumerate(texts)}
+
+    async def tokenize(text: str) -> Sequence[int] | None:
+        return ids[text]
+
+    return asyncio.run(ChunkFinder().find(prompt, list(ids), tokenize=tokenize))
+
+
+def test_a_chunk_is_found_where_it_stands() -> None:
+    assert find([*HEAD, *CHUNK, *TAIL], CHUNK) == [(3, 3 + len(CHUNK))]
+
+
+def test_a_chunk_whose_ends_join_their_neighbours_is_found_without_them() -> None:
+    joined = [*HEAD, 50, *CHUNK[1:-1], 51, *TAIL]
+
+    assert find(joined, CHUNK) == [(4, 2 + len(CHUNK))]
+
+
+def test_a_text_that_tokenises_differently_inside_the_prompt_is_not_found() -> None:
+    shifted = [token + 500 for token in CHUNK]
+    middle = [*CHUNK[: len(CHUNK) // 2], 9, *CHUNK[len(CHUNK) // 2 :]]
+
+    assert find([*HEAD, *shifted, *TAIL], CHUNK) == []
+    assert find([*HEAD, *middle, *TAIL], CHUNK) == []
+
+
+def test_what_is_not_found_does_not_hide_what_follows() -> None:
+    other = [token + 500 for token in CHUNK]
+
+    assert find([*HEAD, *other, *TAIL], CHUNK, None, other) == [(3, 3 + len(CHUNK))]
+
+
+def test_equal_chunks_are_found_one_after_the_other() -> None:
+    length = len(CHUNK)
+
+    assert find([*CHUNK, *CHUNK], CHUNK, CHUNK, CHUNK) == [(0, length), (length, 2 * length)]
+
+
+def test_chunks_in_another_order_than_they_are_named_do_not_overlap() -> None:
+    other = [token + 500 for token in CHUNK]
+
+    assert find([*CHUNK, *other], other, CHUNK) == [(len(CHUNK), 2 * len(CHUNK))]
+
+
+def test_a_short_text_is_not_looked_for() -> None:
+    assert find([*HEAD, *CHUNK[: MIN_TOKENS - 1]], CHUNK[: MIN_TOKENS - 1]) == []
+
+
+def test_bytes_that_are_equal_between_tokens_are_no_chunk() -> None:
+    token = 0x01010101  # any four of its bytes are the token again
+    hay = [token << 8 & 0x7FFFFFFF, *[token] * MIN_TOKENS, token >> 8]
+
+    assert find(hay, [token] * MIN_TOKENS) == [(1, 1 + MIN_TOKENS)]
+
+
+def test_a_text_is_tokenised_once() -> None:
+    asked: list[str] = []
+
+    async def tokenize(text: str) -> Sequence[int]:
+        asked.append(text)
+        return CHUNK
+
+    async def look_twice() -> None:
+        finder = ChunkFinder()
+        for _ in range(2):
+            await finder.find(CHUNK, ["text"], tokenize=tokenize)
+
+    asyncio.run(look_twice())
+
+    assert asked == ["text"]

@@ -1,0 +1,46 @@
+"""A library of chunks of a tiny model, and requests for them."""
+
+import torch
+
+from ragboost.chunk_cache.core.chunks import Chunks
+from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.keys import Identity
+from ragboost.chunk_cache.store.lru import ChunkStore
+
+IDENTITY = Identity(model="tiny")
+
+
+def make_library(adapter: ModelAdapter) -> ChunkLibrary:
+    return ChunkLibrary(ChunkStore(), identity=IDENTITY, regime=adapter.regime(1))
+
+
+def learn(
+    library: ChunkLibrary, adapter: ModelAdapter, system: list[int], chunks: list[list[int]]
+) -> None:
+    """Store each chunk as computed directly after the system prompt."""
+    own = Chunks(adapter, ChunkStore(), identity=IDENTITY, backend=None)
+    for tokens in chunks:
+        library.add(library.key(tokens), own.plain(system, tokens), is_first=True)
+
+
+def make_request(
+    system: list[int], chunks: list[list[int]], question: list[int], **options: object
+) -> tuple[EngineChunkRequest, list[int]]:
+    """Return the request for a prompt, and its tokens."""
+    tokens, positions = list(system), []
+    for chunk in chunks:
+        positions.append((len(tokens), len(tokens) + len(chunk)))
+        tokens += chunk
+    return EngineChunkRequest(tuple(positions), **options), tokens + question  # type: ignore[arg-type]
+
+
+def exact_prefix(adapter: ModelAdapter, tokens: list[int]) -> ChunkKV:
+    """KV as an engine's prefix cache holds it."""
+    cache = adapter.empty_cache(len(tokens))
+    adapter.forward(tokens, cache, plan=ForwardPlan(torch.arange(len(tokens))))
+    layers = tuple((layer.keys, layer.values) for layer in cache.layers)
+    return ChunkKV(tuple(tokens), 0, layers, adapter.regime(1), len(tokens))

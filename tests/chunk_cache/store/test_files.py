@@ -1,0 +1,210 @@
+"""A chunk file gives back what was written, or is refused; never anything else."""
+
+import json
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from ragboost.chunk_cache.store.codec import CODECS, check_codec
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.files import ChunkFile, encode
+from ragboost.errors import ChunkCacheError
+from tests.chunk_cache.store.chunks import make_chunk, same
+
+KEY = "0123abcd"
+WHOLE = encode(KEY, make_chunk(), codec="plain")
+
+
+def read(path: Path, key: str = KEY) -> object:
+    with ChunkFile(path, key) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_was_written_comes_back_bit_by_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = tmp_path / "chunk"
+    chunk = make_chunk(dtype=dtype)
+    path.write_bytes(encode(KEY, chunk, codec="plain"))
+    with ChunkFile(path, KEY) as file:
+        assert (file.num_layers, file.num_tokens, file.compute_s) == (3, 6, 0.01)
+        assert same(file.read(), chunk)
+
+
+def test_layers_that_are_views_of_one_buffer_can_be_stored(tmp_path: Path) -> None:
+    buffer = torch.randn(4, 1, 2, 6, 4)
+    chunk = replace(make_chunk(), layers=((buffer[0], buffer[1]), (buffer[2], buffer[3])))
+    path = tmp_path / "chunk"
+    path.write_bytes(encode(KEY, chunk, codec="plain"))
+    with ChunkFile(path, KEY) as file:
+        assert same(file.read(), chunk)
+
+
+def test_the_file_is_ordinary_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "chunk.safetensors"
+    path.write_bytes(WHOLE)
+    assert torch.equal(load_file(path)["0001.k"], make_chunk().layers[1][0])
+
+
+@pytest.mark.parametrize(("codec", "error"), [("int8", 0.005), ("fp8", 0.05)])
+def test_eight_bits_come_near_and_take_less_room(tmp_path: Path, codec: str, error: float) -> None:
+    path = tmp_path / "chunk"
+    chunk = make_chunk(num_tokens=64)
+    path.write_bytes(encode(KEY, chunk, codec=codec))
+    with ChunkFile(path, KEY) as file:
+        restored = file.read()
+    for mine, stored in zip(chunk.layers, restored.layers, strict=True):
+        for a, b in zip(mine, stored, strict=True):
+            assert a.dtype == b.dtype
+            assert float((a - b).norm() / a.norm()) < error * 2
+    assert path.stat().st_size < 0.6 * len(encode(KEY, chunk, codec="plain"))
+
+
+@given(st.integers(0, len(WHOLE) - 1))
+@settings(max_examples=60, deadline=None)
+def test_a_truncated_file_is_refused(tmp_path_factory: pytest.TempPathFactory, size: int) -> None:
+    path = tmp_path_factory.mktemp("cut") / "chunk"
+    path.write_bytes(WHOLE[:size])
+    with pytest.raises(ChunkCacheError, match="cannot be used"):
+        read(path)
+
+
+@given(st.integers(0, 8 * len(WHOLE) - 1))
+@settings(max_examples=150, deadline=None)
+def test_a_flipped_bit_is_refused_or_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, bit: int
+) -> None:
+    path = tmp_path_factory.mktemp("bit") / "chunk"
+    data = bytearray(WHOLE)
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    try:
+        chunk = read(path)
+    except ChunkCacheError:
+        return
+    assert same(chunk, make_chunk()), "such as white space behind the header"  # type: ignore[arg-type]
+
+
+def test_a_file_under_another_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "chunk"
+    path.write_bytes(WHOLE)
+    with pytest.raises(ChunkCacheError, match=f"it holds chunk {KEY}, not of-another-model"):
+        read(path, "of-another-model")
+
+
+def test_a_file_of_another_version_or_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "chunk"
+    path.write_bytes(WHOLE.replace(b'"version":"1.1"', b'"version":"9.1"'))
+    with pytest.raises(ChunkCacheError, match=r"it has format ragboost-chunk-kv 9\.1"):
+        read(path)
+    save_file({"weights": torch.ones(3)}, path)
+    with pytest.raises(ChunkCacheError, match="its header cannot be read"):
+        read(path)
+    path.write_bytes(b"")
+    with pytest.raises(ChunkCacheError, match="cannot be used"):
+        read(path)
+
+
+def test_swapped_layers_of_the_same_shape_are_refused(tmp_path: Path) -> None:
+    """Offsets stand outside of the checked fields: the layers' own checksums must tell."""
+    (length,) = struct.unpack("<Q", WHOLE[:8])
+    header = json.loads(WHOLE[8 : 8 + length])
+    one, other = header["0000.k"], header["0001.k"]
+    one["data_offsets"], other["data_offsets"] = other["data_offsets"], one["data_offsets"]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    path = tmp_path / "chunk"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + WHOLE[8 + length :])
+    with pytest.raises(ChunkCacheError, match="layer 0 has a wrong checksum"):
+        read(path)
+
+
+def crafted(*, header: Any = None, header_bytes: int | None = None, **fields: Any) -> bytes:
+    """Return a file with valid checksums whose header an attacker has written."""
+    (size,) = struct.unpack("<Q", WHOLE[:8])
+    real = json.loads(WHOLE[8 : 8 + size])
+    text = json.dumps({**json.loads(real["__metadata__"]["fields"]), **fields})
+    real["__metadata__"] |= {"fields": text, "checksum": str(zlib.crc32(text.encode()))}
+    raw = header if isinstance(header, bytes) else json.dumps(header or real).encode()
+    return struct.pack("<Q", header_bytes or len(raw)) + raw + WHOLE[8 + size :]
+
+
+def tensors(shape: list[int], dtype: str = "torch.float32") -> dict[str, Any]:
+    """Return a description in which one tensor differs."""
+    sizes = {"k": 4, "v": 8}
+    found = {f"{n:04d}.{p}": [[1, 2, 6, sizes[p]], "torch.float32"] for n in range(3) for p in "kv"}
+    return {"tensors": found | {"0001.k": [shape, dtype]}}
+
+
+HOSTILE: dict[str, bytes] = {
+    "a huge header": crafted(header_bytes=1 << 62),
+    "a header of the whole file": crafted(header_bytes=len(WHOLE) - 8),
+    "a nested header": crafted(header=b"[" * 200_000 + b"]" * 200_000),
+    "a list": crafted(header=[1, 2]),
+    "a number": crafted(header=b"7"),
+    "no text": crafted(header=b"\xff\xfe\x00"),
+    "metadata that is no object": crafted(header={"__metadata__": 3}),
+    "fields that are no text": crafted(
+        header={"__metadata__": {"format": "ragboost-chunk-kv", "version": "1.1", "fields": 3}}
+    ),
+    "another dtype than the tensors": crafted(dtype="float16"),
+    "a dtype that is a function": crafted(dtype="load"),
+    "a complex dtype": crafted(dtype="complex64"),
+    "tensors that are no object": crafted(tensors=[1]),
+    "no tensors": crafted(tensors={}),
+    "a negative dimension": crafted(**tensors([1, 2, -6, -4])),
+    "a dimension of 2 to the 62": crafted(**tensors([1, 1 << 62, 6, 4])),
+    "a flat tensor": crafted(**tensors([48])),
+    "another number of tokens": crafted(**tensors([1, 2, 12, 2])),
+    "a tensor dtype that is a module": crafted(**tensors([1, 2, 6, 4], "torch.nn")),
+    "integers": crafted(**tensors([1, 2, 6, 4], "torch.int32")),
+    "tokens that are texts": crafted(tokens=["a"] * 6),
+    "other tokens": crafted(tokens=[1] * 5),
+    "negative tokens": crafted(tokens=[-1] * 6),
+    "a fractional position": crafted(base=0.5),
+    "a position behind the prompt": crafted(base=50),
+    "a regime that is a number": crafted(regime=3),
+    "an endless prompt": crafted(length=1 << 40),
+    "an unknown codec": crafted(codec="zip"),
+    "too few layers": crafted(layers=[]),
+    "too many layers": crafted(layers=[0] * 9),
+    "layers that are texts": crafted(layers=["x"] * 3),
+    "a sensitivity of other tokens": crafted(sensitivity=[1.0]),
+    "a sensitivity that is nested": crafted(sensitivity=[[1.0]] * 6),
+    "an influence of other tokens": crafted(
+        influence={"context": [], "inter": [], "a": 1, "b": 1, "order": [9] * 6, "peak_order": []}
+    ),
+    "an influence of anything": crafted(influence={"__class__": "x"}),
+    "a time that is a text": crafted(compute_s="soon"),
+    "a field too many": crafted(more=1),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_crafted_header_is_refused_and_never_a_traceback(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{KEY}.safetensors"
+    path.write_bytes(HOSTILE[name])
+    with pytest.raises(ChunkCacheError, match="cannot be used"):
+        read(path)
+    tier = DiskTier(tmp_path, capacity_bytes=1 << 24)
+    assert tier.load(KEY) is None
+    assert tier.num_refused == 1
+    assert not path.exists()
+
+
+def test_the_header_that_the_crafted_ones_differ_from_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "chunk"
+    path.write_bytes(crafted())
+    assert same(read(path), make_chunk())  # type: ignore[arg-type]
+
+
+def test_an_unknown_codec_is_refused() -> None:
+    assert [check_codec(name) for name in CODECS] == ["plain", "int8", "fp8"]
+    with pytest.raises(ChunkCacheError, match="codec must be one of plain, int8, fp8, got 'zip'"):
+        check_codec("zip")

@@ -1,0 +1,117 @@
+"""The store is bounded, keyed by everything that decides KV, and gives out what was put in."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.keys import Identity, chunk_key
+from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.errors import ChunkCacheError
+
+IDENTITY = Identity(model="m", tokenizer="t", dtype="float32")
+
+
+def make_chunk(num_tokens: int = 4) -> ChunkKV:
+    layer = (torch.ones(1, 1, num_tokens, 2), torch.ones(1, 1, num_tokens, 2))
+    return ChunkKV(tuple(range(num_tokens)), 3, (layer,), "regime", 3 + num_tokens)
+
+
+def test_the_least_recently_used_chunk_goes_first() -> None:
+    store = ChunkStore(capacity_bytes=2 * make_chunk().size_bytes)
+    store.put("a", make_chunk())
+    store.put("b", make_chunk())
+    store.get("a")
+
+    store.put("c", make_chunk())
+
+    assert ("a" in store, "b" in store, "c" in store) == (True, False, True)
+    assert (store.num_hits, store.num_misses) == (1, 0)
+    store.check_integrity()
+
+
+def test_a_chunk_larger_than_the_store_is_not_kept_and_evicts_nothing() -> None:
+    store = ChunkStore(capacity_bytes=make_chunk().size_bytes)
+    store.put("a", make_chunk())
+
+    assert not store.put("large", make_chunk(5))
+    assert "a" in store
+    assert store.get("large") is None
+
+
+def test_what_was_given_out_stays_valid_after_an_eviction_and_a_replacement() -> None:
+    store = ChunkStore(capacity_bytes=make_chunk().size_bytes)
+    store.put("a", make_chunk())
+    held = store.get("a")
+    assert held is not None
+
+    store.replace("a", replace(make_chunk(), sensitivity=torch.ones(4)))
+    store.put("b", make_chunk())
+    store.replace("a", make_chunk())
+
+    assert "a" not in store
+    assert held.sensitivity is None
+    assert torch.equal(held.layers[0][0], torch.ones(1, 1, 4, 2))
+
+
+def test_storing_a_key_again_keeps_the_first_kv() -> None:
+    store = ChunkStore()
+    first = make_chunk()
+    store.put("a", first)
+    store.put("a", make_chunk())
+    assert store.get("a") is first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"identity": replace(IDENTITY, model="other")},
+        {"identity": replace(IDENTITY, tokenizer="other")},
+        {"identity": replace(IDENTITY, dtype="bfloat16")},
+        {"identity": replace(IDENTITY, lora="adapter")},
+        {"identity": replace(IDENTITY, recipe="primed")},
+        {"identity": replace(IDENTITY, salt="tenant")},
+        {"regime": "other"},
+        {"system": (1, 2)},
+        {"tokens": (3, 4)},
+        {"system": (1, 2, 3, 4), "tokens": (5,)},
+    ],
+)
+def test_everything_that_decides_kv_is_in_the_key(change: dict[str, object]) -> None:
+    base: dict[str, object] = {
+        "identity": IDENTITY,
+        "regime": "r",
+        "system": (1, 2, 3),
+        "tokens": (4, 5),
+    }
+    assert chunk_key(**base) != chunk_key(**{**base, **change})  # type: ignore[arg-type]
+    assert chunk_key(**base) == chunk_key(**base)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 9), st.booleans())))
+@settings(max_examples=50, deadline=None)
+def test_the_books_add_up_after_anything(steps: list[tuple[str, int, bool]]) -> None:
+    store = ChunkStore(capacity_bytes=15 * make_chunk(1).size_bytes)
+    for key, size, is_put in steps:
+        if is_put:
+            store.put(key, make_chunk(size))
+        else:
+            store.get(key)
+        store.check_integrity()
+    store.clear()
+    store.check_integrity()
+    assert len(store) == 0
+
+
+def test_a_store_without_room_is_refused() -> None:
+    with pytest.raises(ChunkCacheError, match="capacity_bytes must be at least 1, got 0"):
+        ChunkStore(capacity_bytes=0)
+
+
+def test_keys_stay_those_of_kv_on_disk() -> None:
+    identity = Identity("model", "tokenizer", "float32", "lora", "recipe", "salt")
+    key = chunk_key(identity, regime="regime", system=[1], tokens=[2, 3])
+    assert key == "3897e3392dafbfa281f1daec72ed9f2b"

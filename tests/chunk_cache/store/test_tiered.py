@@ -1,0 +1,404 @@
+"""KV moves between tiers by heat, comes back in time or not at all, and is never wrong."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.store import loader
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.contract import KVStore
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.files import ChunkFile
+from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.speeds import Speeds
+from ragboost.chunk_cache.store.tiered import TieredStore
+from tests.chunk_cache.families import build_adapter, make_prompt
+from tests.chunk_cache.store.chunks import make_chunk, same
+from tests.eventually import DEADLINE_S, eventually
+
+SIZE = make_chunk().size_bytes
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    return build_adapter("qwen3-qk-norm")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> DiskTier:
+    return DiskTier(tmp_path, capacity_bytes=1 << 24)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """Layers are read one for each release."""
+    allowed = threading.Semaphore(0)
+    read = ChunkFile.read_layer
+
+    def wait(self: ChunkFile, number: int) -> object:
+        allowed.acquire()
+        return read(self, number)
+
+    monkeypatch.setattr(ChunkFile, "read_layer", wait)
+    yield allowed
+    allowed.release(1000)
+
+
+def slow_disk() -> Speeds:
+    """Loading takes a second a byte, computing a millisecond a token."""
+    speeds = Speeds()
+    speeds.loaded(1, 1.0)
+    speeds.computed(1000, 1.0)
+    return speeds
+
+
+def test_kv_that_leaves_memory_comes_back_from_disk(disk: DiskTier) -> None:
+    store: KVStore = TieredStore(host_bytes=2 * SIZE, disk=disk)
+    assert isinstance(store, TieredStore)
+    for number in range(6):
+        assert store.put(str(number), make_chunk(number))
+        store.check_integrity()
+    store.flush()
+    assert len(store.memory[0]) == 2
+    for number in range(6):
+        assert same(store.get(str(number)), make_chunk(number))
+    assert store.get("absent") is None
+    assert (store.num_hits, store.num_misses) == (6, 1)
+    store.close()
+
+
+def test_a_new_process_finds_what_the_last_one_stored(disk: DiskTier) -> None:
+    first = TieredStore(host_bytes=10 * SIZE, disk=disk)
+    first.put("a", make_chunk())
+    first.close()
+    second = TieredStore(host_bytes=10 * SIZE, disk=disk)
+    assert "a" in second
+    assert same(second.get("a"), make_chunk())
+    second.close()
+
+
+def test_the_coldest_moves_from_the_accelerator_to_the_host_and_back_when_it_is_used() -> None:
+    now = [0.0]
+    store = TieredStore(
+        host_bytes=2 * SIZE, accelerator_bytes=SIZE, device="cpu", clock=lambda: now[0]
+    )
+    fast, host = store.memory
+    store.put("a", make_chunk(1))
+    now[0] = 1.0
+    store.put("b", make_chunk(2))
+    assert ("b" in fast, "a" in fast, "a" in host) == (True, False, True)
+
+    now[0] = 2.0
+    assert same(store.get("a"), make_chunk(1))
+
+    assert ("a" in fast, "b" in host) == (True, True)
+    store.check_integrity()
+    store.put("c", make_chunk(3))
+    store.put("d", make_chunk(4))
+    store.check_integrity()
+    assert sum(key in store for key in "abcd") == 3, "without a disk the coldest is gone"
+    store.close()
+
+
+def test_a_chunk_too_large_for_memory_goes_to_disk(disk: DiskTier) -> None:
+    store = TieredStore(host_bytes=SIZE - 1, disk=disk)
+    assert store.put("a", make_chunk())
+    store.flush()
+    assert same(store.get("a"), make_chunk())
+    store.close()
+    nowhere = TieredStore(host_bytes=SIZE - 1)
+    assert not nowhere.put("a", make_chunk())
+    assert nowhere.get("a") is None
+
+
+def test_storing_again_keeps_and_replacing_changes_and_discarding_drops_everywhere(
+    disk: DiskTier,
+) -> None:
+    store = TieredStore(host_bytes=10 * SIZE, disk=disk)
+    store.put("a", make_chunk(1))
+    store.put("a", make_chunk(2))
+    assert same(store.get("a"), make_chunk(1))
+    store.replace("a", make_chunk(3))
+    store.replace("absent", make_chunk(3))
+    store.flush()
+    assert same(store.get("a"), make_chunk(3))
+    assert same(disk.load("a"), make_chunk(3))
+    assert "absent" not in store
+    store.discard("a")
+    assert "a" not in store
+    assert store.get("a") is None
+    store.put("b", make_chunk())
+    store.clear()
+    assert "b" not in store
+    assert store.memory[0].size_bytes == 0
+    store.close()
+
+
+@pytest.mark.parametrize("drop", [lambda store: store.discard("a"), TieredStore.clear])
+def test_a_chunk_dropped_while_it_is_saved_does_not_come_back(
+    disk: DiskTier, monkeypatch: pytest.MonkeyPatch, drop: Callable[[TieredStore], None]
+) -> None:
+    is_saving, may_end = threading.Event(), threading.Event()
+    save = DiskTier.save
+
+    def wait(self: DiskTier, key: str, chunk: ChunkKV) -> bool:
+        is_saving.set()
+        assert may_end.wait(DEADLINE_S)
+        return save(self, key, chunk)
+
+    monkeypatch.setattr(DiskTier, "save", wait)
+    store = TieredStore(host_bytes=1 << 20, disk=disk)
+    store.put("a", make_chunk())
+    assert is_saving.wait(DEADLINE_S)
+    drop(store)
+    may_end.set()
+    store.flush()
+
+    assert store.get("a") is None
+    assert "a" not in disk
+    store.close()
+
+
+def test_announced_chunks_load_while_something_else_is_done(
+    disk: DiskTier, gate: threading.Semaphore
+) -> None:
+    for number in range(2):
+        disk.save(str(number), make_chunk(number))
+    store = TieredStore(host_bytes=10 * SIZE, disk=disk)
+    store.prefetch(["0", "1", "absent"])  # returns although no layer can be read yet
+    assert "0" not in store.memory[0]
+    gate.release(6)
+    assert same(store.get("1"), make_chunk(1))
+    assert same(store.get("0"), make_chunk(0))
+    store.close()
+
+
+def test_the_speed_of_loading_is_that_of_all_chunks_of_a_request_together(
+    disk: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+    read = ChunkFile.read_layer
+
+    def take_a_second(self: ChunkFile, number: int) -> object:
+        seconds[0] += 1.0
+        return read(self, number)
+
+    monkeypatch.setattr(ChunkFile, "read_layer", take_a_second)
+    monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    for number in range(4):
+        disk.save(str(number), make_chunk(number))
+    store = TieredStore(host_bytes=10 * SIZE, disk=disk)
+
+    store.prefetch([str(number) for number in range(4)])
+    store.close()
+
+    # Four chunks of three layers, in turns: the first is there after nine seconds of twelve.
+    assert store.speeds.load_s(disk.size_bytes) == pytest.approx(12.0, rel=0.01)
+
+
+def test_what_was_loaded_for_a_request_is_not_evicted_before_it_is_used(disk: DiskTier) -> None:
+    now = [0.0]
+    disk.save("wanted", make_chunk())
+    store = TieredStore(host_bytes=2 * SIZE, disk=disk, clock=lambda: now[0])
+    store.prefetch(["wanted"])
+    eventually(lambda: "wanted" in store.memory[0])
+    for number in range(4):
+        store.put(str(number), make_chunk(number, compute_s=9.0))
+    assert "wanted" in store.memory[0]
+    now[0] = 100.0
+    for number in range(4, 8):
+        store.put(str(number), make_chunk(number, compute_s=9.0))
+    assert "wanted" not in store.memory[0], "nobody came for it"
+    store.close()
+
+
+def test_computing_is_preferred_where_loading_would_be_slower(disk: DiskTier) -> None:
+    disk.save("a", make_chunk())
+    store = TieredStore(host_bytes=10 * SIZE, disk=disk, speeds=slow_disk())
+    assert store.get("a") is None
+    assert (store.num_misses, disk.num_refused) == (1, 0)
+    store.close()
+
+
+def test_a_load_that_is_late_is_not_waited_for(disk: DiskTier, gate: threading.Semaphore) -> None:
+    disk.save("a", make_chunk())
+    store = TieredStore(host_bytes=10 * SIZE, disk=disk, speeds=slow_disk())
+    store.prefetch(["a"])
+    assert store.get("a") is None
+    assert store.num_late == 1
+    gate.release(3)
+    store.close()
+
+
+def test_a_broken_file_is_a_miss_and_the_chunk_can_be_stored_again(disk: DiskTier) -> None:
+    disk.save("a", make_chunk())
+    path = disk.directory / "a.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    store = TieredStore(host_bytes=10 * SIZE, disk=disk)
+    assert store.get("a") is None
+    assert "a" not in store
+    store.put("a", make_chunk())
+    assert same(store.get("a"), make_chunk())
+    store.close()
+
+
+def test_storing_a_chunk_replaces_a_broken_file_and_keeps_a_whole_one(disk: DiskTier) -> None:
+    for key in ("broken", "whole"):
+        disk.save(key, make_chunk(1))
+    path = disk.directory / "broken.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    store = TieredStore(host_bytes=10 * SIZE, disk=disk)
+
+    assert store.put("broken", make_chunk(2))
+    assert store.put("whole", make_chunk(2))
+    store.close()
+
+    assert same(disk.load("broken"), make_chunk(2))
+    assert same(disk.load("whole"), make_chunk(1))
+    assert disk.num_refused == 1
+
+
+def test_many_threads_get_only_what_was_put(disk: DiskTier) -> None:
+    store = TieredStore(host_bytes=3 * SIZE, disk=disk)
+
+    def work(thread: int) -> int:
+        wrong = 0
+        for turn in range(40):
+            number = (turn * (thread + 3)) % 9
+            if turn % 7 == thread:
+                store.discard(str(number))
+            if turn % 5 == 0:
+                store.prefetch([str(number), str(number + 1)])
+            chunk = store.get(str(number))
+            if chunk is None:
+                store.put(str(number), make_chunk(number))
+            else:
+                wrong += not same(chunk, make_chunk(number))
+        return wrong
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(work, range(4))) == [0] * 4
+    store.check_integrity()
+    store.close()
+
+
+@pytest.mark.parametrize("is_layerwise", [False, True])
+@pytest.mark.parametrize("policy", ["reuse", "gradual"])
+def test_an_answer_from_disk_is_the_answer_from_memory(
+    adapter: ModelAdapter, disk: DiskTier, is_layerwise: bool, policy: str
+) -> None:
+    system, chunks, question = make_prompt()
+    memory = ChunkReuse(adapter, ChunkStore())
+    memory.precompute(system, chunks)
+    expected = memory.prefill(system, chunks, question, policy=policy, ratio=0.3)
+    first = TieredStore(host_bytes=1 << 24, disk=disk)
+    ChunkReuse(adapter, first).precompute(system, chunks)
+    first.close()
+    store = TieredStore(host_bytes=1 << 24, disk=disk, is_layerwise=is_layerwise)
+
+    result = ChunkReuse(adapter, store).prefill(system, chunks, question, policy=policy, ratio=0.3)
+
+    assert torch.equal(result.logits, expected.logits)
+    assert result.selected == expected.selected
+    assert store.num_misses == 0
+    store.close()
+
+
+def test_layers_are_used_before_the_last_one_is_read(
+    adapter: ModelAdapter, disk: DiskTier, gate: threading.Semaphore
+) -> None:
+    system, chunks, question = make_prompt()
+    first = TieredStore(host_bytes=1 << 24, disk=disk)
+    ChunkReuse(adapter, first).precompute(system, chunks)
+    first.close()
+    gate.release(len(chunks) + 1)
+    store = TieredStore(host_bytes=1 << 24, disk=disk, is_layerwise=True)
+    reuse = ChunkReuse(adapter, store)
+    keys = [reuse.chunks.key((), system), *(reuse.chunks.key(system, c) for c in chunks)]
+    store.prefetch(keys)
+
+    assembly = reuse.assemble(system, chunks, question)  # with the first layers alone
+
+    assert not any(key in store.memory[0] for key in keys)
+    gate.release(1000)
+    plain = ChunkReuse(adapter, ChunkStore())
+    plain.precompute(system, chunks)
+    expected = plain.assemble(system, chunks, question)
+    for mine, other in zip(assembly.cache.layers, expected.cache.layers, strict=True):
+        assert torch.equal(mine.keys, other.keys)
+        assert torch.equal(mine.values, other.values)
+    store.close()
+
+
+def test_a_request_whose_kv_turns_out_broken_in_a_late_layer_is_computed_and_answered(
+    adapter: ModelAdapter, disk: DiskTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    system, chunks, question = make_prompt()
+    first = TieredStore(host_bytes=1 << 24, disk=disk)
+    ChunkReuse(adapter, first).precompute(system, chunks)
+    first.close()
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=1 << 24, disk=disk, is_layerwise=True))
+    path = disk.directory / f"{reuse.chunks.key(system, chunks[1])}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # in the last layer
+    path.write_bytes(data)
+
+    result = reuse.prefill(system, chunks, question, policy="reuse")
+
+    assert "the prompt is computed again" in caplog.text
+    assert not path.exists()
+    full = ChunkReuse(adapter, ChunkStore()).prefill(system, chunks, question, policy="full")
+    assert torch.allclose(result.logits, full.logits, atol=1e-5)
+    assert isinstance(reuse.store, TieredStore)
+    reuse.store.close()
+
+
+def test_kv_of_another_model_is_never_used(disk: DiskTier) -> None:
+    """Its key is another one; and a file that is renamed to the right one is refused."""
+    system, chunks, question = make_prompt()
+    one, other = (build_adapter(name) for name in ("qwen3-qk-norm", "llama"))
+    store = TieredStore(host_bytes=1 << 24, disk=disk)
+    reuse = {name: ChunkReuse(a, store) for name, a in (("one", one), ("other", other))}
+    reuse["one"].precompute(system, chunks)
+    store.flush()
+    assert reuse["other"].chunks.find(system, chunks[0]) is None
+    wrong = reuse["other"].chunks.key(system, chunks[0])
+    path = disk.directory / f"{reuse['one'].chunks.key(system, chunks[0])}.safetensors"
+    path.rename(disk.directory / f"{wrong}.safetensors")
+
+    result = reuse["other"].prefill(system, chunks, question, policy="reuse")
+
+    assert result.num_approximate == 0
+    assert disk.num_refused == 1
+    store.close()
+
+
+@pytest.mark.gpu
+def test_kv_is_given_out_on_the_accelerator_wherever_it_was(disk: DiskTier) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no accelerator")
+    store = TieredStore(host_bytes=10 * SIZE, accelerator_bytes=SIZE, device="cuda", disk=disk)
+    for number in range(3):
+        store.put(str(number), make_chunk(number))
+    store.flush()
+    for number in range(3):
+        chunk = store.get(str(number))
+        assert chunk is not None
+        assert chunk.layers[0][0].is_cuda
+        assert torch.equal(chunk.layers[0][0].cpu(), make_chunk(number).layers[0][0])
+    store.close()
+
+
+def test_a_chunk_without_a_measured_cost_is_kept_too() -> None:
+    store = TieredStore(host_bytes=2 * SIZE)
+    chunk: ChunkKV = make_chunk(compute_s=None)
+    assert store.put("a", chunk)
+    assert store.get("a") is chunk
+    assert store.speeds.compute_s(1) is None

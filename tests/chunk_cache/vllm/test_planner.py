@@ -1,0 +1,270 @@
+"""Requests of vLLM are planned, captured and reported once."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ragboost.chunk_cache.core.fill import fill_prompt
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.vllm.planner import ChunkPlanner
+from ragboost.chunk_cache.vllm.work import StepWork
+from tests.chunk_cache.families import build_adapter, make_prompt
+from tests.chunk_cache.prompts import exact_prefix, learn, make_library, make_request
+from tests.chunk_cache.vllm.test_requests import SIZE, Request
+
+ORIGINS = ("exact", "reused", "recomputed", "computed")
+
+
+class EngineRequest(Request):
+    """The fields of vLLM's request that chunk reuse reads."""
+
+    def __init__(
+        self, tokens: list[int], told: Any, *, number: str = "a", cache_salt: str | None = None
+    ) -> None:
+        super().__init__(tokens)
+        self.request_id = number
+        self.kv_transfer_params = {"ragboost": told}
+        self.prompt_token_ids = list(tokens)
+        self.num_prompt_tokens = len(tokens)
+        self.num_computed_tokens = 0
+        self.sampling_params = SimpleNamespace(prompt_logprobs=None)
+        self.skip_reading_prefix_cache, self.mm_features, self.prompt_embeds = False, [], None
+        self.cache_salt = cache_salt
+        self.status = SimpleNamespace(name="RUNNING")
+
+
+class Bench:
+    """A planner, and requests of a prompt whose chunks may be stored."""
+
+    def __init__(self, adapter: ModelAdapter) -> None:
+        self.adapter, self.library = adapter, make_library(adapter)
+        self.system, self.chunks, self.question = make_prompt()
+        self.filler: Any = SimpleNamespace(
+            library=self.library,
+            block_size=SIZE,
+            num_layers=adapter.num_layers,
+            can_measure=True,
+            take_dropped=list,
+            take_reset=bool,
+            forget_chunks=self.forget,
+            outcomes={},
+            failed_requests=set(),
+        )
+        config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=1000))
+        self.planner = ChunkPlanner(self.filler, config, settings=EngineChunkSettings())
+        self.planner.blocks = SimpleNamespace(get_block_ids=lambda _: [list(range(1000))])
+
+    def forget(self) -> None:
+        self.library.store.clear()
+
+    def learn(self, chunks: list[list[int]]) -> None:
+        learn(self.library, self.adapter, self.system, chunks)
+
+    def request(self, **fields: Any) -> EngineRequest:
+        request, tokens = make_request(self.system, self.chunks, self.question)
+        told = {"version": 1, "chunks": request.chunks, "ratio": 0.0}
+        found = EngineRequest(tokens, told, **fields)
+        self.planner.add(found)
+        return found
+
+    def schedule(self, request: EngineRequest, *, held: int = 0) -> StepWork:
+        """Schedule the whole prompt in one step, as vLLM does."""
+        filled = self.planner.match(request, held)
+        assert filled is not None
+        self.planner.allocated(request, filled)
+        request.num_computed_tokens = held + filled
+        return self.planner.next_step(
+            {request.request_id: len(request.tokens) - request.num_computed_tokens}
+        )
+
+    def fill(self, work: StepWork) -> None:
+        """Do the worker's part of a step."""
+        for fill in work.fills:
+            plan = fill.plan
+            prefix = exact_prefix(self.adapter, plan.tokens[: plan.held]) if plan.held else None
+            filled = fill_prompt(self.adapter, plan, prefix=prefix, backend=None, pace=AT_ONCE)
+            self.filler.outcomes[fill.request_id] = filled.counts
+
+    def finish(self, request: EngineRequest) -> dict[str, Any]:
+        report = self.planner.finish(request)
+        assert report is not None
+        told: dict[str, Any] = report["ragboost"]
+        return told
+
+
+@pytest.fixture(scope="module")
+def adapter() -> ModelAdapter:
+    return build_adapter("qwen3-qk-norm")
+
+
+@pytest.fixture
+def bench(adapter: ModelAdapter) -> Bench:
+    return Bench(adapter)
+
+
+def check(told: dict[str, Any], request: EngineRequest) -> None:
+    """Check that the origins of a prompt's tokens are numbers of tokens and add up."""
+    assert sum(told[name] for name in ORIGINS) == request.num_prompt_tokens
+    assert min(told[name] for name in ORIGINS) >= 0
+
+
+def test_a_request_from_before_new_weights_is_computed_and_leaves_nothing(bench: Bench) -> None:
+    bench.learn(bench.chunks[:1])
+    before = bench.request()
+    bench.filler.library = make_library(bench.adapter)
+
+    work = bench.schedule(before)
+
+    assert not work.fills
+    assert not work.captures
+    told = bench.finish(before)
+    check(told, before)
+    assert told["reason"] == "new_weights"
+    assert bench.schedule(bench.request(number="b")).captures
+
+
+def test_a_request_that_was_filled_reports_it(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    request = bench.request()
+
+    bench.fill(bench.schedule(request))
+
+    told = bench.finish(request)
+    check(told, request)
+    assert told["reused"] > 0
+    assert "reason" not in told
+
+
+def test_a_preempted_request_that_finds_its_own_blocks_reports_them_once(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    request = bench.request()
+    bench.fill(bench.schedule(request))
+
+    request.append(list(range(2 * SIZE)))
+    bench.schedule(request, held=len(request.prompt_token_ids) // SIZE * SIZE)
+
+    told = bench.finish(request)
+    check(told, request)
+    assert told["reused"] > 0
+
+
+def test_a_preempted_request_whose_answer_is_cached_too_reports_its_prompt(bench: Bench) -> None:
+    request = bench.request()
+    bench.schedule(request)
+
+    request.append(list(range(2 * SIZE)))
+    bench.schedule(request, held=len(request.tokens) // SIZE * SIZE)
+
+    check(bench.finish(request), request)
+
+
+def test_a_request_whose_filling_failed_says_so(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    request = bench.request()
+    bench.schedule(request)
+    bench.filler.failed_requests.add(request.request_id)  # vLLM computes it, without asking again
+
+    told = bench.finish(request)
+
+    check(told, request)
+    assert told["reason"] == "fill_failed"
+    assert bench.planner.reasons == {"fill_failed": 1}
+    assert not bench.filler.failed_requests
+
+
+def test_chunks_behind_a_filled_one_are_captured(bench: Bench) -> None:
+    bench.learn(bench.chunks[:-1])
+    request = bench.request()
+
+    work = bench.schedule(request)
+
+    assert [capture.start for capture in work.captures] == [
+        len(request.tokens) - len(bench.chunks[-1]) - len(bench.question)
+    ]
+    assert work.captures[0].request_id == request.request_id
+
+
+def test_nothing_is_captured_in_later_steps_of_a_request_whose_filling_failed(
+    bench: Bench,
+) -> None:
+    bench.learn(bench.chunks[:-1])
+    request = bench.request()
+    filled = bench.planner.match(request, 0)
+    assert filled
+    bench.planner.allocated(request, filled)
+    request.num_computed_tokens = filled
+    assert bench.planner.next_step({request.request_id: 1}).captures == []
+
+    bench.filler.failed_requests.add(request.request_id)
+    work = bench.planner.next_step({request.request_id: len(request.tokens) - filled})
+
+    assert work.captures == []
+
+
+def test_namespaces_of_vllm_have_stored_chunks_of_their_own(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    shared, salted = bench.request(), bench.request(number="b", cache_salt="another tenant")
+
+    assert bench.planner.match(shared, 0)
+    assert bench.planner.match(salted, 0) == 0
+
+
+def plain_request(bench: Bench, *, number: str = "plain") -> EngineRequest:
+    """A request without chunks that begins as those of the bench do, in full blocks."""
+    _, tokens = make_request(bench.system, bench.chunks, bench.question)
+    request = EngineRequest(tokens[: 2 * SIZE], None, number=number)
+    bench.planner.add(request)
+    return request
+
+
+def test_a_request_waits_for_cached_blocks_that_are_not_computed(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    first, request = plain_request(bench), bench.request()
+
+    bench.planner.allocated(first, 0)  # vLLM hashes its blocks before the pass that fills them
+    assert bench.planner.match(request, SIZE) is None
+    bench.planner.next_step({first.request_id: SIZE})
+    first.num_computed_tokens = SIZE
+    assert bench.planner.match(request, 2 * SIZE) is None
+    bench.planner.next_step({first.request_id: SIZE})
+    first.num_computed_tokens = 2 * SIZE
+
+    assert bench.planner.match(request, 2 * SIZE)
+
+
+def test_a_request_does_not_wait_for_blocks_that_nobody_computes(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    preempted, ended = plain_request(bench), plain_request(bench, number="c")
+
+    for one in (preempted, ended):
+        bench.planner.allocated(one, 0)
+    preempted.status = SimpleNamespace(name="PREEMPTED")
+    bench.planner.finish(ended)
+    request = bench.request()
+
+    assert bench.planner.match(request, SIZE)
+
+
+def test_a_request_that_reuses_nothing_waits_for_no_blocks(bench: Bench) -> None:
+    first, request = plain_request(bench), bench.request()
+
+    bench.planner.allocated(first, 0)
+
+    assert bench.planner.match(request, SIZE) == 0
+
+
+def test_a_reset_forgets_what_is_stored_and_what_was_planned(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    before = bench.request()
+    assert bench.planner.match(before, 0)
+
+    bench.planner.forget_chunks()
+
+    work = bench.schedule(before)
+    assert not work.fills
+    assert not work.captures  # its KV may be of weights that were changed under it
+    assert bench.finish(before)["reason"] == "cache_reset"
+    assert not bench.schedule(bench.request(number="b")).fills

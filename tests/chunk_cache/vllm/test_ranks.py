@@ -1,0 +1,132 @@
+"""Workers in other processes report what they stored, and the scheduler's list stays true to it."""
+
+from collections import Counter
+from dataclasses import replace
+
+import torch
+
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.vllm.ranks.catalogue import RankCatalogue
+from ragboost.chunk_cache.vllm.ranks.report import (
+    CapturedChunk,
+    ListedChunk,
+    RankHello,
+    RankReport,
+    list_chunk,
+)
+
+TOKENS = 16
+KV_BYTES = 2 * 4 * TOKENS * 8  # keys and values of one layer, one head, float32
+SIZE = 2
+
+
+def make_catalogue(*, chunks: int = 4) -> RankCatalogue:
+    settings = EngineChunkSettings(host_bytes=chunks * KV_BYTES, eviction="lru")
+    hello = RankHello(None, num_layers=1, regime="r")
+    return RankCatalogue(hello, size=SIZE, block_size=16, settings=settings)
+
+
+def make_chunk(catalogue: RankCatalogue, number: int, *, base: int = 40) -> ListedChunk:
+    tokens = tuple(range(number * TOKENS, (number + 1) * TOKENS))
+    layer = torch.zeros(1, 1, TOKENS, 8)
+    kv = ChunkKV(tokens, base, ((layer, layer),), "r", 100)
+    return list_chunk(catalogue.library.key(tokens), kv)
+
+
+def captured(*chunks: ListedChunk, is_first: bool = False) -> RankReport:
+    """Return the report of one rank."""
+    return RankReport(Counter({CapturedChunk(chunk, is_first): 1 for chunk in chunks}))
+
+
+def take(catalogue: RankCatalogue, *reports: RankReport) -> None:
+    merged = reports[0]
+    for report in reports[1:]:
+        merged = merged.merged(report)
+    catalogue.take(merged, is_unfinished=lambda request_id: request_id == "a")
+
+
+def listed(catalogue: RankCatalogue, chunk: ListedChunk) -> ChunkKV | None:
+    return catalogue.library.find(chunk.key, chunk.tokens)
+
+
+def test_a_listed_chunk_has_no_kv_and_its_size() -> None:
+    chunk = make_chunk(make_catalogue(), 0)
+
+    assert not chunk.layers
+    assert chunk.size_bytes == KV_BYTES
+
+
+def test_only_what_all_ranks_stored_is_listed() -> None:
+    catalogue = make_catalogue()
+    both, one = make_chunk(catalogue, 0), make_chunk(catalogue, 1)
+    take(catalogue, captured(both, one), captured(both))
+
+    assert listed(catalogue, both) == both
+    assert listed(catalogue, one) is None
+    assert catalogue.take_dropped() == [one.key]
+    assert catalogue.take_dropped() == []
+
+
+def test_evicted_chunks_are_removed_by_the_ranks() -> None:
+    catalogue = make_catalogue(chunks=2)
+    chunks = [make_chunk(catalogue, number) for number in range(3)]
+    for chunk in chunks:
+        take(catalogue, captured(chunk), captured(chunk))
+
+    assert [listed(catalogue, chunk) is not None for chunk in chunks] == [False, True, True]
+    assert catalogue.take_dropped() == [chunks[0].key]
+
+
+def test_a_chunk_that_is_stored_again_before_its_removal_stays() -> None:
+    catalogue = make_catalogue(chunks=1)
+    first, second = make_chunk(catalogue, 0), make_chunk(catalogue, 1)
+    for chunk in (first, second, first):
+        take(catalogue, captured(chunk), captured(chunk))
+
+    assert listed(catalogue, first) == first
+    assert catalogue.take_dropped() == [second.key]
+
+
+def test_the_list_follows_a_version_that_saw_fewer_documents() -> None:
+    catalogue = make_catalogue()
+    late = make_chunk(catalogue, 0, base=200)
+    early = replace(late, base=40)
+    take(catalogue, captured(late), captured(late))
+    take(catalogue, captured(early, is_first=True), captured(early, is_first=True))
+    found = listed(catalogue, late)
+
+    assert found is not None
+    assert found.base == 40
+
+
+def test_what_a_rank_has_lost_is_removed_by_all() -> None:
+    catalogue = make_catalogue()
+    chunk = make_chunk(catalogue, 0)
+    take(catalogue, captured(chunk), captured(chunk))
+    take(catalogue, RankReport(lost={chunk.key}), RankReport())
+
+    assert listed(catalogue, chunk) is None
+    assert catalogue.take_dropped() == [chunk.key]
+
+
+def test_new_weights_empty_the_list_and_change_the_keys() -> None:
+    catalogue = make_catalogue()
+    chunk, library = make_chunk(catalogue, 0), catalogue.library
+    take(catalogue, captured(chunk), captured(chunk))
+    take(catalogue, RankReport(generation=1), RankReport(generation=1))
+
+    assert catalogue.library is not library
+    assert catalogue.library.key(chunk.tokens) != chunk.key
+    assert listed(catalogue, chunk) is None
+
+
+def test_a_filling_that_failed_on_one_rank_has_failed() -> None:
+    catalogue = make_catalogue()
+    plan = TokenOrigins(1, 2, 3, 4)
+    catalogue.outcomes["a"] = plan
+    take(catalogue, RankReport(outcomes={"a": plan, "ended": plan}), RankReport(failed={"a"}))
+
+    assert catalogue.failed_requests == {"a"}
+    assert not catalogue.outcomes
