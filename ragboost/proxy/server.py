@@ -25,7 +25,7 @@ from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection
 from ragboost.serving.supervisor import Supervisor, WorkerLink
-from ragboost.sessions import make_store
+from ragboost.sessions import make_store, store_class
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = Non
 
 async def _check_store(settings: SessionSettings) -> None:
     """Open the file of the chat sessions once: an error inside the server is a traceback."""
-    if settings.store == "sqlite":
+    if store_class(settings).is_on_disk:
         store = make_store(settings)
         await store.open()
         await store.close()
@@ -112,8 +112,8 @@ def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] |
 
 
 def _shared_settings(settings: Settings, folder: Path) -> Settings:
-    """Return the settings of a worker: chat sessions in memory become a file that lives as long."""
-    if settings.session.store != "memory":
+    """Return the settings of a worker: a store of one process becomes a file that lives as long."""
+    if store_class(settings.session).is_shared:
         return settings
     update = {"store": "sqlite", "path": folder / "sessions.db"}
     return settings.model_copy(update={"session": settings.session.model_copy(update=update)})

@@ -21,7 +21,7 @@ from ragboost.proxy.shadow import ShadowPipeline
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.rewriting.tenants import Tenants
-from ragboost.sessions import ChatSessionStore, make_store
+from ragboost.sessions import ChatSessionStore, make_store, store_class
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ProxyState:
             metrics.watch_workers(fellows)
         name = f"{seat.group}/{seat.number}" if seat is not None else secrets.token_hex(8)
         loads = prompts = None
-        if settings.session.store == "redis":
+        if store_class(settings.session).connects_replicas:
             loads = SharedLoads(settings.session, board, name=name)
             if not settings.proxy.shadow:  # its prompts are not what was sent
                 prompts = SharedPrompts(settings.session, backends.all, sync.followers, name=name)
