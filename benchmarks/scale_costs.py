@@ -20,11 +20,11 @@ from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
 from ragboost.engine_hooks.events import BlockRemoved, BlockStored, EventBatch, encode_batch
-from ragboost.proxy.peers.load_board import LoadBoard
-from ragboost.proxy.peers.messages import encode
 from ragboost.proxy.routing.assignment import RoutingRequest
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backends import Backends, Load
+from ragboost.proxy.workers.load_board import LoadBoard
+from ragboost.proxy.workers.messages import encode
 from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 

@@ -25,7 +25,7 @@ from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.engine_hooks.events import BlockStored, EventBatch, encode_batch
-from ragboost.proxy.peers.messages import SentPrompt, decode, encode
+from ragboost.proxy.workers.messages import SentPrompt, decode, encode
 from ragboost.rewriting.tenants import TenantKey, Tenants
 
 NUM_WORKERS = (2, 4, 8)

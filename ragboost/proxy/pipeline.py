@@ -29,12 +29,12 @@ from ragboost.proxy.asgi.headers import request_headers, with_header
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.offload import Stopwatch, call, is_large
-from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.assignment import Assignment
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.request import UpstreamRequest
+from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.json_body import MalformedBodyError
@@ -79,7 +79,7 @@ class BoostPipeline:
         tenants: Tenants,
         sync: CacheSync,
         chunk_reuse: ChunkReuseProbe,
-        fellows: FellowWorkers | None = None,
+        workers: WorkerPool | None = None,
     ) -> None:
         self.tenants = tenants
         self.conversations = Conversations(settings.session)
@@ -88,7 +88,7 @@ class BoostPipeline:
         self._metrics = metrics
         self._sync = sync
         self._chunk_reuse = chunk_reuse
-        self._fellows = fellows
+        self._workers = workers
         self._parser = RequestParser(settings)
         self._rewriter = Rewriter(settings)
         style = settings.backend.cache_marks
@@ -138,8 +138,8 @@ class BoostPipeline:
         match = self._histories.match(request.claim) if request.claim is not None else None
         if may_hand_over and history is None:
             worker = self._worker_of(request, headers)
-            if worker is not None and self._fellows is not None:
-                return UpstreamRequest(raw, self._fellows.handed_over(headers), worker=worker)
+            if worker is not None and self._workers is not None:
+                return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
         digest = match.digest if match is not None else UNCHANGED
         conversation = match.conversation if match is not None else history
         take = partial(admission.take, request, history=digest)
@@ -167,22 +167,22 @@ class BoostPipeline:
 
     def _worker_of(self, request: ParsedRequest, headers: RawHeaders) -> Backend | None:
         """Return the other worker that keeps a request's conversation, if there is one."""
-        fellows = self._fellows
-        if fellows is None or fellows.has_handed_over(headers):
+        workers = self._workers
+        if workers is None or workers.has_handed_over(headers):
             return None
         if request.session is not None:
-            return fellows.owner(request.session)
+            return workers.owner(request.session)
         for link in reversed(request.claim.links[:-1] if request.claim is not None else ()):
             if self._histories.keeps(link):
                 return None
-            if (worker := fellows.keeper(link)) is not None:
+            if (worker := workers.keeper(link)) is not None:
                 return worker
         return None
 
     def _remember(self, match: ChainMatch, result: BoostResult) -> Digest:
         """Keep what a message of a conversation without a name became, and tell other workers."""
-        if self._fellows is not None and result.delta.sent:
-            self._fellows.keep(match.claim.links[-1])
+        if self._workers is not None and result.delta.sent:
+            self._workers.keep(match.claim.links[-1])
         return self._histories.add(match, result.delta)
 
     async def _forward_malformed(

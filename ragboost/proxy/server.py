@@ -21,7 +21,7 @@ from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
 from ragboost.proxy.garbage import short_collections
 from ragboost.proxy.malloc import bounded_malloc
-from ragboost.proxy.peers.seat import WorkerSeat
+from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection
 from ragboost.serving.supervisor import Supervisor, WorkerLink
@@ -102,10 +102,10 @@ def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] |
             for _ in range(proxy.workers - 1)
         ]
         shared = _shared_settings(settings, Path(folder))
-        seats = WorkerSeat.of_all(proxy.workers, folder)
+        identities = WorkerIdentity.of_all(proxy.workers, folder)
         supervisor = Supervisor(
             _run_worker,
-            [(shared, *each, set_up_logging) for each in zip(seats, listeners, strict=True)],
+            [(shared, *each, set_up_logging) for each in zip(identities, listeners, strict=True)],
             drain_s=proxy.drain_s,
         )
         supervisor.run(on_ready=partial(_log_address, settings, first))
@@ -122,7 +122,7 @@ def _shared_settings(settings: Settings, folder: Path) -> Settings:
 def _run_worker(
     link: WorkerLink,
     settings: Settings,
-    seat: WorkerSeat,
+    identity: WorkerIdentity,
     listener: socket.socket,
     set_up_logging: Callable[[], None] | None,
 ) -> None:
@@ -133,8 +133,8 @@ def _run_worker(
     listener.listen(_BACKLOG)
     own = bind("127.0.0.1", 0)
     own.listen(_BACKLOG)
-    seat = replace(seat, port=own.getsockname()[1])
-    app = guarded(create_app(settings, seat=seat), proxy)
+    identity = replace(identity, port=own.getsockname()[1])
+    app = guarded(create_app(settings, identity=identity), proxy)
     server = _WorkerServer(_server_config(app, proxy), link)
     with bounded_malloc(), short_collections(), _signals_only_stop():
         server.run(sockets=[listener, own])

@@ -10,7 +10,6 @@ from ragboost.hosted.receipts import Receipt
 from ragboost.proxy.asgi.disconnect import ClientWatch
 from ragboost.proxy.asgi.request_context import RequestContext
 from ragboost.proxy.observability.metrics import HANDED_OVER
-from ragboost.proxy.peers.slot import WorkerLostError, WorkerSlot
 from ragboost.proxy.routes.passthrough import Passthrough
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
@@ -18,6 +17,7 @@ from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
+from ragboost.proxy.workers.worker_pool import WorkerLostError, WorkerSlot
 
 logger = logging.getLogger(__name__)
 
