@@ -48,7 +48,6 @@ def line_plot(
         lines: points by name; the legend shows the names.
         x_label: label of the horizontal axis, with the unit.
         y_label: label of the vertical axis, with the unit.
-        title: title of the figure.
         y_top: upper end of the vertical axis, which then starts at 0; None: automatic.
         x_ticks: labels of x = 0, 1, 2, ...; if empty, numbers.
         is_crowded_left: spread out small x with a square-root axis.

@@ -39,9 +39,6 @@ class SimulatedCache:
             stored. A block is identified by all documents up to the one that holds its last token.
             None: documents match and are evicted whole.
 
-    Attributes:
-        num_tokens: resident tokens.
-
     Raises:
         RequestError: a negative capacity, or a block size below 1.
     """
@@ -210,7 +207,6 @@ def simulate(
         orders: for each request, its documents in prompt order.
         tokens: token count of each document.
         capacity_tokens: document tokens that fit; None: unbounded.
-        block_size: see `SimulatedCache`.
         extra_tokens: tokens of each prompt outside its documents; counted, never cached.
 
     Raises:

@@ -51,7 +51,6 @@ def run_batch(
         source: JSONL; see `lines`. Blank lines are skipped.
         output: the file to write; not an input.
         settings: settings of ordering, de-duplication and hints.
-        corpus: for lines with `doc_ids`.
         cache_tokens: capacity for the prediction; None if unbounded.
         block_size: block size in tokens for the prediction; None for whole documents.
         improve_s: seconds of a search for a better plan of each window.
@@ -60,7 +59,6 @@ def run_batch(
         resume: go on after the last complete window of an interrupted job, if there is one.
         strict: fail on malformed lines; then only the rejects are written.
         keep: further files that the job reads and must not overwrite, such as the corpus.
-        on_progress: called periodically.
 
     Raises:
         RequestError: a file cannot be read or written, a number is out of range, or the job to

@@ -103,7 +103,6 @@ def write_plot(forecast: Forecast, path: Path) -> None:
 
     Args:
         forecast: drawn with the unbounded cache at the right end.
-        path: a .png or .svg.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -13,31 +13,19 @@ _NOTHING = HitRate(0, 0)
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """The result of a job.
-
-    Attributes:
-        requests: lines written.
-        rejected: malformed lines.
-        documents: documents in the requests, as given.
-        duplicates_removed: documents removed because their request repeats them.
-        requests_reordered: requests whose documents are in another order.
-        windows: parts of the file that were planned by themselves.
-        cache_tokens: capacity of the simulated prefix cache; None if unbounded.
-        block_size: its block size in tokens; None for whole documents.
-        before: predicted hit rate of the input. Each window begins with an empty cache.
-        after: predicted hit rate of the output, as well.
-    """
+    """The result of a job."""
 
     requests: int = 0
     rejected: int = 0
-    documents: int = 0
-    duplicates_removed: int = 0
-    requests_reordered: int = 0
-    windows: int = 0
-    cache_tokens: int | None = None
-    block_size: int | None = None
+    documents: int = 0  # documents in the requests, as given
+    duplicates_removed: int = 0  # documents removed because their request repeats them
+    requests_reordered: int = 0  # requests whose documents are in another order
+    windows: int = 0  # parts of the file that were planned by themselves
+    cache_tokens: int | None = None  # capacity of the simulated prefix cache; None if unbounded
+    block_size: int | None = None  # its block size in tokens; None for whole documents
+    # Predicted hit rate of the input. Each window begins with an empty cache.
     before: HitRate = _NOTHING
-    after: HitRate = _NOTHING
+    after: HitRate = _NOTHING  # predicted hit rate of the output, as well
 
     def with_window(
         self, catalog: DocumentCatalog, planned: FilePlan, *, rejected: int

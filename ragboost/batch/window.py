@@ -37,11 +37,6 @@ class WindowJob:
 
     Args:
         settings: settings of ordering, de-duplication, hints and tokens.
-        corpus: for lines with `doc_ids`.
-        on_progress: called periodically.
-
-    Attributes:
-        catalog: the requests of the window.
     """
 
     def __init__(
@@ -55,7 +50,7 @@ class WindowJob:
         self._counter = make_offline_counter(settings.tokens)
         self._parser = LineParser(settings, corpus=corpus)
         self._on_progress = on_progress
-        self.catalog = self._empty()
+        self.catalog = self._empty()  # the requests of the window
 
     def read(
         self,

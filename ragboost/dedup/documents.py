@@ -10,15 +10,10 @@ from ragboost.types import Document
 
 
 class Unique(NamedTuple):
-    """A request's documents without duplicates.
+    """A request's documents without duplicates."""
 
-    Attributes:
-        documents: each once, in relevance order.
-        slots: for each document of the request, its index in `documents`.
-    """
-
-    documents: tuple[Document, ...]
-    slots: tuple[int, ...]
+    documents: tuple[Document, ...]  # each once, in relevance order
+    slots: tuple[int, ...]  # for each document of the request, its index in `documents`
 
 
 def unique_documents(documents: Sequence[Document]) -> Unique:

@@ -25,17 +25,11 @@ class PassageSizes(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A passage that an earlier text contains verbatim.
+    """A passage that an earlier text contains verbatim."""
 
-    Attributes:
-        source: index of that text.
-        start: its first character there.
-        end: the character behind its last one.
-    """
-
-    source: int
-    start: int
-    end: int
+    source: int  # index of that text
+    start: int  # its first character there
+    end: int  # the character behind its last one
 
 
 Pieces = tuple[str | Reference, ...]
@@ -52,10 +46,6 @@ def share_passages(texts: Sequence[str], *, sizes: PassageSizes) -> list[Pieces]
     """Replace whole texts that occurred before, then passages that did.
 
     A reference never points to another one: its target is always kept.
-
-    Args:
-        texts: in payload order.
-        sizes: of the passages.
 
     Returns:
         The pieces of each text; `expand` restores the text.

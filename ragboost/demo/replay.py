@@ -34,14 +34,12 @@ class Cost(NamedTuple):
 
     Attributes:
         prompt_tokens, cached_tokens: reported by the engine.
-        ttft_s: time to the first token, in seconds.
-        documents_dropped: documents that were de-duplicated.
     """
 
     prompt_tokens: int
     cached_tokens: int
-    ttft_s: float
-    documents_dropped: int
+    ttft_s: float  # time to the first token, in seconds
+    documents_dropped: int  # documents that were de-duplicated
 
 
 class Costs(NamedTuple):
@@ -56,7 +54,6 @@ async def replay(workload: Workload, url: str, *, boosted: bool) -> AsyncGenerat
 
     Args:
         workload: the questions and their documents.
-        url: the proxy.
         boosted: pass the documents to the proxy; otherwise write them into the prompt, as
             applications without RAGBoost do.
 

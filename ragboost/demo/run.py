@@ -43,7 +43,6 @@ def run_demo(
     slows both alike.
 
     Args:
-        sessions, conversations, turns, k, seed: see `make_workload`.
         capacity_tokens: size of each engine's prefix cache.
         engine: settings of the engines; None for the built-in model.
         console: shows progress; None for stderr.

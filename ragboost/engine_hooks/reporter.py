@@ -51,14 +51,9 @@ class Reporter:
         url: base URL of the proxy, such as `http://proxy:8080`.
         stream: the stream's name at the proxy.
         max_queued: batches queued for the thread.
-        max_kept: batches kept for replays.
         max_kept_bytes: encoded size of the batches kept for replays.
         timeout_s: timeout of each request to the proxy.
         key: the proxy's `engine_hooks.report_key`, if it requires one.
-
-    Attributes:
-        epoch: random id of this process.
-        num_dropped: batches dropped because the queue was full.
     """
 
     def __init__(
@@ -76,8 +71,8 @@ class Reporter:
         self._headers = {"content-type": CONTENT_TYPE}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
-        self.epoch = secrets.token_hex(8)
-        self.num_dropped = 0
+        self.epoch = secrets.token_hex(8)  # random id of this process
+        self.num_dropped = 0  # batches dropped because the queue was full
         self._url = urlsplit(url)
         self._timeout_s = timeout_s
         self._max_kept, self._max_kept_bytes = max_kept, max_kept_bytes

@@ -102,9 +102,7 @@ def ask_all(
 
     Args:
         endpoint: the endpoint; stopped and closed in the end.
-        wanted: conversations by key.
         answers: the answers so far; the new ones are added.
-        concurrency: requests at a time.
         on_answer: called with the requests that have ended and their total.
 
     Returns:

@@ -18,24 +18,18 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class EvalArm:
-    """One way to send the same questions.
+    """One way to send the same questions."""
 
-    Attributes:
-        name: as in `--arm`.
-        changes: settings by dotted path, on top of the user's own.
-        shuffle: the documents' order: as the Booster finds; random as if a Booster had moved them;
-            or random as if the retriever had returned it.
-        drops_locations: location hints are removed, so that nothing refers to dropped documents.
-        advice: the setting that makes the product behave like this arm; empty if none does.
-        in_conversations: it differs from other arms in later turns only.
-    """
-
-    name: str
+    name: str  # as in `--arm`
+    # Settings by dotted path, on top of the user's own.
     changes: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    # The documents' order: as the Booster finds; random as if a Booster had moved them; or random
+    # as if the retriever had returned it.
     shuffle: Literal["no", "as_moved", "as_retrieved"] = "no"
+    # Location hints are removed, so that nothing refers to dropped documents.
     drops_locations: bool = False
-    advice: str = ""
-    in_conversations: bool = False
+    advice: str = ""  # the setting that makes the product behave like this arm; empty if none does
+    in_conversations: bool = False  # it differs from other arms in later turns only
 
 
 _PLAIN = {"ordering.enabled": False, "hints.order": False, "hints.location": False}

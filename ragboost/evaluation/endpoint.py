@@ -50,12 +50,8 @@ class ChatEndpoint:
 
     Args:
         url: with or without `/v1` and `/chat/completions`.
-        model: the model's name.
         api_key: sent as a bearer token; empty: none.
         body: further fields of the request; null removes a field.
-        max_tokens: longest answer.
-        timeout_s: for one response.
-        attempts: tries of one request.
 
     Raises:
         ConfigError: the URL is not one of HTTP.

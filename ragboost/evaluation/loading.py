@@ -26,19 +26,12 @@ _MAX_SHOWN = 3
 
 
 class LoadedQuestions(NamedTuple):
-    """The questions of a file.
+    """The questions of a file."""
 
-    Attributes:
-        questions: in file order.
-        format: the file's format.
-        num_rejected: malformed records.
-        problems: the first of their errors.
-    """
-
-    questions: tuple[EvalQuestion, ...]
-    format: str
+    questions: tuple[EvalQuestion, ...]  # in file order
+    format: str  # the file's format
     num_rejected: int = 0
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # the first of their errors
 
 
 def load_questions(
@@ -56,7 +49,6 @@ def load_questions(
         name: its format; None: recognised by the first record.
         corpus: documents to retrieve from, or that `doc_ids` refer to.
         k: documents per question, where the file holds no retrieval.
-        limit: maximum number of questions.
 
     Raises:
         RequestError: the file cannot be read, its format is unknown, or it has no valid question.

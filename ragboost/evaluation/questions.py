@@ -13,41 +13,26 @@ from ragboost.types import Document
 
 @dataclass(frozen=True, slots=True)
 class EvalQuestion:
-    """A question with its documents, ready to be asked.
+    """A question with its documents, ready to be asked."""
 
-    Attributes:
-        id: unique in the file.
-        text: the question.
-        documents: most relevant first; not empty.
-        answers: right answers; the first one is the assistant's message in later turns.
-        conversation: its conversation; None: it stands alone.
-    """
-
-    id: str
+    id: str  # unique in the file
     text: str
-    documents: tuple[Document, ...]
+    documents: tuple[Document, ...]  # most relevant first; not empty
+    # Right answers; the first one is the assistant's message in later turns.
     answers: tuple[str, ...]
-    conversation: str | None = None
+    conversation: str | None = None  # its conversation; None: it stands alone
 
 
 class RawQuestion(NamedTuple):
-    """A question as a file has it.
+    """A question as a file has it."""
 
-    Attributes:
-        id: as in the file; empty if it has none.
-        text: the question.
-        answers: right answers.
-        documents: most relevant first; empty: to be retrieved from the pool.
-        pool: names the documents to retrieve from.
-        conversation: its conversation, or None.
-    """
-
-    id: str
+    id: str  # as in the file; empty if it has none
     text: str
     answers: tuple[str, ...]
+    # Most relevant first; empty: to be retrieved from the pool.
     documents: tuple[Document, ...] = ()
-    pool: str = ""
-    conversation: str | None = None
+    pool: str = ""  # names the documents to retrieve from
+    conversation: str | None = None  # its conversation, or None
 
 
 class Pools:

@@ -32,14 +32,10 @@ class OrderRun:
     """One evaluation of questions over arms.
 
     Args:
-        questions: in file order.
-        arms: the baseline first.
         settings: of each arm, by name.
-        endpoint: what is measured.
         answers: the answers so far, of model and judge.
         judge: an endpoint that judges answers; None: no judge.
         system: the system message; empty: none.
-        seed: of shuffling and bootstrap.
     """
 
     def __init__(

@@ -22,26 +22,18 @@ _UNLINKED_PER_INSERT = 64  # an insertion adds at most 2 nodes
 
 
 class IndexEntry(NamedTuple):
-    """The record of one request in the context index.
+    """The record of one request in the context index."""
 
-    Attributes:
-        search_path: child positions from the root (paper section 4.1).
-        cached_tokens: tokens of the sequence that were resident before.
-        documents: what was inserted, in prompt order; empty for a later turn.
-        tokens: lengths of `documents`.
-        num_cached: number of leading documents that had resident tokens before.
-        path: for each node of that cached prefix, the resident tokens up to its end, by `tokens`,
-            and the tick of its last use.
-        tick: tick of the insertion.
-    """
-
-    search_path: tuple[int, ...]
-    cached_tokens: int
+    search_path: tuple[int, ...]  # child positions from the root (paper section 4.1)
+    cached_tokens: int  # tokens of the sequence that were resident before
+    # What was inserted, in prompt order; empty for a later turn.
     documents: tuple[Hashable, ...] = ()
-    tokens: tuple[int, ...] = ()
-    num_cached: int = 0
+    tokens: tuple[int, ...] = ()  # lengths of `documents`
+    num_cached: int = 0  # number of leading documents that had resident tokens before
+    # For each node of that cached prefix, the resident tokens up to its end, by `tokens`, and the
+    # tick of its last use.
     path: tuple[tuple[int, int], ...] = ()
-    tick: int = 0
+    tick: int = 0  # tick of the insertion
 
 
 class ContextIndex:
@@ -53,15 +45,13 @@ class ContextIndex:
         max_nodes: bound on memory; the least recently used leaves are evicted beyond it.
         max_visits: nodes that one search compares, including the root; from the last of them it
             only descends, to any depth.
-
-    Attributes:
-        eviction_forecast: what requests in flight are about to evict. `search` and `cached_prefix`
-            count it as evicted. None: nothing.
     """
 
     def __init__(
         self, *, capacity_tokens: int | None = None, max_nodes: int = 200_000, max_visits: int = 32
     ) -> None:
+        # What requests in flight are about to evict. `search` and `cached_prefix` count it as
+        # evicted. None: nothing.
         self.eviction_forecast: EvictionForecast | None = None
         self.capacity_tokens = capacity_tokens
         self.max_nodes = max_nodes
@@ -116,7 +106,6 @@ class ContextIndex:
 
         Args:
             documents: distinct documents, most relevant first.
-            tokens: their lengths.
         """
         first_hidden_batch = self._apply_forecast()
         return search(
@@ -209,7 +198,6 @@ class ContextIndex:
 
         Args:
             leading: the documents at the front of the conversation, in prompt order.
-            tokens: their lengths.
             history_tokens: length of the earlier turns behind them.
             turn_tokens: length of the new turn.
         """
@@ -342,7 +330,6 @@ class ContextIndex:
 
         Args:
             documents: distinct documents in prompt order.
-            tokens: their lengths.
             num_documents: leading documents that are entirely resident.
             partial_tokens: resident tokens of the next document; ignored unless fewer than all.
         """
@@ -381,9 +368,7 @@ class ContextIndex:
         """Remove the end of a sequence that has not been used since it was inserted.
 
         Args:
-            documents: the sequence.
             num_kept: leading documents to keep, since they were cached before the insertion.
-            tick: tick of the insertion.
         """
         node = self._last_node(documents)
         while node.is_leaf and node.parent is not None and node.last_used == tick:

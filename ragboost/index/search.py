@@ -12,31 +12,19 @@ from ragboost.index.node import Node, common_length
 
 
 class PrefixMatch(NamedTuple):
-    """The cached prefix that a request can reuse.
+    """The cached prefix that a request can reuse."""
 
-    Attributes:
-        documents: the prefix in cached order; all belong to the request.
-        cached_tokens: number of its tokens that are resident.
-        node: the node in which the prefix ends; the root if nothing matches.
-        num_documents: number of the node's own documents that belong to the prefix.
-    """
-
-    documents: tuple[Hashable, ...]
-    cached_tokens: int
-    node: Node
-    num_documents: int
+    documents: tuple[Hashable, ...]  # the prefix in cached order; all belong to the request
+    cached_tokens: int  # number of its tokens that are resident
+    node: Node  # the node in which the prefix ends; the root if nothing matches
+    num_documents: int  # number of the node's own documents that belong to the prefix
 
 
 class CachedPrefix(NamedTuple):
-    """The resident part of a sequence in its given order.
+    """The resident part of a sequence in its given order."""
 
-    Attributes:
-        num_documents: number of leading documents with resident tokens, the last perhaps in part.
-        cached_tokens: number of these tokens.
-    """
-
-    num_documents: int
-    cached_tokens: int
+    num_documents: int  # number of leading documents with resident tokens, the last perhaps in part
+    cached_tokens: int  # number of these tokens
 
 
 def search(

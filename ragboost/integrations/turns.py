@@ -35,8 +35,6 @@ def boost_turn(
 
     Args:
         booster: mirrors the engine's prefix cache.
-        question: the turn's question.
-        documents: most relevant first.
         history: the records of the earlier turns in this payload, oldest first.
         before: the texts before the first document of the payload, the same in every turn of a
             conversation.

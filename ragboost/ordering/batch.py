@@ -10,20 +10,15 @@ from ragboost.index.clustering import EXACT_CONTEXTS, KeepImproving, Linkage, cl
 
 
 class BatchPlan(NamedTuple):
-    """The order in which to send a batch.
+    """The order in which to send a batch."""
 
-    Attributes:
-        release_order: positions of the contexts, in the order in which to send them.
-        permutations: for each context, by position, the positions of its documents in prompt order.
-            Repeats of a document come after all others.
-        search_paths: for each context, by position, its path in the cluster tree.
-        saved_tokens: tokens that an unbounded prefix cache saves.
-    """
-
-    release_order: tuple[int, ...]
+    release_order: tuple[int, ...]  # positions of the contexts, in the order in which to send them
+    # For each context, by position, the positions of its documents in prompt order. Repeats of a
+    # document come after all others.
     permutations: tuple[tuple[int, ...], ...]
+    # For each context, by position, its path in the cluster tree.
     search_paths: tuple[tuple[int, ...], ...]
-    saved_tokens: int
+    saved_tokens: int  # tokens that an unbounded prefix cache saves
 
 
 def plan_batch(
@@ -45,12 +40,10 @@ def plan_batch(
     Args:
         contexts: documents of each request, most relevant first.
         tokens: length of every document, at least 1.
-        linkage: see `ragboost.index.clustering.cluster`.
         alpha: weight of positions in the paper's distance (Eq. 1).
         exact_contexts: with `savings`, larger batches are clustered in parts.
         keep_last: the most relevant documents of each context that take its last places, the best
             one last; they take no part in the clustering.
-        keep_improving: see `ragboost.index.clustering.cluster`.
 
     Raises:
         RequestError: too many contexts for linkage `distance`.

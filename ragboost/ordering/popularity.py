@@ -27,7 +27,6 @@ class RecentContexts:
 
     Args:
         prior: which documents of the corpus are retrieved together; None: nothing is known.
-        window: contexts remembered.
     """
 
     def __init__(self, prior: CorpusPrior | None = None, *, window: int = 2048) -> None:
@@ -65,13 +64,7 @@ class RecentContexts:
         *,
         prefix: Sequence[Hashable] = (),
     ) -> list[Hashable]:
-        """Sort documents by expected saving behind a prefix; see the module.
-
-        Args:
-            documents: most relevant first.
-            tokens: length of each document.
-            prefix: the documents before them.
-        """
+        """Sort documents by expected saving behind a prefix; see the module."""
         known, corpus = self._bits, self._prior
         shared = (1 << len(self._contexts)) - 1
         for document in prefix:

@@ -21,9 +21,6 @@ class CorpusPrior:
     Args:
         names: for each document, the keys under which requests may carry it.
         contexts: for each context, positions in `names`.
-
-    Attributes:
-        contexts: numbers of all contexts.
     """
 
     def __init__(self, names: Sequence[Sequence[str]], contexts: Sequence[Sequence[int]]) -> None:
@@ -33,7 +30,7 @@ class CorpusPrior:
         for number, documents in enumerate(contexts):
             for document in documents:
                 held[document].append(number)
-        self.contexts = frozenset(range(len(contexts)))
+        self.contexts = frozenset(range(len(contexts)))  # numbers of all contexts
         self._holders: dict[Hashable, frozenset[int]] = {}
         for keys, numbers in zip(names, held, strict=True):
             self._holders.update(dict.fromkeys(keys, frozenset(numbers)))

@@ -13,17 +13,12 @@ from ragboost.ordering.popularity import RecentContexts
 
 
 class Order(NamedTuple):
-    """A new order of a request's documents.
+    """A new order of a request's documents."""
 
-    Attributes:
-        permutation: position in the relevance order of each document of the new order.
-        num_matched: number of leading documents that the cache holds, the last perhaps in part.
-        cached_tokens: number of their resident tokens.
-    """
-
+    # Position in the relevance order of each document of the new order.
     permutation: tuple[int, ...]
-    num_matched: int
-    cached_tokens: int
+    num_matched: int  # number of leading documents that the cache holds, the last perhaps in part
+    cached_tokens: int  # number of their resident tokens
 
 
 def order_documents(
@@ -43,7 +38,6 @@ def order_documents(
     Args:
         index: mirrors the backend's prefix cache.
         documents: distinct documents, most relevant first.
-        tokens: their lengths.
         recent: the documents of earlier requests, for the `popularity` tail; None: relevance order.
     """
     keep = min(settings.keep_last, len(documents)) if settings.enabled else 0

@@ -8,16 +8,12 @@ from typing import NamedTuple
 
 
 class BatchTurns(NamedTuple):
-    """The requests of a batch by their place in a conversation, as indices into the batch.
+    """The requests of a batch by their place in a conversation, as indices into the batch."""
 
-    Attributes:
-        leading: requests with no turn before them.
-        later: by request of `leading`, the later turns of its conversation, in turn order.
-        continued: turns of conversations that began before the batch, in the batch's order.
-    """
-
-    leading: tuple[int, ...]
+    leading: tuple[int, ...]  # requests with no turn before them
+    # By request of `leading`, the later turns of its conversation, in turn order.
     later: Mapping[int, tuple[int, ...]]
+    # Turns of conversations that began before the batch, in the batch's order.
     continued: tuple[int, ...]
 
     def release_order(self, leading_order: Sequence[int]) -> tuple[int, ...]:

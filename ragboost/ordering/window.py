@@ -15,16 +15,12 @@ Documents = Sequence[Hashable]
 
 
 class WindowPlan(NamedTuple):
-    """The order in which to send a window of requests.
+    """The order in which to send a window of requests."""
 
-    Attributes:
-        release_order: positions of the contexts, in the order in which to send them.
-        orders: for each of `release_order`, the documents in prompt order.
-        cached_tokens: for each of `release_order`, its tokens in the cache when it is computed.
-    """
-
-    release_order: tuple[int, ...]
+    release_order: tuple[int, ...]  # positions of the contexts, in the order in which to send them
+    # For each of `release_order`, the documents in prompt order.
     orders: tuple[tuple[Hashable, ...], ...]
+    # For each of `release_order`, its tokens in the cache when it is computed.
     cached_tokens: tuple[int, ...]
 
 
@@ -45,7 +41,6 @@ def plan_window(
     Args:
         index: mirrors the backend's prefix cache; every context is inserted in its new order.
         contexts: distinct documents of each request, most relevant first.
-        tokens: length of every document.
         recent: the documents of recent requests, for the `popularity` tail; the window is added to
             it. None: relevance order.
     """
@@ -79,7 +74,6 @@ def plan_next(
         index: mirrors the backend's prefix cache.
         contexts: distinct documents of each request, most relevant first; the first request is
             sent if no other may overtake it.
-        tokens: length of every document.
         budget_tokens: uncached tokens that may be sent before the first request.
         recent: the documents of recent requests, for the `popularity` tail; None: relevance order.
 
@@ -141,26 +135,22 @@ class _Plan:
 
 
 class _Groups:
-    """Groups of requests, numbered: single requests first, merged groups behind them.
-
-    Attributes:
-        documents: by group, the documents that all its requests share, in the relevance order of
-            one of them.
-        cached: by group, tokens of the longest cached prefix within these.
-        parts: by merged group, the two groups it consists of.
-        alive: groups that are not part of another one.
-    """
+    """Groups of requests, numbered: single requests first, merged groups behind them."""
 
     def __init__(
         self, index: ContextIndex, contexts: Sequence[Documents], tokens: Mapping[Hashable, int]
     ) -> None:
         self.index = index
         self.tokens = tokens
+        # By group, the documents that all its requests share, in the relevance order of one of
+        # them.
         self.documents: list[Documents] = [list(context) for context in contexts]
         self.sets = [frozenset(context) for context in contexts]
+        # By group, tokens of the longest cached prefix within these.
         self.cached = [self._cached_tokens(context) for context in contexts]
+        # By merged group, the two groups it consists of.
         self.parts: dict[int, tuple[int, int]] = {}
-        self.alive = set(range(len(contexts)))
+        self.alive = set(range(len(contexts)))  # groups that are not part of another one
         # Entries: (-gain, is exact, groups). A gain is an upper bound until the pair is popped.
         self._pairs: list[tuple[int, bool, int, int]] = []
 

@@ -54,11 +54,7 @@ def imagine_contexts(
 
     Args:
         documents: the corpus, as requests carry them.
-        retriever: over this corpus.
-        k: documents per request.
-        limit: most queries.
         seed: of the choice of documents and passages.
-        on_progress: called periodically.
     """
     rng = random.Random(seed)
     asked = documents if len(documents) <= limit else rng.sample(documents, limit)

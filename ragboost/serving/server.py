@@ -63,8 +63,6 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Bind a socket to an address; port 0 picks a free one.
 
     Args:
-        host: the address.
-        port: the port.
         is_shared: other sockets of this user may have the same address, and take a part of its
             connections.
 

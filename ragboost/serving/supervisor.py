@@ -150,20 +150,13 @@ class Supervisor:
 
 
 class _Worker:
-    """One place in the group: a process, and after its death the next one.
-
-    Attributes:
-        name: of its processes.
-        is_ready: the process has served.
-        failure: the reason that it gave for not starting.
-        restart_at: time at which the next process is started; 0 while one runs.
-    """
+    """One place in the group: a process, and after its death the next one."""
 
     def __init__(self, number: int, run: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        self.name = f"worker-{number}"
-        self.is_ready = False
-        self.failure: str | None = None
-        self.restart_at = 0.0
+        self.name = f"worker-{number}"  # of its processes
+        self.is_ready = False  # the process has served
+        self.failure: str | None = None  # the reason that it gave for not starting
+        self.restart_at = 0.0  # time at which the next process is started; 0 while one runs
         self._run = run
         self._arguments = arguments
         self._process: SpawnProcess | None = None

@@ -37,9 +37,6 @@ class TokenCounter:
         count_tokens: counts the tokens of a text, within the request; None: estimates, until
             `learn` provides the true length.
         max_documents: lengths kept; the least recently used are dropped.
-
-    Attributes:
-        has_wanted: set while documents are queued to be counted.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class TokenCounter:
     ) -> None:
         self.max_documents = max_documents
         self._is_counted = False  # somebody calls `take_wanted`
-        self.has_wanted = Event()
+        self.has_wanted = Event()  # set while documents are queued to be counted
         self._count = count_tokens
         self._lengths: OrderedDict[str, int] = OrderedDict()  # exact ones
         self._estimates: OrderedDict[str, int] = OrderedDict()
@@ -137,9 +134,7 @@ class TokenCounter:
         """Store a document's counted length.
 
         Args:
-            key: the document's key.
             length: tokens of its title and text.
-            ids: these tokens, if known.
         """
         with self._lock:
             self._lengths[key] = max(1, length)

@@ -29,7 +29,6 @@ def cluster(
 
     Args:
         contexts: documents of each context, in relevance order.
-        tokens: length of every document.
         linkage: `savings` merges the pair whose common documents have the most tokens; `distance`
             is the paper's (Eq. 1), quadratic in time and memory.
         alpha: weight of positions in Eq. 1.

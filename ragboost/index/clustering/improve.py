@@ -23,9 +23,6 @@ def improve(rows: Rows, merges: Merges, *, keep_improving: KeepImproving, seed: 
     """Move contexts within a forest until `keep_improving` ends it; saves at least as many tokens.
 
     Args:
-        rows: the contexts.
-        merges: a forest over them.
-        keep_improving: see `KeepImproving`.
         seed: of the random choices; equal seeds and numbers of steps give equal forests.
     """
     if not len(merges.left):
@@ -37,25 +34,18 @@ def improve(rows: Rows, merges: Merges, *, keep_improving: KeepImproving, seed: 
 
 
 class _Node:
-    """A set of documents below another one. Only `_Forest` changes it.
-
-    Attributes:
-        own: documents that it adds to its parent's.
-        num_tokens: their length.
-        parent: None for the root and for a node that has left the forest.
-        children: its children; empty for a context.
-        holding: its children by document that they add.
-    """
+    """A set of documents below another one. Only `_Forest` changes it."""
 
     __slots__ = ("children", "holding", "num_tokens", "own", "parent")
 
     def __init__(self, own: frozenset[int], num_tokens: int) -> None:
-        self.own = own
+        self.own = own  # documents that it adds to its parent's
         self.num_tokens = num_tokens
+        # None for the root and for a node that has left the forest.
         self.parent: _Node | None = None
         # Dictionaries, not sets of nodes: their order does not depend on addresses.
-        self.children: dict[_Node, None] = {}
-        self.holding: dict[int, dict[_Node, None]] = {}
+        self.children: dict[_Node, None] = {}  # its children; empty for a context
+        self.holding: dict[int, dict[_Node, None]] = {}  # its children by document that they add
 
     def attach(self, parent: "_Node") -> None:
         self.parent = parent

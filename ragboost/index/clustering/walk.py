@@ -14,8 +14,6 @@ def walk(rows: Rows, merges: Merges, *, rank: Ints) -> ClusterTree:
     """Order the contexts so that those with a common prefix are adjacent.
 
     Args:
-        rows: the contexts.
-        merges: the forest over them.
         rank: (documents,) order of documents within one node of the tree.
     """
     count = len(rows.documents)

@@ -16,11 +16,9 @@ class BoostCompressor(BaseDocumentCompressor):
 
     It must run last, since reordering its documents undoes it. `format_documents` and
     `DocumentPrompt` write them with their labels and the order hint.
-
-    Attributes:
-        booster: one per backend and model, shared by all chains that use them.
     """
 
+    # One per backend and model, shared by all chains that use them.
     booster: Booster = Field(default_factory=Booster)
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")

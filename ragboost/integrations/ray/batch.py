@@ -41,14 +41,12 @@ def run_batch_on_ray(
     Args:
         source: JSONL, readable by all machines under this path.
         output: the file to write, in storage that all machines share.
-        window: lines planned together.
         settings: settings of ordering, de-duplication and hints.
         corpus: file of the documents, likewise; each process reads it once.
         cache_tokens: capacity for the prediction; None if unbounded.
         block_size: block size in tokens for the prediction; None for whole documents.
         improve_s: seconds of a search for a better plan of each window.
         strict: fail on malformed lines; then only the rejects are written.
-        on_progress: called after each window.
 
     Raises:
         MissingExtraError: ray is not installed.
