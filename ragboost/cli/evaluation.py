@@ -140,7 +140,7 @@ def _ask(
     progress: bool | None,
 ) -> None:
     """Render the prompts, say what the answers will cost, and ask for them once that is agreed."""
-    from ragboost.batch.report import progress_bar
+    from ragboost.batch.display import progress_bar
 
     with progress_bar(progress) as on_progress:
         run.render(on_progress)
@@ -156,7 +156,7 @@ def _show(
     result: "OrderEvaluation", failures: Mapping[str, str], *, plot: Path | None, as_json: bool
 ) -> None:
     """Print the comparison, and a warning of the requests that it lacks."""
-    from ragboost.evaluation.report import result_table, write_plot
+    from ragboost.evaluation.result_table import result_table, write_plot
 
     if failures:
         first = next(iter(failures.values()))

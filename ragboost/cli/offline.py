@@ -58,7 +58,7 @@ def batch(
     ragboost batch requests.jsonl -o ordered.jsonl --cache-tokens 100000
     """
     from ragboost.batch import run_batch
-    from ragboost.batch.report import progress_bar, summary_sentence, summary_table, warning
+    from ragboost.batch.display import progress_bar, summary_sentence, summary_table, warning
     from ragboost.retrieval.corpus import Corpus
 
     settings = load_settings()
@@ -132,8 +132,8 @@ def simulate(
     \b
     ragboost simulate trace.jsonl --cache-tokens 100000 --cache-tokens 400000
     """
+    from ragboost.batch.display import forecast_sentence, forecast_table, progress_bar, write_plot
     from ragboost.batch.forecast import forecast
-    from ragboost.batch.report import forecast_sentence, forecast_table, progress_bar, write_plot
     from ragboost.plots import check_plot
     from ragboost.retrieval.corpus import Corpus
 
@@ -179,7 +179,7 @@ def warm(
     ragboost warm corpus.jsonl -o prior.json
     ragboost warm corpus.jsonl -o prior.json --retriever mymodule:make_retriever
     """
-    from ragboost.batch.report import progress_bar
+    from ragboost.batch.display import progress_bar
     from ragboost.retrieval.corpus import Corpus
     from ragboost.retrieval.warm import corpus_prior, imagine_contexts, make_retriever
 
@@ -214,7 +214,7 @@ def demo(
     """
     import_extra("torch", extra="engine")
     from ragboost.demo import run_demo
-    from ragboost.demo.report import table
+    from ragboost.demo.comparison import table
 
     result = run_demo(
         sessions=sessions,

@@ -18,9 +18,9 @@ from ragboost.config import (
     IndexSettings,
     Settings,
 )
+from ragboost.demo.comparison import summarize
 from ragboost.demo.corpus import standard_library
 from ragboost.demo.replay import MODEL, Cost, Costs, replay
-from ragboost.demo.report import summarize
 from ragboost.demo.workload import Workload, make_workload
 from ragboost.retrieval import BM25Retriever
 from ragboost.serving import serve_in_thread

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders.base import QuestionFormat, question_format, recognised
+from ragboost.evaluation.loaders import QuestionFormat, question_format, recognised
 from ragboost.evaluation.questions import (
     EvalQuestion,
     Pools,

@@ -105,15 +105,6 @@ class Node:
         """Child positions from the root to this node."""
         return tuple(node.slot for node in self.ancestors)
 
-    @property
-    def sequence_length(self) -> int:
-        """Resident tokens from the root to the end of this node.
-
-        Tokens generated behind an ancestor do not precede this node and do not count.
-        """
-        above = sum(node.num_tokens - node.generated_tokens for node in self.ancestors[:-1])
-        return above + self.num_tokens
-
     def resident_prefix(self, num_documents: int) -> int:
         """Return the resident tokens of the first `num_documents` documents of this node."""
         return min(sum(self.tokens[:num_documents]), self.num_tokens)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.errors import import_extra
-from ragboost.retrieval.base import best, check_k, searchable_text, with_score
+from ragboost.retrieval.retriever import best, check_k, searchable_text, with_score
 from ragboost.types import Document
 
 _WORD = re.compile(r"\w+")

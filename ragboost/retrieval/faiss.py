@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.errors import RequestError, import_extra
-from ragboost.retrieval.base import check_k, searchable_text, with_score
+from ragboost.retrieval.retriever import check_k, searchable_text, with_score
 from ragboost.types import Document
 
 Vectors = npt.NDArray[np.float32]

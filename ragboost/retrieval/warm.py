@@ -10,8 +10,8 @@ from typing import Any
 
 from ragboost.errors import ConfigError
 from ragboost.ordering import CorpusPrior
-from ragboost.retrieval.base import Retriever
 from ragboost.retrieval.bm25 import BM25Retriever
+from ragboost.retrieval.retriever import Retriever
 from ragboost.types import Document, document_key
 
 _WORDS = 14  # of a passage, about the length of a question

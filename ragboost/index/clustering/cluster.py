@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ragboost.index.clustering import distance, large
-from ragboost.index.clustering.base import ClusterTree, Ints, number
+from ragboost.index.clustering.clusters import ClusterTree, Ints, number
 from ragboost.index.clustering.improve import KeepImproving, improve
 from ragboost.index.clustering.walk import walk
 

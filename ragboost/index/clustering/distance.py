@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragboost.errors import RequestError
-from ragboost.index.clustering.base import Ints, Merges, Rows
+from ragboost.index.clustering.clusters import Ints, Merges, Rows
 
 MAX_CONTEXTS = 8_000
 """Contexts that the quadratic clustering accepts; the distance matrix takes up to 1 GB."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ragboost.index.clustering.base import Ints, Merges, Rows
+from ragboost.index.clustering.clusters import Ints, Merges, Rows
 
 KeepImproving = Callable[[], bool]
 """Called before each step; False ends the search."""

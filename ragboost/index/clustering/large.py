@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragboost.index.clustering import savings
-from ragboost.index.clustering.base import Ints, Merges, Rows
+from ragboost.index.clustering.clusters import Ints, Merges, Rows
 
 EXACT_CONTEXTS = 50_000
 """Batches up to this size are clustered whole; the parts of larger ones are half as large."""

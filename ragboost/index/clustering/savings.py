@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ragboost.index.clustering.base import Ints, Merges
+from ragboost.index.clustering.clusters import Ints, Merges
 
 Floats = NDArray[np.float32]
 

@@ -7,7 +7,7 @@ have many. Not recursive: chains may be as long as the batch.
 import numpy as np
 from numpy.typing import NDArray
 
-from ragboost.index.clustering.base import ClusterTree, Ints, Merges, Rows
+from ragboost.index.clustering.clusters import ClusterTree, Ints, Merges, Rows
 
 
 def walk(rows: Rows, merges: Merges, *, rank: Ints) -> ClusterTree:
