@@ -107,11 +107,7 @@ class UnsupportedModelError(ChunkCacheError):
 
 
 def import_extra(module: str, *, extra: str) -> ModuleType:
-    """Import a module of an optional package.
-
-    Raises:
-        MissingExtraError: the package is not installed; the message names the extra.
-    """
+    """Import a module of an optional package."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -27,9 +27,6 @@ def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
     Args:
         max_bytes: of a line; of a longer one, its first `max_bytes + 1` are yielded. None: no
             limit.
-
-    Raises:
-        RequestError: the file cannot be read.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -75,11 +72,7 @@ def decode(raw: bytes, *, where: str = "") -> Any:
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file, each with its place for messages.
-
-    Raises:
-        RequestError: the file cannot be read, or a line is not a JSON object.
-    """
+    """Yield the objects of a file, each with its place for messages."""
     for line in read_lines(path):
         row = decode(line.raw, where=line.where)
         if not isinstance(row, dict):

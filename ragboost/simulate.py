@@ -81,11 +81,7 @@ class SimulatedCache:
         self._oldest = 0  # runs before this one are exhausted
 
     def request(self, documents: Sequence[Hashable]) -> HitRate:
-        """Replay one request: match and then store its documents; return its tokens.
-
-        Raises:
-            RequestError: a negative token count.
-        """
+        """Replay one request: match and then store its documents; return its tokens."""
         sizes, prompt_tokens = self._sizes(documents)
         now = len(self._ends)
         node, depth, cached_tokens = _ROOT, 0, 0
@@ -205,12 +201,8 @@ def simulate(
 
     Args:
         orders: for each request, its documents in prompt order.
-        tokens: token count of each document.
         capacity_tokens: document tokens that fit; None: unbounded.
         extra_tokens: tokens of each prompt outside its documents; counted, never cached.
-
-    Raises:
-        RequestError: a negative count or capacity.
     """
     if extra_tokens < 0:
         raise RequestError(

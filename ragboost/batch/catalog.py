@@ -125,7 +125,6 @@ def read_requests(
     """Fill a catalog from a file; skip blank lines.
 
     Args:
-        on_rejected: called for each malformed line.
         is_full: ends the window after a line; None: read to the end of the file.
     """
     total = source.seek(0, 2)

@@ -31,12 +31,7 @@ class GrowingFiles:
 
     Args:
         paths: the files; the checkpoint is named after the first.
-        fingerprint: of everything that the files depend on.
         resume: go on from the checkpoint, if there is one.
-        start: summary of a job that begins.
-
-    Raises:
-        RequestError: a file cannot be written, or the checkpoint is that of another job.
     """
 
     def __init__(

@@ -103,10 +103,6 @@ def write_plot(forecast: Forecast, path: Path) -> None:
 
     Args:
         forecast: drawn with the unbounded cache at the right end.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        RequestError: unsupported file type, or the file cannot be written.
     """
     lines = {
         label: [(at, 100 * getattr(point, name)) for at, point in enumerate(forecast.points)]

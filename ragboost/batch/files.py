@@ -37,11 +37,7 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_output(path: Path, *, inputs: list[Path]) -> None:
-    """Refuse to overwrite an input, or a path that is not a regular file.
-
-    Raises:
-        RequestError: the output cannot be written.
-    """
+    """Refuse to overwrite an input, or a path that is not a regular file."""
     for source in inputs:
         if path.exists() and source.exists() and path.samefile(source):
             raise RequestError(f"{path} is an input of the job: give another output")

@@ -59,12 +59,7 @@ def forecast(
 
     Args:
         source: JSONL of requests in order of arrival, in the line formats of `run_batch`.
-        settings: settings of ordering, de-duplication and the tokenizer.
         cache_tokens: sizes; if empty, from the largest request to the whole trace, and unbounded.
-
-    Raises:
-        ConfigError, MissingExtraError: the tokenizer cannot be loaded.
-        RequestError: the file cannot be read, has no request with documents, or a size is below 1.
     """
     if any(size < 1 for size in cache_tokens):
         raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")

@@ -50,7 +50,6 @@ def run_batch(
     Args:
         source: JSONL; see `lines`. Blank lines are skipped.
         output: the file to write; not an input.
-        settings: settings of ordering, de-duplication and hints.
         cache_tokens: capacity for the prediction; None if unbounded.
         block_size: block size in tokens for the prediction; None for whole documents.
         improve_s: seconds of a search for a better plan of each window.
@@ -59,11 +58,6 @@ def run_batch(
         resume: go on after the last complete window of an interrupted job, if there is one.
         strict: fail on malformed lines; then only the rejects are written.
         keep: further files that the job reads and must not overwrite, such as the corpus.
-
-    Raises:
-        RequestError: a file cannot be read or written, a number is out of range, or the job to
-            resume was another one.
-        RejectedLinesError: `strict`, and there are malformed lines.
     """
     settings = settings or Settings()
     SimulatedCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both

@@ -48,7 +48,6 @@ class LineParser:
     """Parses lines.
 
     Args:
-        settings: settings of formats and hints.
         corpus: resolves `doc_ids`; without one, lines with `doc_ids` are malformed.
     """
 
@@ -57,11 +56,7 @@ class LineParser:
         self._corpus = corpus
 
     def parse(self, raw: bytes) -> BatchLine:
-        """Parse a line.
-
-        Raises:
-            RagBoostError: malformed; the message names the field.
-        """
+        """Parse a line."""
         value = parse_json(raw)
         if not isinstance(value, dict):
             raise RequestError(f"the line must be a JSON object, got {type(value).__name__}")

@@ -57,9 +57,6 @@ def order_piece(
     Args:
         improve_s: seconds of a search for a better plan.
         start: an empty summary, with the cache of the prediction.
-
-    Raises:
-        RequestError: the file cannot be read.
     """
     job = WindowJob(settings, corpus=corpus)
     lines = itertools.count(1)

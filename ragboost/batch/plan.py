@@ -33,7 +33,6 @@ def plan_file(
 
     Args:
         improve_s: seconds of a search for better plans, shared among the groups by their size.
-        on_progress: called periodically during this search.
     """
     permutations: list[Sequence[int]] = [range(len(entry.documents)) for entry in catalog.entries]
     release: list[int] = []

@@ -33,11 +33,7 @@ _EVERY = 64  # lines between two reports of progress
 
 
 class WindowJob:
-    """The two passes over one window, with their shared state.
-
-    Args:
-        settings: settings of ordering, de-duplication, hints and tokens.
-    """
+    """The two passes over one window, with their shared state."""
 
     def __init__(
         self,

@@ -11,13 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ragboost.config import (
-    BackendSettings,
-    EngineSettings,
-    FormatSettings,
-    IndexSettings,
-    Settings,
-)
+from ragboost.config import BackendSettings, EngineSettings, FormatSettings, IndexSettings, Settings
 from ragboost.demo.comparison import summarize
 from ragboost.demo.corpus import standard_library
 from ragboost.demo.replay import MODEL, Cost, Costs, replay
@@ -43,7 +37,6 @@ def run_demo(
     slows both alike.
 
     Args:
-        capacity_tokens: size of each engine's prefix cache.
         engine: settings of the engines; None for the built-in model.
         console: shows progress; None for stderr.
 

@@ -47,8 +47,6 @@ def make_workload(
 
     Args:
         documents: the corpus; ids are dotted names.
-        conversations, turns: conversations and the questions of each.
-        k: documents retrieved for a question.
     """
     draw = random.Random(seed)
     themes: dict[str, list[Document]] = {}

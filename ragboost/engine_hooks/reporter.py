@@ -18,13 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from ragboost.engine_hooks.reports import (
-    CONTENT_TYPE,
-    REPORT_PATH,
-    Report,
-    decode_reply,
-    encode,
-)
+from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH, Report, decode_reply, encode
 from ragboost.errors import EventStreamError
 
 logger = logging.getLogger(__name__)
@@ -49,10 +43,7 @@ class Reporter:
 
     Args:
         url: base URL of the proxy, such as `http://proxy:8080`.
-        stream: the stream's name at the proxy.
-        max_queued: batches queued for the thread.
         max_kept_bytes: encoded size of the batches kept for replays.
-        timeout_s: timeout of each request to the proxy.
         key: the proxy's `engine_hooks.report_key`, if it requires one.
     """
 
@@ -210,10 +201,6 @@ def make_reporter(rank: int, *, url: str | None = None) -> Reporter | None:
     `RAGBOOST_ENGINE_HOOKS__REPORT_URL` is the proxy's base URL (unless `url` is given),
     `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM` the replica's name (the host name by default), and
     `RAGBOOST_ENGINE_HOOKS__REPORT_KEY` the key that has this name in the proxy's settings, too.
-
-    Args:
-        rank: data-parallel rank, part of the stream's name.
-        url: base URL of the proxy.
     """
     url = url or os.environ.get(URL_VARIABLE)
     if not url:

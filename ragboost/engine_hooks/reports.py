@@ -42,11 +42,7 @@ _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 def decode_report(body: bytes) -> Report:
-    """Decode a report.
-
-    Raises:
-        EventStreamError: the body is none.
-    """
+    """Decode a report."""
     try:
         return _decode_report(body)
     except UNDECODABLE as error:
@@ -54,11 +50,7 @@ def decode_report(body: bytes) -> Report:
 
 
 def decode_reply(body: bytes) -> Reply:
-    """Decode a reply.
-
-    Raises:
-        EventStreamError: the body is none.
-    """
+    """Decode a reply."""
     try:
         return _decode_reply(body)
     except UNDECODABLE as error:

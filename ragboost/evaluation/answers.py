@@ -36,9 +36,6 @@ class AnswerFile:
 
     Args:
         path: the file; created if missing. A torn last line, of a run that was killed, is ignored.
-
-    Raises:
-        RequestError: the file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,11 +63,7 @@ class AnswerFile:
         return self._answers[key]
 
     def add(self, key: str, answer: ModelAnswer) -> None:
-        """Keep an answer; it is on its way to the disk when this returns.
-
-        Raises:
-            RequestError: the file cannot be written.
-        """
+        """Keep an answer; it is on its way to the disk when this returns."""
         self._answers[key] = answer
         row = {"key": key, **answer._asdict()}
         try:
@@ -110,7 +103,6 @@ def ask_all(
 
     Raises:
         BackendError: the first request failed, twenty in a row did, or the endpoint refuses all.
-        RequestError: the answers cannot be written.
     """
     missing = {key: messages for key, messages in wanted.items() if key not in answers}
     if not missing:

@@ -86,11 +86,7 @@ ARMS = (
 
 
 def choose_arms(names: Iterable[str], *, has_conversations: bool) -> tuple[EvalArm, ...]:
-    """Return arms by name, the baseline first; all that differ from each other if none is named.
-
-    Raises:
-        RequestError: there is no such arm.
-    """
+    """Return arms by name, the baseline first; all that differ from each other if none is named."""
     wanted = set(names)
     known = {arm.name: arm for arm in ARMS}
     for name in wanted:

@@ -23,11 +23,7 @@ class PairedDifference(NamedTuple):
 
 
 def paired_difference(
-    baseline: Sequence[float],
-    other: Sequence[float],
-    *,
-    groups: Sequence[Hashable],
-    seed: int = 0,
+    baseline: Sequence[float], other: Sequence[float], *, groups: Sequence[Hashable], seed: int = 0
 ) -> PairedDifference:
     """Return the mean of `other - baseline` with a percentile bootstrap interval.
 
@@ -38,7 +34,6 @@ def paired_difference(
 
     Args:
         baseline: scores from 0 to 1.
-        other: scores of the same questions.
     """
     difference = np.asarray(other, dtype=float) - np.asarray(baseline, dtype=float)
     if not len(difference):

@@ -112,12 +112,7 @@ class ChatEndpoint:
             connection.close()
 
     def ask(self, messages: Messages) -> ModelAnswer:
-        """Return the answer to a conversation; wait and try again while the endpoint is busy.
-
-        Raises:
-            RefusedPromptError, RefusedEndpointError: a status that will not change.
-            BackendConnectionError, BackendTimeoutError, BackendStatusError: all attempts failed.
-        """
+        """Return the answer to a conversation; wait and try again while the endpoint is busy."""
         body = json.dumps(self.payload(messages)).encode("utf-8", "replace")
         for attempt in range(1, self._attempts + 1):
             self._wait()
@@ -144,11 +139,7 @@ class ChatEndpoint:
         raise error
 
     def probe(self) -> None:
-        """Connect once.
-
-        Raises:
-            BackendConnectionError: nobody listens there.
-        """
+        """Connect once."""
         try:
             self._connection().connect()
         except OSError as problem:

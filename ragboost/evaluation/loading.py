@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 
 from ragboost.errors import RequestError
 from ragboost.evaluation.loaders import QuestionFormat, question_format, recognised
-from ragboost.evaluation.questions import (
-    EvalQuestion,
-    Pools,
-    RawQuestion,
-    chunked,
-    text_of,
-)
+from ragboost.evaluation.questions import EvalQuestion, Pools, RawQuestion, chunked, text_of
 from ragboost.jsonl import decode, read_lines
 from ragboost.types import as_document
 
@@ -49,10 +43,6 @@ def load_questions(
         name: its format; None: recognised by the first record.
         corpus: documents to retrieve from, or that `doc_ids` refer to.
         k: documents per question, where the file holds no retrieval.
-
-    Raises:
-        RequestError: the file cannot be read, its format is unknown, or it has no valid question.
-        MissingExtraError: documents must be retrieved, and rank-bm25 is not installed.
     """
     pools = Pools()
     if corpus is not None:

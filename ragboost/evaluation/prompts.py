@@ -103,7 +103,6 @@ def render_arm(
     """Render all questions of an arm.
 
     Args:
-        settings: the user's own with the arm's changes.
         questions: in the order in which a Booster sees them.
         system: the system message; empty: none.
     """

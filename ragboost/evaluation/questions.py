@@ -42,11 +42,7 @@ class Pools:
         self._pools: dict[str, dict[tuple[str, str], Document]] = {}
 
     def add(self, pool: str, text: str, *, title: str = "", id: str | None = None) -> Document:  # noqa: A002
-        """Add a document, named by its position unless it has an id; return it.
-
-        Raises:
-            InvalidDocumentError: the text is empty.
-        """
+        """Add a document, named by its position unless it has an id; return it."""
         known = self._pools.setdefault(pool, {})
         key = (title, text)
         if key not in known:
@@ -77,11 +73,7 @@ def text_of(row: Mapping[str, object], *names: str) -> str:
 
 
 def answers_of(value: object) -> tuple[str, ...]:
-    """Return answers given as a text, a number or a list of them, without blank ones.
-
-    Raises:
-        RequestError: there is none.
-    """
+    """Return answers given as a text, a number or a list of them, without blank ones."""
     given = value if isinstance(value, list | tuple) else [value]
     answers = [str(one).strip() for one in given if one is not None and not isinstance(one, dict)]
     if not any(answers):

@@ -107,7 +107,6 @@ def compare(
         scores: by arm; a question without an answer is missing.
         groups: the conversation of each question, or itself; all questions in file order.
         facts: by arm: changed questions, prompt tokens, predicted hit rate.
-        metric: the one of the sentence.
     """
     common = [name for name in groups if all(name in scores[arm.name] for arm in arms)]
     members = [groups[name] for name in common]

@@ -32,7 +32,6 @@ class OrderRun:
     """One evaluation of questions over arms.
 
     Args:
-        settings: of each arm, by name.
         answers: the answers so far, of model and judge.
         judge: an endpoint that judges answers; None: no judge.
         system: the system message; empty: none.

@@ -51,9 +51,6 @@ class ContextIndex(ContextTree):
         section 4.2).
         Ties go to the prefix found first: among the children of a node, the one that begins with
         the more relevant document. Changes nothing.
-
-        Args:
-            documents: distinct documents, most relevant first.
         """
         first_hidden_batch = self._apply_forecast()
         return search(
@@ -105,8 +102,6 @@ class ContextIndex(ContextTree):
 
         Args:
             leading: the documents at the front of the conversation, in prompt order.
-            history_tokens: length of the earlier turns behind them.
-            turn_tokens: length of the new turn.
         """
         if not leading:
             return IndexEntry((), 0)
@@ -128,8 +123,6 @@ class ContextIndex(ContextTree):
         the document boundaries are estimates.
 
         Args:
-            documents: distinct documents in prompt order.
-            num_documents: leading documents that are entirely resident.
             partial_tokens: resident tokens of the next document; ignored unless fewer than all.
         """
         is_partial = num_documents < len(documents) and 0 < partial_tokens < tokens[num_documents]

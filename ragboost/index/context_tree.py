@@ -77,9 +77,7 @@ class ContextTree:
         """Record that the cache now holds a sequence, and evict what no longer fits.
 
         Args:
-            documents: distinct documents in prompt order.
             tokens: their lengths, at least 1 each.
-            multi_turn: a conversation continues from here.
             is_use: count this as a use; if False, nodes that exist keep their age.
 
         Returns:
@@ -113,11 +111,7 @@ class ContextTree:
         return node
 
     def traverse(self, search_path: Sequence[int]) -> Node:
-        """Follow child positions from the root and touch the node (paper section 4.2).
-
-        Raises:
-            ContextIndexError: no such path, for example because it has been evicted.
-        """
+        """Follow child positions from the root and touch the node (paper section 4.2)."""
         node = self.root
         for depth, slot in enumerate(search_path):
             child = node.child_at(slot)
@@ -221,11 +215,7 @@ class ContextTree:
         return evicted
 
     def check_integrity(self) -> None:
-        """Compare every derived figure with the tree.
-
-        Raises:
-            ContextIndexError: an invariant does not hold; the message gives the numbers.
-        """
+        """Compare every derived figure with the tree."""
         num_nodes = num_tokens = 0
         for node in self:
             node.check_integrity()

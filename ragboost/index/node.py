@@ -113,7 +113,6 @@ class Node:
         """Return how many of the first `num_documents` documents have resident tokens.
 
         Args:
-            num_documents: documents of this node to look at.
             within: count only the first `within` tokens as resident; None: `num_tokens`.
         """
         num_tokens = self.num_tokens if within is None else within
@@ -156,11 +155,7 @@ class Node:
         return children
 
     def check_integrity(self) -> None:
-        """Check what holds for every node but the root.
-
-        Raises:
-            ContextIndexError: an invariant does not hold; the message names node and invariant.
-        """
+        """Check what holds for every node but the root."""
         whole = sum(self.tokens)
         parent, children = self.parent, self.children
         invariants = {

@@ -54,11 +54,7 @@ def place(
     """Order and de-duplicate objects at the front of a prompt.
 
     Args:
-        booster: mirrors the engine's prefix cache.
         as_document: converts an object to what the model reads; None for a blank one.
-
-    Raises:
-        ContextIndexError: an invariant does not hold; send the objects unchanged.
     """
     documents = [as_document(value) for value in values]
     known = [(rank, document) for rank, document in enumerate(documents) if document is not None]

@@ -14,11 +14,7 @@ from ragboost.formats.text.spans import strip
 
 
 class RepeatedDocuments:
-    """Rewrites the texts of one conversation, from its first message on.
-
-    Args:
-        settings: settings of formats, hints and de-duplication.
-    """
+    """Rewrites the texts of one conversation, from its first message on."""
 
     def __init__(self, settings: Settings) -> None:
         self.num_referred = 0  # documents replaced by a reference so far

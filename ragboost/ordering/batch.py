@@ -38,15 +38,11 @@ def plan_batch(
     `distance` it is the paper's (section 5.2).
 
     Args:
-        contexts: documents of each request, most relevant first.
         tokens: length of every document, at least 1.
         alpha: weight of positions in the paper's distance (Eq. 1).
         exact_contexts: with `savings`, larger batches are clustered in parts.
         keep_last: the most relevant documents of each context that take its last places, the best
             one last; they take no part in the clustering.
-
-    Raises:
-        RequestError: too many contexts for linkage `distance`.
     """
     free = [context[keep_last:] for context in contexts] if keep_last else contexts
     tree = cluster(

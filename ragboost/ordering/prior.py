@@ -52,11 +52,7 @@ class CorpusPrior:
 
     @classmethod
     def read(cls, path: Path) -> "CorpusPrior":
-        """Read a file that `write` wrote.
-
-        Raises:
-            ConfigError: the file cannot be read, or is no such file.
-        """
+        """Read a file that `write` wrote."""
         try:
             value: Any = json.loads(path.read_bytes())
             if value["format"] != _FORMAT:
@@ -70,11 +66,7 @@ class CorpusPrior:
             ) from None
 
     def write(self, path: Path) -> None:
-        """Write the contexts to a file.
-
-        Raises:
-            RequestError: the file cannot be written.
-        """
+        """Write the contexts to a file."""
         value = {"format": _FORMAT, "documents": self._names, "contexts": self._documents}
         try:
             path.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
@@ -83,11 +75,7 @@ class CorpusPrior:
 
 
 def read_prior(settings: OrderingSettings) -> CorpusPrior | None:
-    """Read the prior that the settings name; None if they name none.
-
-    Raises:
-        ConfigError: it cannot be read, or the tail does not use it.
-    """
+    """Read the prior that the settings name; None if they name none."""
     if settings.prior is None:
         return None
     if settings.tail != "popularity":

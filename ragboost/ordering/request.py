@@ -36,8 +36,6 @@ def order_documents(
     more.
 
     Args:
-        index: mirrors the backend's prefix cache.
-        documents: distinct documents, most relevant first.
         recent: the documents of earlier requests, for the `popularity` tail; None: relevance order.
     """
     keep = min(settings.keep_last, len(documents)) if settings.enabled else 0

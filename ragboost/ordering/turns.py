@@ -38,7 +38,6 @@ def group_turns(sessions: Sequence[str | None], continued: Collection[str]) -> B
 
     Args:
         sessions: the conversation of each request; None without one.
-        continued: conversations that began before the batch.
     """
     first: dict[str, int] = {}
     leading, early = [], []

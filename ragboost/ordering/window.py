@@ -71,7 +71,6 @@ def plan_next(
     never be sent.
 
     Args:
-        index: mirrors the backend's prefix cache.
         contexts: distinct documents of each request, most relevant first; the first request is
             sent if no other may overtake it.
         budget_tokens: uncached tokens that may be sent before the first request.
@@ -107,10 +106,7 @@ class _Plan:
     """A plan in the making; see `WindowPlan`."""
 
     def __init__(
-        self,
-        index: ContextIndex,
-        tokens: Mapping[Hashable, int],
-        recent: RecentContexts | None,
+        self, index: ContextIndex, tokens: Mapping[Hashable, int], recent: RecentContexts | None
     ) -> None:
         self.index = index
         self.tokens = tokens

@@ -22,9 +22,6 @@ class BM25Retriever:
     """Retriever over the words of title and text; see `Retriever`.
 
     Documents without a word of the query have score 0.
-
-    Raises:
-        MissingExtraError: rank-bm25 is not installed.
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:

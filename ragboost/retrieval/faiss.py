@@ -27,7 +27,6 @@ class FaissRetriever:
         embed: called with at most 256 texts at a time, documents first, later queries.
 
     Raises:
-        MissingExtraError: faiss-cpu is not installed.
         RequestError: no documents, or vectors of a wrong shape or with NaN in them.
     """
 

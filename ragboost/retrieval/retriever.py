@@ -38,11 +38,7 @@ def check_k(k: int) -> None:
 
 
 def best(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.intp]:
-    """Return the positions of the `k` highest scores, highest first, ties in order.
-
-    Raises:
-        RequestError: a score is NaN or infinite.
-    """
+    """Return the positions of the `k` highest scores, highest first, ties in order."""
     bad = np.flatnonzero(~np.isfinite(scores))
     if bad.size:
         raise RequestError(

@@ -19,12 +19,7 @@ _EVERY = 64  # queries between two reports of progress
 
 
 def make_retriever(name: str, documents: Sequence[Document]) -> Retriever:
-    """Return the retriever `bm25`, or what the function `module:function` returns for a corpus.
-
-    Raises:
-        ConfigError: there is no such function.
-        MissingExtraError: rank-bm25 is not installed.
-    """
+    """Return the retriever `bm25`, or what the function `module:function` returns for a corpus."""
     if name == "bm25":
         return BM25Retriever(documents)
     module, _, function = name.partition(":")
@@ -51,10 +46,6 @@ def imagine_contexts(
 
     Returns:
         For each query, the positions of the documents found.
-
-    Args:
-        documents: the corpus, as requests carry them.
-        seed: of the choice of documents and passages.
     """
     rng = random.Random(seed)
     asked = documents if len(documents) <= limit else rng.sample(documents, limit)

@@ -56,11 +56,7 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        run: Callable[..., None],
-        arguments: Sequence[tuple[Any, ...]],
-        *,
-        drain_s: float,
+        self, run: Callable[..., None], arguments: Sequence[tuple[Any, ...]], *, drain_s: float
     ) -> None:
         self._workers = [_Worker(number, run, each) for number, each in enumerate(arguments)]
         self._drain_s = drain_s
@@ -68,9 +64,6 @@ class Supervisor:
 
     def run(self, *, on_ready: Callable[[], None]) -> None:
         """Run the workers until SIGTERM or SIGINT, and then until they have drained.
-
-        Args:
-            on_ready: called once, when all workers serve.
 
         Raises:
             ConfigError: a worker could not start the first time.

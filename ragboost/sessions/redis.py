@@ -124,12 +124,7 @@ class RedisStore(ChatSessionStore):
 
 
 def make_client(settings: SessionSettings) -> Any:
-    """Make an asynchronous client for the server that the settings name; it connects when used.
-
-    Raises:
-        ConfigError: the URL is missing or invalid.
-        MissingExtraError: the client is not installed.
-    """
+    """Make an asynchronous client for the server that the settings name; it connects when used."""
     client = import_extra("redis.asyncio", extra="redis")
     retry = import_extra("redis.asyncio.retry", extra="redis")
     backoff = import_extra("redis.backoff", extra="redis")

@@ -34,19 +34,11 @@ class QuestionFormat(Protocol):
         """Return True if a file's first record is of this format."""
 
     def parse(self, row: Row, pools: Pools) -> Iterable[RawQuestion]:
-        """Yield the questions of a record, and add its documents to a pool.
-
-        Raises:
-            RequestError: malformed; names the field.
-        """
+        """Yield the questions of a record, and add its documents to a pool."""
 
 
 def question_format(name: str) -> QuestionFormat:
-    """Return a format by name.
-
-    Raises:
-        RequestError: there is no such format.
-    """
+    """Return a format by name."""
     if name not in FORMATS:
         raise RequestError(f"--format must be one of {', '.join(FORMATS)}, got {name!r}")
     module = import_module(f"ragboost.evaluation.loaders.{_MODULES.get(name, name)}")

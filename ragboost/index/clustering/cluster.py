@@ -28,7 +28,6 @@ def cluster(
     """Cluster contexts by the documents they share. Deterministic.
 
     Args:
-        contexts: documents of each context, in relevance order.
         linkage: `savings` merges the pair whose common documents have the most tokens; `distance`
             is the paper's (Eq. 1), quadratic in time and memory.
         alpha: weight of positions in Eq. 1.

@@ -53,9 +53,6 @@ def merge(rows: Rows, *, alpha: float, rank: Ints) -> Merges:
     """Merge the closest pair repeatedly; a virtual node is the sorted intersection.
 
     Ties go to the older pair. Contexts that share nothing are never merged.
-
-    Raises:
-        RequestError: more than `MAX_CONTEXTS` contexts.
     """
     count, width = rows.documents.shape
     if count > MAX_CONTEXTS:

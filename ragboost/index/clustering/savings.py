@@ -32,7 +32,6 @@ def merge(documents: NDArray[np.int32], tokens: Ints) -> Merges:
 
     Args:
         documents: (contexts, width) document numbers, padded with -1; low numbers are frequent.
-        tokens: (documents,) length of each document.
     """
     with threadpool_limits(
         limits=1, user_api="blas"

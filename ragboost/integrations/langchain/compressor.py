@@ -24,19 +24,13 @@ class BoostCompressor(BaseDocumentCompressor):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     def compress_documents(
-        self,
-        documents: Sequence[LangChainDocument],
-        query: str,
-        callbacks: Callbacks | None = None,
+        self, documents: Sequence[LangChainDocument], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[LangChainDocument]:
         """Order and de-duplicate documents that are given most relevant first."""
         return boosted_documents(self.booster, query, documents)
 
     async def acompress_documents(
-        self,
-        documents: Sequence[LangChainDocument],
-        query: str,
-        callbacks: Callbacks | None = None,
+        self, documents: Sequence[LangChainDocument], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[LangChainDocument]:
         """Order and de-duplicate documents, as `compress_documents`."""
         return boosted_documents(self.booster, query, documents)

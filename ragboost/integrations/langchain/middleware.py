@@ -29,9 +29,7 @@ class BoostMiddleware(AgentMiddleware[Any, Any, Any]):
         self._settings = settings or Settings()
 
     def wrap_model_call(
-        self,
-        request: ModelRequest[Any],
-        handler: Callable[[ModelRequest[Any]], ModelResponse[Any]],
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any] | AIMessage:
         """Call the model with references."""
         return handler(self._boosted(request))

@@ -41,17 +41,11 @@ def run_batch_on_ray(
     Args:
         source: JSONL, readable by all machines under this path.
         output: the file to write, in storage that all machines share.
-        settings: settings of ordering, de-duplication and hints.
         corpus: file of the documents, likewise; each process reads it once.
         cache_tokens: capacity for the prediction; None if unbounded.
         block_size: block size in tokens for the prediction; None for whole documents.
         improve_s: seconds of a search for a better plan of each window.
         strict: fail on malformed lines; then only the rejects are written.
-
-    Raises:
-        MissingExtraError: ray is not installed.
-        RequestError: a file cannot be read or written, or a number is out of range.
-        RejectedLinesError: `strict`, and there are malformed lines.
     """
     if window < 1:
         raise RequestError(f"window must be at least 1, got {window}", param="window")

@@ -41,7 +41,6 @@ def boosted(
         window: rows planned together; None: all.
 
     Raises:
-        MissingExtraError: ray is not installed.
         InvalidDocumentError, RequestError: a row is invalid, or `window` is below 1. With `window`,
             Ray raises its own error around that of a row, when the row is computed.
     """

@@ -22,7 +22,6 @@ def deploy(settings: Settings | None = None, *, num_replicas: int = 1) -> Any:
             `"sqlite"` on one machine.
 
     Raises:
-        MissingExtraError: ray[serve] is not installed.
         ConfigError: several replicas could not share chat sessions, or this Ray cannot keep a
             conversation at one of them.
     """

@@ -29,7 +29,6 @@ class MessageHandler:
     Args:
         followers: of the prefix caches, by name of the backend; prompts of others are ignored.
         board: has this process's loads, and takes the others'.
-        max_histories: of conversations whose keeper is remembered.
     """
 
     def __init__(

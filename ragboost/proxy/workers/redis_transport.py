@@ -39,13 +39,8 @@ class RedisTransport:
     """One process's side of the exchange with replicas. Never fails.
 
     Args:
-        handler: takes over the others' messages.
         name: of this process among all of all replicas: `GROUP/ID` for a worker, whose group is
             told in another way.
-
-    Raises:
-        ConfigError: the URL is missing or invalid.
-        MissingExtraError: the client is not installed.
     """
 
     def __init__(self, settings: SessionSettings, handler: MessageHandler, *, name: str) -> None:
