@@ -195,23 +195,12 @@ def simulate(
     *,
     capacity_tokens: int | None,
     block_size: int | None = None,
-    extra_tokens: int = 0,
 ) -> HitRate:
-    """Replay requests through an initially empty prefix cache, in the given order.
-
-    Args:
-        orders: for each request, its documents in prompt order.
-        capacity_tokens: document tokens that fit; None: unbounded.
-        extra_tokens: tokens of each prompt outside its documents; counted, never cached.
-    """
-    if extra_tokens < 0:
-        raise RequestError(
-            f"extra_tokens must be at least 0, got {extra_tokens}", param="extra_tokens"
-        )
+    """Replay requests, as documents in prompt order, through an initially empty prefix cache."""
     cache = SimulatedCache(tokens, capacity_tokens=capacity_tokens, block_size=block_size)
     cached_tokens = prompt_tokens = 0
     for documents in orders:
         used = cache.request(documents)
         cached_tokens += used.cached_tokens
-        prompt_tokens += used.prompt_tokens + extra_tokens
+        prompt_tokens += used.prompt_tokens
     return HitRate(cached_tokens, prompt_tokens)

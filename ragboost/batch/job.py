@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from ragboost.batch.catalog import DocumentCatalog, IsFull, Progress
 from ragboost.batch.checkpoint import Checkpoint, GrowingFiles
-from ragboost.batch.files import check_output, open_input, side_path
+from ragboost.batch.files import open_input, output_paths
 from ragboost.batch.summary import BatchSummary
 from ragboost.batch.window import WindowJob
 from ragboost.config import Settings
@@ -62,7 +62,7 @@ def run_batch(
     settings = settings or Settings()
     SimulatedCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both
     is_full, inputs = _bound(window, memory_mb), [source, *keep]
-    paths = _output_paths(output, inputs=inputs)
+    paths = output_paths(output, inputs=inputs)
     with open_input(source) as file:
         options = (cache_tokens, block_size, improve_s, window, memory_mb, strict)
         start = BatchSummary(cache_tokens=cache_tokens, block_size=block_size)
@@ -77,14 +77,6 @@ def run_batch(
                 )
             growing.finish(*range(len(paths)))
     return summary
-
-
-def _output_paths(output: Path, *, inputs: list[Path]) -> list[Path]:
-    """Return the files that a job writes; none of them is an input."""
-    paths = [output, side_path(output, "positions"), side_path(output, "rejects")]
-    for path in paths:
-        check_output(path, inputs=inputs)
-    return paths
 
 
 def _run(

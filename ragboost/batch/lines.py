@@ -56,7 +56,6 @@ class LineParser:
         self._corpus = corpus
 
     def parse(self, raw: bytes) -> BatchLine:
-        """Parse a line."""
         value = parse_json(raw)
         if not isinstance(value, dict):
             raise RequestError(f"the line must be a JSON object, got {type(value).__name__}")

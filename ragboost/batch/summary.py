@@ -30,26 +30,21 @@ class BatchSummary:
     def with_window(
         self, catalog: DocumentCatalog, planned: FilePlan, *, rejected: int
     ) -> "BatchSummary":
-        """Return the summary with another window."""
         entries, cache, block = catalog.entries, self.cache_tokens, self.block_size
         before = predict(catalog, None, cache_tokens=cache, block_size=block)
         after = predict(catalog, planned, cache_tokens=cache, block_size=block)
-        permutations = planned.permutations
         num_documents = sum(len(entry.documents) for entry in entries)
-        num_sent = sum(map(len, permutations))
-        return BatchSummary(
-            requests=self.requests + len(entries),
-            rejected=self.rejected + rejected,
-            documents=self.documents + num_documents,
-            duplicates_removed=self.duplicates_removed + num_documents - num_sent,
-            requests_reordered=self.requests_reordered
-            + sum(list(order) != sorted(order) for order in permutations),
-            windows=self.windows + 1,
-            cache_tokens=cache,
-            block_size=block,
-            before=_sum(self.before, before),
-            after=_sum(self.after, after),
+        window = BatchSummary(
+            requests=len(entries),
+            rejected=rejected,
+            documents=num_documents,
+            duplicates_removed=num_documents - sum(map(len, planned.permutations)),
+            requests_reordered=sum(list(p) != sorted(p) for p in planned.permutations),
+            windows=1,
+            before=before,
+            after=after,
         )
+        return self.plus(window)
 
     def plus(self, other: "BatchSummary") -> "BatchSummary":
         """Return the summary of the windows of both."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from ragboost.cli.options import AS_JSON, PROGRESS
 from ragboost.config import load_settings
 from ragboost.errors import RequestError
 
@@ -69,10 +70,8 @@ def eval_order(
     plot: Path | None = typer.Option(
         None, metavar="FILE", help="Write the differences to this .png or .svg; extra plot."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    progress: bool | None = typer.Option(
-        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
-    ),
+    as_json: bool = AS_JSON,
+    progress: bool | None = PROGRESS,
 ) -> None:
     """Measure whether reordering costs answers, with your model and your questions.
 

@@ -42,7 +42,6 @@ _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 def decode_report(body: bytes) -> Report:
-    """Decode a report."""
     try:
         return _decode_report(body)
     except UNDECODABLE as error:
@@ -50,7 +49,6 @@ def decode_report(body: bytes) -> Report:
 
 
 def decode_reply(body: bytes) -> Reply:
-    """Decode a reply."""
     try:
         return _decode_reply(body)
     except UNDECODABLE as error:

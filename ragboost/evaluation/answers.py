@@ -73,7 +73,6 @@ class AnswerFile:
             raise RequestError(f"cannot write {self.path}: {error.strerror}") from None
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -33,7 +33,6 @@ class CostEstimate:
         return (tokens_in + self.max_completion_tokens * (self.price_out or 0.0)) / 1e6
 
     def sentence(self) -> str:
-        """Return the estimate as text."""
         known = f", {self.num_known:,} answered before" if self.num_known else ""
         text = (
             f"{self.num_missing:,} requests of {self.num_prompts:,} distinct prompts{known}: about "

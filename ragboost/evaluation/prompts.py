@@ -48,7 +48,6 @@ class ArmRenderer:
         self._history: defaultdict[str, Messages] = defaultdict(tuple)
 
     def render(self, question: EvalQuestion) -> ArmPrompt:
-        """Return the prompt of the next question."""
         context = self._boost(question)
         if self._arm.drops_locations:
             kept = tuple(hint for hint in context.hints if hint.kind != "location")

@@ -52,7 +52,6 @@ class Pools:
         return known[key]
 
     def has(self, pool: str) -> bool:
-        """Return True if the pool has a document."""
         return pool in self._pools
 
     def documents(self, pool: str) -> Sequence[Document]:

@@ -37,7 +37,6 @@ class OrderEvaluation:
     num_compared: int  # answered in every arm
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
         return {
             "metric": self.metric,
             "questions": self.num_questions,

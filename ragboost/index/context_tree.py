@@ -156,7 +156,6 @@ class ContextTree:
         self._leaves.push(leaf)
 
     def holds(self, node: Node) -> bool:
-        """Return True if the node is in the tree."""
         while node.parent is not None:
             node = node.parent
         return node is self.root

@@ -19,7 +19,6 @@ class Corpus(Sequence[Document]):
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        """Index the documents."""
         self._documents = tuple(documents)
         self._position: dict[object, int] = {}
         for i, document in enumerate(self._documents):

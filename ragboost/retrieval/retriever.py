@@ -48,7 +48,6 @@ def best(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.intp]:
 
 
 def with_score(document: Document, score: float) -> Document:
-    """Return a copy of a document with its score."""
     return replace(document, score=float(score))
 
 

@@ -39,7 +39,6 @@ def imagine_contexts(
     *,
     k: int,
     limit: int,
-    seed: int = 0,
     on_progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> list[list[int]]:
     """Retrieve for a random passage of each document, or of `limit` documents of a larger corpus.
@@ -47,7 +46,7 @@ def imagine_contexts(
     Returns:
         For each query, the positions of the documents found.
     """
-    rng = random.Random(seed)
+    rng = random.Random(0)
     asked = documents if len(documents) <= limit else rng.sample(documents, limit)
     position = {document.key: i for i, document in enumerate(documents)}
     contexts = []

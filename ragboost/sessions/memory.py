@@ -38,7 +38,6 @@ class MemoryStore(ChatSessionStore):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all sessions."""
         return self._entries.size
 
     async def open(self) -> None: ...

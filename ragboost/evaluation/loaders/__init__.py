@@ -38,7 +38,6 @@ class QuestionFormat(Protocol):
 
 
 def question_format(name: str) -> QuestionFormat:
-    """Return a format by name."""
     if name not in FORMATS:
         raise RequestError(f"--format must be one of {', '.join(FORMATS)}, got {name!r}")
     module = import_module(f"ragboost.evaluation.loaders.{_MODULES.get(name, name)}")

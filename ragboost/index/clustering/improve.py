@@ -19,15 +19,14 @@ _MOST_MOVED = 12  # contexts that leave the forest in one step, at most
 _BLINK = 0.02  # share of places overlooked by chance, so that a context does not always return
 
 
-def improve(rows: Rows, merges: Merges, *, keep_improving: KeepImproving, seed: int = 0) -> Merges:
+def improve(rows: Rows, merges: Merges, *, keep_improving: KeepImproving) -> Merges:
     """Move contexts within a forest until `keep_improving` ends it; saves at least as many tokens.
 
-    Args:
-        seed: of the random choices; equal seeds and numbers of steps give equal forests.
+    Equal numbers of steps give equal forests.
     """
     if not len(merges.left):
         return merges
-    forest = _Forest(rows, merges, random.Random(seed))
+    forest = _Forest(rows, merges, random.Random(0))
     while keep_improving():
         forest.step()
     return forest.merges(rows.documents.shape[1])

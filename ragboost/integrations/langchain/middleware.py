@@ -31,7 +31,6 @@ class BoostMiddleware(AgentMiddleware[Any, Any, Any]):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any] | AIMessage:
-        """Call the model with references."""
         return handler(self._boosted(request))
 
     async def awrap_model_call(
@@ -39,7 +38,6 @@ class BoostMiddleware(AgentMiddleware[Any, Any, Any]):
         request: ModelRequest[Any],
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any] | AIMessage:
-        """Call the model with references."""
         return await handler(self._boosted(request))
 
     def _boosted(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
@@ -51,7 +49,6 @@ class BoostMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 def _read(results: RepeatedDocuments, message: Any) -> Any:
-    """Return a message with references."""
     if isinstance(message, AIMessage):
         return message
     is_tool, content = isinstance(message, ToolMessage), message.content

@@ -23,7 +23,6 @@ class DocumentPrompt(StringPromptTemplate):
     input_variables: list[str] = ["page_content", KEY]  # noqa: RUF012
 
     def format(self, **kwargs: Any) -> str:
-        """Write one document."""
         return _block(kwargs["page_content"], kwargs[KEY])
 
     @property

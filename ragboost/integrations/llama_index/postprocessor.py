@@ -24,7 +24,6 @@ class BoostPostprocessor(BaseNodePostprocessor):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name of the component."""
         return "BoostPostprocessor"
 
     def _postprocess_nodes(

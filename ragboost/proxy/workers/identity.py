@@ -17,13 +17,11 @@ class WorkerIdentity:
 
     @classmethod
     def of_all(cls, num_workers: int, folder: str) -> tuple["WorkerIdentity", ...]:
-        """Return the identities of all workers of a proxy."""
         common = num_workers, folder, secrets.token_hex(8), secrets.token_hex(16)
         return tuple(cls(worker_id, *common) for worker_id in range(num_workers))
 
     @property
     def others(self) -> tuple[int, ...]:
-        """The ids of the other workers."""
         return tuple(i for i in range(self.num_workers) if i != self.worker_id)
 
     def address(self, worker_id: int) -> str:

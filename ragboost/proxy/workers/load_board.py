@@ -65,7 +65,6 @@ class LoadBoard:
         self._expiry = asyncio.create_task(self._expire_often(), name="expiring loads")
 
     async def close(self) -> None:
-        """Stop."""
         self._expiry.cancel()
         await asyncio.gather(self._expiry, return_exceptions=True)
 

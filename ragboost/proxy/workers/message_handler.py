@@ -52,11 +52,9 @@ class MessageHandler:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Begin."""
         self._task = asyncio.create_task(self._run(), name="learning prompts of others")
 
     async def close(self) -> None:
-        """Stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -87,7 +87,6 @@ _INVALID = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode(message: WorkerMessage | ReplicaMessage) -> bytes:
-    """Encode a message."""
     return _encoder.encode(message)
 
 

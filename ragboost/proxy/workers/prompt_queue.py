@@ -21,7 +21,6 @@ class PromptQueue:
         return len(self._prompts)
 
     def add(self, prompt: SentPrompt) -> None:
-        """Append a prompt."""
         self._prompts.append(prompt)
         self._num_documents += len(prompt.layout.documents)
         while len(self) > self._max_prompts or self._num_documents > self._max_documents:

@@ -63,7 +63,6 @@ class RedisTransport:
             self._tasks.append(asyncio.create_task(self._repeat(work), name=f"{name} replicas"))
 
     async def close(self) -> None:
-        """Stop."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

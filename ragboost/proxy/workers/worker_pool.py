@@ -131,14 +131,12 @@ class WorkerPool:
         return self._clients.get(worker_id)
 
     def has_handed_over(self, headers: RawHeaders) -> bool:
-        """Return True for a request that another worker has handed over."""
         token = self.identity.token.encode()
         return any(
             name == WORKER_HEADER and hmac.compare_digest(value, token) for name, value in headers
         )
 
     def handed_over(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-        """Return the headers with which a request is handed over."""
         return with_header(request_headers(headers), WORKER_HEADER, self.identity.token.encode())
 
     async def ask_all(
@@ -186,7 +184,6 @@ class WorkerSlot:
 
     @property
     def backend(self) -> Backend:
-        """The worker."""
         return self._worker
 
     def fail_over(self, error: BackendError) -> bool:

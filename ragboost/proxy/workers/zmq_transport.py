@@ -73,14 +73,12 @@ class ZmqTransport:
         listener: Listener,
         *,
         report: Callable[[], LoadReport],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_sent = self.num_received = 0  # messages; those sent without signs of life
         self.num_lost = 0  # times that a number showed that messages were lost
         self._identity = identity
         self._listener = listener
         self._report = report
-        self._clock = clock
         self._epoch = secrets.token_hex(8)
         self._peers = {worker_id: _Peer() for worker_id in identity.others}
         # What each worker did, by its id and the message's identity; for snapshots.
@@ -129,7 +127,7 @@ class ZmqTransport:
 
     def is_alive(self, worker_id: int) -> bool:
         """Return True if another worker was heard lately."""
-        return self._peers[worker_id].alive_until > self._clock()
+        return self._peers[worker_id].alive_until > time.monotonic()
 
     @property
     def is_synchronised(self) -> bool:
@@ -224,7 +222,7 @@ class ZmqTransport:
                 self._listener.restarted(worker_id)
         elif peer.next is not None and beat.num_sent > peer.next:
             self._miss(worker_id, peer)
-        peer.alive_until = self._clock() + _ALIVE_S
+        peer.alive_until = time.monotonic() + _ALIVE_S
         self._listener.heard(worker_id, beat.port, beat.report)
         if self._identity.worker_id in beat.wants and worker_id not in self._snapshots:
             task = asyncio.create_task(self._send_snapshot(worker_id), name="sending a snapshot")
