@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ragboost.errors import RequestError
 from ragboost.evaluation.loaders import QuestionFormat, question_format, recognised
 from ragboost.evaluation.questions import EvalQuestion, Pools, RawQuestion, chunked, text_of
-from ragboost.jsonl import decode, read_lines
+from ragboost.jsonl import Line, decode, read_lines
 from ragboost.types import as_document
 
 _MAX_SHOWN = 3
@@ -97,48 +97,27 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
     if path.suffix == ".csv":
         yield from _table(path)
         return
-    lines = read_lines(path)
-    first = next(lines, None)
-    if first is None:
+    lines = list(read_lines(path))
+    if not lines:
         return
     try:
-        begin = decode(first.raw)
+        value = decode(b"\n".join(line.raw for line in lines))
     except RequestError as error:
-        # JSON over several lines, or a broken first line of JSON Lines.
-        yield from _whole(path, error if first.raw.lstrip()[:1] not in b"[{" else None)
+        if lines[0].raw.lstrip()[:1] not in b"[{":
+            raise RequestError(f"{path}:1: {error}") from None
+        yield from ((line.where, _decoded(line)) for line in lines)
         return
-    if isinstance(begin, list):
-        yield from ((f"{path}[{at}]", _object(row)) for at, row in enumerate(begin))
-        return
-    yield first.where, _object(begin)
-    for line in lines:
-        try:
-            yield line.where, _object(decode(line.raw))
-        except RequestError as error:
-            yield line.where, error
-
-
-def _whole(path: Path, problem: RequestError | None) -> Iterator[tuple[str, Any]]:
-    if problem is not None:
-        raise RequestError(f"{path}:1: {problem}")
-    text = b"\n".join(line.raw for line in read_lines(path))
-    try:
-        value = decode(text)
-    except RequestError as error:
-        if "Extra data" not in str(error) and b"\n" in text:
-            rest = read_lines(path)
-            yield next(rest).where, error
-            for line in rest:
-                try:
-                    yield line.where, _object(decode(line.raw))
-                except RequestError as bad:
-                    yield line.where, bad
-            return
-        raise RequestError(f"{path}: {error}") from None
     if isinstance(value, list):
         yield from ((f"{path}[{at}]", _object(row)) for at, row in enumerate(value))
     else:
-        yield str(path), _object(value)
+        yield str(path) if len(lines) > 1 else lines[0].where, _object(value)
+
+
+def _decoded(line: Line) -> Any:
+    try:
+        return _object(decode(line.raw))
+    except RequestError as error:
+        return error
 
 
 def _object(value: Any) -> Any:
@@ -172,14 +151,9 @@ def _read_corpus(path: Path, pools: Pools) -> None:
                     pools.add("", piece, title=str(row.get("title") or ""))
             else:
                 document = as_document(row)
-                given = document.id
-                name = (
-                    None
-                    if given is None
-                    else given
-                    if isinstance(given, str)
-                    else json.dumps(given)
-                )
+                name = document.id
+                if name is not None and not isinstance(name, str):
+                    name = json.dumps(name)
                 pools.add("", document.text, title=document.title or "", id=name)
         except RequestError as error:
             raise RequestError(f"{where}: {error}") from None
