@@ -78,5 +78,5 @@ class BatchSummary:
         return cls(**{**fields, **rates})
 
 
-def _sum(one: HitRate, other: HitRate) -> HitRate:
-    return HitRate(one.cached_tokens + other.cached_tokens, one.prompt_tokens + other.prompt_tokens)
+def _sum(*rates: HitRate) -> HitRate:
+    return HitRate(*map(sum, zip(*rates, strict=True)))

@@ -100,9 +100,9 @@ def eval_order(
         judging = connect(judge, model=judge_model, api_key=key, max_tokens=_VERDICT_TOKENS)
     loaded = load_questions(questions, name=file_format, corpus=corpus, k=k, limit=limit)
     _warn_of_rejects(loaded)
-    has_conversations = any(one.conversation is not None for one in loaded.questions)
+    has_conversations = any(question.conversation is not None for question in loaded.questions)
     arms = choose_arms(arm, has_conversations=has_conversations)
-    settings = {one.name: load_settings(one.changes) for one in arms}
+    settings = {selected.name: load_settings(selected.changes) for selected in arms}
     kept = AnswerFile(answers or questions.with_name(questions.name + ".answers.jsonl"))
     run = OrderRun(
         loaded.questions,
@@ -174,12 +174,12 @@ def _show(
 
 
 def _metric(name: str | None, *, has_judge: bool) -> str:
-    known = ("em", "f1", "contains", *(["judge"] if has_judge else []))
+    names = ("em", "f1", "contains", *(["judge"] if has_judge else []))
     if name is None:
         return "judge" if has_judge else "f1"
-    if name not in known:
+    if name not in names:
         hint = "; judge needs --judge URL" if name == "judge" else ""
-        raise RequestError(f"--metric must be one of {', '.join(known)}, got {name!r}{hint}")
+        raise RequestError(f"--metric must be one of {', '.join(names)}, got {name!r}{hint}")
     return name
 
 

@@ -100,12 +100,12 @@ async def _replay_both(
     total = len(workload.sessions) + sum(map(len, workload.conversations))
     costs: list[list[Cost]] = [[], []]
     async with (
-        aclosing(replay(workload, plain, boosted=False)) as one,
-        aclosing(replay(workload, boosted, boosted=True)) as other,
+        aclosing(replay(workload, plain, boosted=False)) as plain_costs,
+        aclosing(replay(workload, boosted, boosted=True)) as boosted_costs,
     ):
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
             for _ in progress.track(range(total)):
-                costs[0].append(await anext(one))
-                costs[1].append(await anext(other))
+                costs[0].append(await anext(plain_costs))
+                costs[1].append(await anext(boosted_costs))
     first = len(workload.sessions)
     return Costs(costs[0][:first], costs[0][first:]), Costs(costs[1][:first], costs[1][first:])

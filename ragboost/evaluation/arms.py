@@ -87,11 +87,11 @@ ARMS = (
 
 def choose_arms(names: Iterable[str], *, has_conversations: bool) -> tuple[EvalArm, ...]:
     """Return arms by name, the baseline first; all that differ from each other if none is named."""
-    wanted = set(names)
-    known = {arm.name: arm for arm in ARMS}
-    for name in wanted:
-        if name not in known:
-            raise RequestError(f"--arm must be one of {', '.join(known)}, got {name!r}")
-    if not wanted:
+    requested = set(names)
+    arms = {arm.name: arm for arm in ARMS}
+    for name in requested:
+        if name not in arms:
+            raise RequestError(f"--arm must be one of {', '.join(arms)}, got {name!r}")
+    if not requested:
         return tuple(arm for arm in ARMS if has_conversations or not arm.in_conversations)
-    return tuple(arm for arm in ARMS if arm.name in wanted | {BASELINE})
+    return tuple(arm for arm in ARMS if arm.name in requested | {BASELINE})

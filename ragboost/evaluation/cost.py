@@ -33,10 +33,11 @@ class CostEstimate:
         return (tokens_in + self.max_completion_tokens * (self.price_out or 0.0)) / 1e6
 
     def sentence(self) -> str:
-        known = f", {self.num_known:,} answered before" if self.num_known else ""
+        earlier = f", {self.num_known:,} answered before" if self.num_known else ""
         text = (
-            f"{self.num_missing:,} requests of {self.num_prompts:,} distinct prompts{known}: about "
-            f"{self.prompt_tokens:,} prompt tokens, at most {self.max_completion_tokens:,} new ones"
+            f"{self.num_missing:,} requests of {self.num_prompts:,} distinct prompts{earlier}: "
+            f"about {self.prompt_tokens:,} prompt tokens, at most {self.max_completion_tokens:,} "
+            "new ones"
         )
         if self.money is not None:
             text += f", at most {self.money:,.2f} at your prices"

@@ -79,17 +79,19 @@ def _parsed(form: QuestionFormat, row: Any, pools: Pools) -> list[RawQuestion]:
 def _retrieved(raw: list[RawQuestion], pools: Pools, *, k: int) -> Iterator[EvalQuestion]:
     retrievers: dict[str, Any] = {}
     seen: set[str] = set()
-    for at, one in enumerate(raw):
-        documents = one.documents
+    for at, question in enumerate(raw):
+        documents = question.documents
         if not documents:
-            if one.pool not in retrievers:
+            if question.pool not in retrievers:
                 from ragboost.retrieval.bm25 import BM25Retriever
 
-                retrievers[one.pool] = BM25Retriever(pools.documents(one.pool))
-            documents = tuple(retrievers[one.pool].retrieve(one.text, k))
-        name = one.id if one.id and one.id not in seen else f"{one.id or 'q'}#{at}"
+                retrievers[question.pool] = BM25Retriever(pools.documents(question.pool))
+            documents = tuple(retrievers[question.pool].retrieve(question.text, k))
+        name = (
+            question.id if question.id and question.id not in seen else f"{question.id or 'q'}#{at}"
+        )
         seen.add(name)
-        yield EvalQuestion(name, one.text, documents, one.answers, one.conversation)
+        yield EvalQuestion(name, question.text, documents, question.answers, question.conversation)
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:

@@ -43,13 +43,13 @@ class Pools:
 
     def add(self, pool: str, text: str, *, title: str = "", id: str | None = None) -> Document:  # noqa: A002
         """Add a document, named by its position unless it has an id; return it."""
-        known = self._pools.setdefault(pool, {})
+        documents = self._pools.setdefault(pool, {})
         key = (title, text)
-        if key not in known:
-            known[key] = Document(
-                text, id=str(len(known)) if id is None else id, title=title or None
+        if key not in documents:
+            documents[key] = Document(
+                text, id=str(len(documents)) if id is None else id, title=title or None
             )
-        return known[key]
+        return documents[key]
 
     def has(self, pool: str) -> bool:
         return pool in self._pools
@@ -73,8 +73,10 @@ def text_of(row: Mapping[str, object], *names: str) -> str:
 
 def answers_of(value: object) -> tuple[str, ...]:
     """Return answers given as a text, a number or a list of them, without blank ones."""
-    given = value if isinstance(value, list | tuple) else [value]
-    answers = [str(one).strip() for one in given if one is not None and not isinstance(one, dict)]
+    values = value if isinstance(value, list | tuple) else [value]
+    answers = [
+        str(entry).strip() for entry in values if entry is not None and not isinstance(entry, dict)
+    ]
     if not any(answers):
         raise RequestError("the right answer is missing", param="answers")
     return tuple(dict.fromkeys(answer for answer in answers if answer))

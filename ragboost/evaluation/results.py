@@ -114,11 +114,11 @@ def compare(
     for arm in arms:
         own = scores[arm.name]
         differences, means = {}, {}
-        for one in metrics:
-            values = [own[name][one] for name in common]
-            means[one] = sum(values) / len(values) if values else 0.0
-            differences[one] = paired_difference(
-                [base[name][one] for name in common], values, groups=members, seed=seed
+        for kind in metrics:
+            values = [own[name][kind] for name in common]
+            means[kind] = sum(values) / len(values) if values else 0.0
+            differences[kind] = paired_difference(
+                [base[name][kind] for name in common], values, groups=members, seed=seed
             )
         changed, tokens, rate = facts[arm.name]
         results.append(

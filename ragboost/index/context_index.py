@@ -182,8 +182,8 @@ class ContextIndex(ContextTree):
             if child is None:
                 break
             count = common_length(child.documents, documents, at)
-            known, length = sum(child.tokens[:count]), sum(tokens[at : at + count])
-            reached += round(child.resident_prefix(count) / known * length)
+            run_tokens, length = sum(child.tokens[:count]), sum(tokens[at : at + count])
+            reached += round(child.resident_prefix(count) / run_tokens * length)
             path.append((reached, child.last_used))
             if count < len(child.documents):
                 break

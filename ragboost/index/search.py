@@ -42,12 +42,12 @@ def search(
     a later batch.
     """
     position = {document: i for i, document in enumerate(documents)}
-    wanted = position.keys()
+    requested = position.keys()
     total = sum(tokens)
     best_node, best_count, best_tokens = root, 0, 0
     # Entries: (-matched tokens, order of discovery, node, documents with which a child begins).
     # Sequences hold distinct documents, so none of the latter occurs on the path to the node.
-    frontier = [(0, 0, root, root.children.keys() & wanted)]
+    frontier = [(0, 0, root, root.children.keys() & requested)]
     found = visits = 0
     while frontier and best_tokens < total:
         visits += 1
@@ -73,7 +73,7 @@ def search(
             if matched > best_tokens:
                 best_node, best_count, best_tokens = child, count, matched
             if count == len(run) and child.children:
-                after = child.children.keys() & wanted
+                after = child.children.keys() & requested
                 if after:
                     found += 1
                     heappush(frontier, (-matched, found, child, after))

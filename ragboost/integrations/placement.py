@@ -57,10 +57,10 @@ def place(
         as_document: converts an object to what the model reads; None for a blank one.
     """
     documents = [as_document(value) for value in values]
-    known = [(rank, document) for rank, document in enumerate(documents) if document is not None]
-    context = booster.boost(query, [document for _, document in known])
+    texts = [(rank, document) for rank, document in enumerate(documents) if document is not None]
+    context = booster.boost(query, [document for _, document in texts])
     ranks: dict[int, list[int]] = {}
-    for (rank, _), position in zip(known, context.positions, strict=True):
+    for (rank, _), position in zip(texts, context.positions, strict=True):
         ranks.setdefault(position, []).append(rank)
     placed = tuple(
         Placed(

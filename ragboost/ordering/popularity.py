@@ -65,12 +65,12 @@ class RecentContexts:
         prefix: Sequence[Hashable] = (),
     ) -> list[Hashable]:
         """Sort documents by expected saving behind a prefix; see the module."""
-        known, corpus = self._bits, self._prior
+        bits_of, corpus = self._bits, self._prior
         shared = (1 << len(self._contexts)) - 1
         for document in prefix:
-            shared &= known.get(document, 0)
+            shared &= bits_of.get(document, 0)
         rest = list(documents)
-        bits = [known.get(document, 0) for document in rest]
+        bits = [bits_of.get(document, 0) for document in rest]
         lengths = [tokens[document] for document in rest]
         ranks = [_PRIOR_CONTEXTS * _BEST_RANK * _RANK_DECAY**rank for rank in range(len(rest))]
         weight = _CORPUS_WEIGHT * _CORPUS_HALF_LIFE / (_CORPUS_HALF_LIFE + self._num_added)
@@ -79,13 +79,14 @@ class RecentContexts:
         ordered: list[Hashable] = []
         while rest and (shared or imagined):
             counts = [
-                (held & shared).bit_count() + rank for held, rank in zip(bits, ranks, strict=True)
+                (holders & shared).bit_count() + rank
+                for holders, rank in zip(bits, ranks, strict=True)
             ]
             total = shared.bit_count() + _PRIOR_CONTEXTS
             if imagined:
                 total += weight * len(imagined)
-                for i, held in enumerate(in_corpus):
-                    counts[i] += weight * len(held & imagined)
+                for i, holders in enumerate(in_corpus):
+                    counts[i] += weight * len(holders & imagined)
             savings = [n / (total - n) * size for n, size in zip(counts, lengths, strict=True)]
             best = savings.index(max(savings))
             shared &= bits.pop(best)

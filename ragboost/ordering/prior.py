@@ -26,13 +26,13 @@ class CorpusPrior:
     def __init__(self, names: Sequence[Sequence[str]], contexts: Sequence[Sequence[int]]) -> None:
         self._names = names
         self._documents = contexts
-        held: list[list[int]] = [[] for _ in names]
+        holders: list[list[int]] = [[] for _ in names]
         for number, documents in enumerate(contexts):
             for document in documents:
-                held[document].append(number)
+                holders[document].append(number)
         self.contexts = frozenset(range(len(contexts)))  # numbers of all contexts
         self._holders: dict[Hashable, frozenset[int]] = {}
-        for keys, numbers in zip(names, held, strict=True):
+        for keys, numbers in zip(names, holders, strict=True):
             self._holders.update(dict.fromkeys(keys, frozenset(numbers)))
 
     def __repr__(self) -> str:

@@ -50,8 +50,8 @@ def order_documents(
         matched = set(match.documents)
         tail = [document for document in free if document not in matched]
     if settings.tail == "popularity" and recent is not None:
-        known = dict(zip(free, lengths, strict=True))
-        tail = recent.order(tail, known, prefix=match.documents)
+        lengths_of = dict(zip(free, lengths, strict=True))
+        tail = recent.order(tail, lengths_of, prefix=match.documents)
     position = {document: i for i, document in enumerate(documents)}
     permutation = (
         *[position[document] for document in match.documents],

@@ -54,7 +54,7 @@ def imagine_contexts(
         words = document.text.split()
         at = rng.randrange(max(1, len(words) - _WORDS))
         found = retriever.retrieve(" ".join(words[at : at + _WORDS]), k)
-        contexts.append([position[each.key] for each in found if each.key in position])
+        contexts.append([position[hit.key] for hit in found if hit.key in position])
         if number % _EVERY == 0 or number == len(asked):
             on_progress("asking", number, len(asked))
     return contexts

@@ -58,7 +58,7 @@ class Supervisor:
     def __init__(
         self, run: Callable[..., None], arguments: Sequence[tuple[Any, ...]], *, drain_s: float
     ) -> None:
-        self._workers = [_Worker(number, run, each) for number, each in enumerate(arguments)]
+        self._workers = [_Worker(number, run, options) for number, options in enumerate(arguments)]
         self._drain_s = drain_s
         self._is_stopping = False
 

@@ -262,14 +262,14 @@ class SqliteStore(ChatSessionStore):
 def _restrict(path: Path) -> None:
     """Create a database file that only its owner reads, or make an existing one so."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY))
-    for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
-        if not each.exists() or not stat.S_IMODE(each.stat().st_mode) & 0o077:
+    for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        if not file.exists() or not stat.S_IMODE(file.stat().st_mode) & 0o077:
             continue
         try:
-            each.chmod(_OWNER_ONLY)
-            logger.warning("%s was accessible to other users; it is no longer", each)
+            file.chmod(_OWNER_ONLY)
+            logger.warning("%s was accessible to other users; it is no longer", file)
         except PermissionError:
-            logger.warning("%s is accessible to other users, and not ours to restrict", each)
+            logger.warning("%s is accessible to other users, and not ours to restrict", file)
 
 
 def _set_up(connection: sqlite3.Connection) -> None:

@@ -88,10 +88,10 @@ class TokenCounter:
         lengths, estimates, counted = self._lengths, self._estimates, []
         for document in documents:
             key = document.key
-            known = lengths if key in lengths else estimates
+            cache = lengths if key in lengths else estimates
             try:
-                known.move_to_end(key)
-                counted.append(known[key])
+                cache.move_to_end(key)
+                counted.append(cache[key])
             except KeyError:  # unknown, or dropped by another thread
                 counted.append(self._add_document(document))
         return counted
@@ -103,10 +103,10 @@ class TokenCounter:
         """
         frames = [f"\n\n{label}\n" for label in labels]
         lengths, estimates = self._lengths, self._estimates
-        known = [lengths.get(frame) or estimates.get(frame) for frame in frames]
+        cached = [lengths.get(frame) or estimates.get(frame) for frame in frames]
         return [
             self._add(frame, frame) if length is None else length
-            for frame, length in zip(frames, known, strict=True)
+            for frame, length in zip(frames, cached, strict=True)
         ]
 
     def are_exact(self, keys: Iterable[str]) -> bool:
@@ -203,9 +203,9 @@ class TokenCounter:
         ):
             self._num_ids -= len(self._ids.popitem(last=False)[1])
 
-    def _shrink(self, known: "OrderedDict[str, int]") -> None:
-        while len(known) > self.max_documents:
-            known.popitem(last=False)
+    def _shrink(self, cache: "OrderedDict[str, int]") -> None:
+        while len(cache) > self.max_documents:
+            cache.popitem(last=False)
 
 
 def _num_bytes(text: str) -> int:

@@ -55,10 +55,10 @@ def count_in_background(counter: TokenCounter, encode: Encode) -> threading.Thre
     return thread
 
 
-def _run(held: "weakref.ref[TokenCounter]", encode: Encode) -> None:
-    while (counter := held()) is not None:
-        wanted = counter.take_wanted(_BATCH)
-        for (key, _), ids in zip(wanted, encode([text for _, text in wanted]), strict=True):
+def _run(reference: "weakref.ref[TokenCounter]", encode: Encode) -> None:
+    while (counter := reference()) is not None:
+        batch = counter.take_wanted(_BATCH)
+        for (key, _), ids in zip(batch, encode([text for _, text in batch]), strict=True):
             counter.learn(key, len(ids), ids=ids)
         has_wanted = counter.has_wanted
         del counter

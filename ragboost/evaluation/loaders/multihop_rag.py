@@ -18,7 +18,7 @@ def parse(row: Row, pools: Pools) -> Iterable[RawQuestion]:
     evidence = row.get("evidence_list")
     if not isinstance(evidence, list):
         raise RequestError("evidence_list must be a list", param="evidence_list")
-    for one in evidence:
-        pools.add("evidence", text_of(one, "fact"), title=str(one.get("title", "")))
+    for fact in evidence:
+        pools.add("evidence", text_of(fact, "fact"), title=str(fact.get("title", "")))
     pool = "" if pools.has("") else "evidence"
     yield RawQuestion("", text_of(row, "query"), answers_of(row.get("answer")), pool=pool)

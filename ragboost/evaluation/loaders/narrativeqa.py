@@ -35,7 +35,7 @@ def parse(row: Row, pools: Pools) -> Iterable[RawQuestion]:
     if not pools.has(pool):
         for piece in chunked(whole):
             pools.add(pool, piece)
-    answers = answers_of([_text(one) for one in row["answers"]])
+    answers = answers_of([_text(answer) for answer in row["answers"]])
     yield RawQuestion("", _text(row.get("question")), answers, pool=pool)
 
 

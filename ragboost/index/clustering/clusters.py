@@ -68,8 +68,8 @@ def number(contexts: Sequence[Sequence[Hashable]], tokens: Mapping[Hashable, int
         numbers, lengths = _most_frequent(numbers, lengths)
     documents = np.full((len(distinct), int(lengths.max(initial=0))), -1, dtype=np.int32)
     documents[np.arange(documents.shape[1]) < lengths[:, None]] = numbers
-    known = list(first)
-    names = [known[i] for i in by_frequency.tolist()]
+    in_order = list(first)
+    names = [in_order[i] for i in by_frequency.tolist()]
     return Rows(documents, np.array([tokens[name] for name in names], dtype=np.int64), names)
 
 

@@ -57,9 +57,9 @@ class _Node:
         assert parent is not None, "the root cannot be detached"
         del parent.children[self]
         for document in self.own:
-            held = parent.holding[document]
-            del held[self]
-            if not held:
+            holders = parent.holding[document]
+            del holders[self]
+            if not holders:
                 del parent.holding[document]
         self.parent = None
 

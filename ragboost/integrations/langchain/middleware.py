@@ -73,5 +73,7 @@ def _documents(artifact: Any) -> Sequence[str]:
     """Return the texts of the documents in a tool message's artifact."""
     if not isinstance(artifact, list | tuple):
         return ()
-    texts = [each.page_content for each in artifact if isinstance(each, LangChainDocument)]
+    texts = [
+        document.page_content for document in artifact if isinstance(document, LangChainDocument)
+    ]
     return texts if len(texts) == len(artifact) else ()

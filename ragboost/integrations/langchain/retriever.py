@@ -58,5 +58,5 @@ class BoostRetriever(BaseRetriever):
 
 
 def _identity(document: LangChainDocument) -> str:
-    known = as_document(document)
-    return known.key if known else ""
+    names = as_document(document)
+    return names.key if names else ""
