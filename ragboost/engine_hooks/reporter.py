@@ -86,11 +86,6 @@ class Reporter:
         else:
             self.num_dropped += 1
 
-    @property
-    def is_idle(self) -> bool:
-        """All batches have left the queue."""
-        return not self._queue
-
     def close(self) -> None:
         """Stop the thread and drop unsent batches."""
         self._stopping.set()

@@ -49,10 +49,13 @@ def plan_window(
             recent.add(context)
     groups = _Groups(index, contexts, tokens)
     groups.merge()
-    plan = _Plan(index, tokens, recent)
+    rows: list[tuple[int, tuple[Hashable, ...], int]] = []
     for leaf in groups.leaves(sorted(groups.alive, key=lambda group: groups.cached[group])):
-        plan.add(leaf.context, leaf.order(plan))
-    return plan.finish()
+        order = _order_chain(index, leaf.chain, tokens, recent=recent)
+        rows.append((leaf.context, tuple(order), index.cached_prefix(order).cached_tokens))
+        index.insert(order, [tokens[document] for document in order])
+    release, orders, cached_tokens = zip(*rows, strict=True) if rows else ((), (), ())
+    return WindowPlan(release, orders, cached_tokens)
 
 
 def plan_next(
@@ -81,14 +84,15 @@ def plan_next(
     """
     groups = _Groups(index, contexts, tokens)
     groups.merge()
-    plan = _Plan(index, tokens, recent)
-    first = next(leaf for leaf in groups.leaves(sorted(groups.alive)) if leaf.context == 0)
     best = max(groups.alive, key=lambda group: (groups.cached[group], group))
     leaf = next(groups.leaves([best]))
-    order = leaf.order(plan)
-    if leaf.context != 0 and plan.uncached(order) > budget_tokens:
-        leaf, order = first, first.order(plan)
+    order = _order_chain(index, leaf.chain, tokens, recent=recent)
     cached_tokens = index.cached_prefix(order).cached_tokens
+    uncached = sum(tokens[document] for document in order) - cached_tokens
+    if leaf.context != 0 and uncached > budget_tokens:
+        leaf = next(leaf for leaf in groups.leaves(sorted(groups.alive)) if leaf.context == 0)
+        order = _order_chain(index, leaf.chain, tokens, recent=recent)
+        cached_tokens = index.cached_prefix(order).cached_tokens
     return WindowPlan((leaf.context,), (tuple(order),), (cached_tokens,))
 
 
@@ -97,37 +101,6 @@ class _Leaf(NamedTuple):
 
     context: int
     chain: tuple[Documents, ...]
-
-    def order(self, plan: "_Plan") -> list[Hashable]:
-        return _order_chain(plan.index, self.chain, plan.tokens, recent=plan.recent)
-
-
-class _Plan:
-    """A plan in the making; see `WindowPlan`."""
-
-    def __init__(
-        self, index: ContextIndex, tokens: Mapping[Hashable, int], recent: RecentContexts | None
-    ) -> None:
-        self.index = index
-        self.tokens = tokens
-        self.recent = recent
-        self.release: list[int] = []
-        self._orders: list[tuple[Hashable, ...]] = []
-        self._cached_tokens: list[int] = []
-
-    def uncached(self, order: Sequence[Hashable]) -> int:
-        cached = self.index.cached_prefix(order).cached_tokens
-        return sum(self.tokens[document] for document in order) - cached
-
-    def add(self, context: int, order: Sequence[Hashable]) -> None:
-        """Send a request next, in this order."""
-        self._cached_tokens.append(self.index.cached_prefix(order).cached_tokens)
-        self.index.insert(order, [self.tokens[document] for document in order])
-        self.release.append(context)
-        self._orders.append(tuple(order))
-
-    def finish(self) -> WindowPlan:
-        return WindowPlan(tuple(self.release), tuple(self._orders), tuple(self._cached_tokens))
 
 
 class _Groups:

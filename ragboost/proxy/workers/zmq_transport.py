@@ -129,14 +129,6 @@ class ZmqTransport:
         """Return True if another worker was heard lately."""
         return self._peers[worker_id].alive_until > time.monotonic()
 
-    @property
-    def is_synchronised(self) -> bool:
-        """All others are alive, and their snapshots have arrived."""
-        return all(
-            self.is_alive(worker_id) and peer.next is not None
-            for worker_id, peer in self._peers.items()
-        )
-
     def publish(self, message: SharedMessage) -> None:
         """Tell the others what this worker did; never waits, and may be lost."""
         if self._is_closed:
