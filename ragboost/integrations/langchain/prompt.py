@@ -38,11 +38,11 @@ class BoostPrompt(BaseChatPromptTemplate):
         messages: list[BaseMessage] = [*before, *history]
         past = [message.additional_kwargs[KEY] for message in messages if _is_boosted(message)]
         at = next((i for i, m in enumerate(messages) if _is_boosted(m)), len(messages))
-        variables = (as_document(document) for document in documents)
+        converted = (as_document(document) for document in documents)
         turn = boost_turn(
             self.booster,
             kwargs["question"],
-            [document for document in variables if document is not None],
+            [document for document in converted if document is not None],
             history=past,
             before=[f"{message.type}:{message.text}" for message in messages[:at]],
         )

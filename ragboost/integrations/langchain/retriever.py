@@ -58,5 +58,5 @@ class BoostRetriever(BaseRetriever):
 
 
 def _identity(document: LangChainDocument) -> str:
-    names = as_document(document)
-    return names.key if names else ""
+    converted = as_document(document)
+    return converted.key if converted else ""
