@@ -14,6 +14,7 @@ from ragboost.errors import import_extra
 from ragboost.proxy.workers.message_handler import MessageHandler
 from ragboost.proxy.workers.messages import ReplicaMessage, decode_replica, encode
 from ragboost.proxy.workers.prompt_queue import PromptQueue
+from ragboost.rewriting.names import bounded_name
 from ragboost.sessions.redis import make_client
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,8 @@ class RedisTransport:
     def _receive(self, data: bytes) -> None:
         message = decode_replica(data) if len(data) <= _MAX_BYTES else None
         if message is None or _group(message.source) == _group(self._name):
+            return
+        if bounded_name(message.source) != message.source:  # no proxy has such a name
             return
         if message.report is not None:
             self.handler.apply(message.source, message.report)

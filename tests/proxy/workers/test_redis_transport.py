@@ -15,7 +15,7 @@ from ragboost.config import Settings
 from ragboost.proxy.upstream.backends import Backends, Load
 from ragboost.proxy.workers.load_board import LoadBoard
 from ragboost.proxy.workers.message_handler import MessageHandler
-from ragboost.proxy.workers.messages import ReplicaMessage, SentPrompt, encode
+from ragboost.proxy.workers.messages import LoadReport, ReplicaMessage, SentPrompt, encode
 from ragboost.proxy.workers.redis_transport import RedisTransport
 from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.sessions.redis import make_client
@@ -292,6 +292,8 @@ async def test_rubbish_on_the_channel_is_ignored(
     deep = b"\x94\xaeReplicaMessage\xa1a" + b"\x91" * 100_000
     for data in (b"", b"\xff", b"x" * 100_000, deep):
         await one.transport._client.publish(CHANNEL, data)
+    endless = ReplicaMessage("x" * 1000, LoadReport({one.backend.key: Load(9, 9, 9)}))
+    await one.transport._client.publish(CHANNEL, encode(endless))
     one.backend.load.running = one.backend.load.assigned = 2
 
     await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(2, 2, 0))
