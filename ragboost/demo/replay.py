@@ -24,11 +24,7 @@ Message = dict[str, str]
 
 
 class Cost(NamedTuple):
-    """The cost of one request.
-
-    Attributes:
-        prompt_tokens, cached_tokens: reported by the engine.
-    """
+    """The cost of one request, with tokens as reported by the engine."""
 
     prompt_tokens: int
     cached_tokens: int

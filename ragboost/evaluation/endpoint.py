@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ragboost.errors import (
@@ -93,12 +93,6 @@ class ChatEndpoint:
         """Return the body of a request, which is what its answer depends on."""
         fields = {name: value for name, value in self._fields.items() if value is not None}
         return {**fields, "messages": [{"role": r, "content": text} for r, text in messages]}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def stop(self) -> None:
         """End all waits; requests that are waiting fail."""

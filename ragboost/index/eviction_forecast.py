@@ -58,14 +58,11 @@ class TokenAges:
 
     The tokens of one tick lie on one path from the root. If only a part of them will be evicted,
     it is the end of that path.
-
-    Attributes:
-        evict_through_tick: tokens last used at this tick or earlier will be evicted.
-        partial_tokens: tokens of the next tick that will be evicted as well.
     """
 
     def __init__(self) -> None:
-        self.evict_through_tick = self.partial_tokens = 0
+        self.evict_through_tick = 0  # tokens last used at it or earlier will be evicted
+        self.partial_tokens = 0  # tokens of the next tick that will be evicted as well
         self._tokens: OrderedDict[int, int] = OrderedDict()  # in the order of ticks
         self._num_evicted = 0  # tokens up to `evict_through_tick`
 

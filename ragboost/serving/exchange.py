@@ -64,12 +64,6 @@ class HttpExchange:
 
     A body is received as one message, whatever its pieces. One over the limit is received as far as
     it was kept, with `more_body`; an application that wants more of it anyway gets none.
-
-    Attributes:
-        is_received: the request has arrived completely.
-        has_started: the response's head was sent.
-        is_answered: the response was sent completely.
-        is_disconnected: the client has left, or its request was refused.
     """
 
     def __init__(
@@ -86,7 +80,9 @@ class HttpExchange:
         self._is_http_1_0 = scope["http_version"] == "1.0"
         self.num_bytes = 0  # bytes of the body that have arrived
         self.keep_alive = keep_alive  # the connection may be used again after the response
-        self.is_received = self.has_started = self.is_answered = self.is_disconnected = False
+        self.is_received = False  # the request has arrived completely
+        self.has_started = self.is_answered = False  # the response's head was sent, and all of it
+        self.is_disconnected = False  # the client has left, or its request was refused
         scope["extensions"] = {CONNECTION_EXTENSION: {"watch": self.watch}}
         self._wire = wire
         self._max_body_bytes = max_body_bytes

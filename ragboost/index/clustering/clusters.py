@@ -13,13 +13,9 @@ Ints = NDArray[np.int64]
 
 
 class Merges(NamedTuple):
-    """A binary forest over `n` contexts: node `n + i` is the parent of `left[i]` and `right[i]`.
+    """A binary forest over `n` contexts: node `n + i` is the parent of `left[i]` and `right[i]`."""
 
-    Attributes:
-        left, right: (merges,) nodes, each below its parent.
-    """
-
-    left: Ints
+    left: Ints  # (merges,) nodes, each below its parent
     right: Ints
     # (merges, width) documents common to everything below the node, padded with -1.
     shared: NDArray[np.int32]
