@@ -21,10 +21,10 @@ from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
 from ragboost.engine_hooks.events import BlockRemoved, BlockStored, EventBatch, encode_batch
-from ragboost.proxy.peers.load_board import LoadBoard
-from ragboost.proxy.peers.messages import encode
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends, Load
+from ragboost.proxy.workers.load_board import LoadBoard
+from ragboost.proxy.workers.messages import encode
 from ragboost.types import Document, Request
 
 PROMPT_TOKENS = 4_000

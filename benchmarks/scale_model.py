@@ -23,9 +23,9 @@ from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
-from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends
+from ragboost.proxy.workers.load_board import LoadBoard
 from ragboost.types import Document, Request
 from tests.fakes.prefix_cache import Block, PrefixCache
 

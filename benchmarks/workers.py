@@ -26,7 +26,7 @@ from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.engine_hooks.events import BlockStored, EventBatch, encode_batch
-from ragboost.proxy.peers.messages import SentPrompt, decode, encode
+from ragboost.proxy.workers.messages import SentPrompt, decode, encode
 
 NUM_WORKERS = (2, 4, 8)
 MESSAGES_PER_PROMPT = 2  # when it is sent, and corrected when it is answered

@@ -15,13 +15,8 @@ class BoundedMap(Generic[K, V]):
     Not thread-safe. Iterates over its keys, least recently used first.
 
     Args:
-        max_entries: entries kept.
         max_size: total of the sizes given to `put`; None: unlimited.
         ttl_s: seconds after its last use until an entry expires; None: never.
-        clock: monotonic, in seconds.
-
-    Attributes:
-        size: total size of the entries.
     """
 
     def __init__(
@@ -38,7 +33,7 @@ class BoundedMap(Generic[K, V]):
         self._clock = clock
         # Time of last use (0.0 without a TTL), size and value; least recently used first.
         self._entries: OrderedDict[K, tuple[float, int, V]] = OrderedDict()
-        self.size = 0
+        self.size = 0  # total size of the entries
 
     def __len__(self) -> int:
         return len(self._entries)

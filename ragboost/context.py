@@ -18,39 +18,32 @@ class Context:
     """The ordered documents of one request, ready to be rendered.
 
     Every retrieved document is in `documents` or is named by a location hint.
-
-    Attributes:
-        query: the user's question.
-        documents: the documents of this payload, in prompt order, without duplicates.
-        retrieved: the documents that the caller gave, in relevance order.
-        positions: for each of `retrieved`, its index in `documents`; -1 if an earlier turn contains
-            it and a location hint refers to it.
-        labels: for each of `documents`, its label in prompt and hints, such as `[Doc_7]`.
-        hints: location hints, then the order hint; empty if nothing was moved or dropped.
-        hint_position: where the hints are rendered.
-        location_position: where location hints are rendered: with the order hint, or in place of
-            the documents that they refer to.
-        search_path: child positions from the root of the context index (paper section 4.1).
-        predicted_cached_tokens: tokens of the documents at the front of the payload, and of the
-            earlier turns, that the prefix cache should hold.
-        session: the conversation; None if the request is not part of one.
-        turn: number of the request in its session, from 1; 0 without a session.
-        index_entry: its record in the context index, for `Booster.report_usage`; None for later
-            turns.
     """
 
-    query: str
+    query: str  #: the user's question
+    #: The documents of this payload, in prompt order, without duplicates.
     documents: tuple[Document, ...]
-    retrieved: tuple[Document, ...]
+    retrieved: tuple[Document, ...]  #: the documents that the caller gave, in relevance order
+    #: For each of `retrieved`, its index in `documents`; -1 if an earlier turn contains it and a
+    #: location hint refers to it.
     positions: tuple[int, ...]
+    #: For each of `documents`, its label in prompt and hints, such as `[Doc_7]`.
     labels: tuple[str, ...]
+    #: Location hints, then the order hint; empty if nothing was moved or dropped.
     hints: tuple[Hint, ...] = ()
+    #: Where the hints are rendered.
     hint_position: Literal["before_question", "after_question"] = "before_question"
+    #: Where location hints are rendered: with the order hint, or in place of the documents that
+    #: they refer to.
     location_position: Literal["with_hints", "in_place"] = "with_hints"
+    #: Child positions from the root of the context index (paper section 4.1).
     search_path: tuple[int, ...] = ()
+    #: Tokens of the documents at the front of the payload, and of the earlier turns, that the
+    #: prefix cache should hold.
     predicted_cached_tokens: int = 0
-    session: str | None = None
-    turn: int = 0
+    session: str | None = None  #: the conversation; None if the request is not part of one
+    turn: int = 0  #: number of the request in its session, from 1; 0 without a session
+    #: Its record in the context index, for `Booster.report_usage`; None for later turns.
     index_entry: IndexEntry | None = field(default=None, repr=False, compare=False)
 
     def recorded(self, entry: IndexEntry) -> "Context":
@@ -122,14 +115,10 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A batch in release order.
+    """A batch in release order."""
 
-    Attributes:
-        contexts: one per request, in the order in which to send them.
-        order: for each of `contexts`, the position of its request in the caller's list.
-    """
-
-    contexts: tuple[Context, ...]
+    contexts: tuple[Context, ...]  #: one per request, in the order in which to send them
+    #: For each of `contexts`, the position of its request in the caller's list.
     order: tuple[int, ...]
 
 

@@ -38,18 +38,13 @@ class MissingExtraError(RagBoostError):
 
 
 class RequestError(RagBoostError):
-    """Invalid input from a client.
+    """Invalid input from a client."""
 
-    Attributes:
-        param: path of the invalid field, such as `documents[3].text`, or None.
-        status: HTTP status of the proxy's response.
-    """
-
-    status = 400
+    status = 400  # HTTP status of the proxy's response
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.param = param  # path of the invalid field, such as `documents[3].text`, or None
 
 
 class InvalidDocumentError(RequestError):
@@ -112,11 +107,7 @@ class UnsupportedModelError(ChunkCacheError):
 
 
 def import_extra(module: str, *, extra: str) -> ModuleType:
-    """Import a module of an optional package.
-
-    Raises:
-        MissingExtraError: the package is not installed; the message names the extra.
-    """
+    """Import a module of an optional package."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

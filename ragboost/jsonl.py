@@ -14,29 +14,19 @@ from ragboost.errors import RequestError
 
 
 class Line(NamedTuple):
-    """A line of a file.
+    """A line of a file."""
 
-    Attributes:
-        where: path and line number, for messages.
-        number: the line number, from 1.
-        raw: its bytes; never blank.
-    """
-
-    where: str
-    number: int
-    raw: bytes
+    where: str  # path and line number, for messages
+    number: int  # the line number, from 1
+    raw: bytes  # its bytes; never blank
 
 
 def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
     """Yield the lines of a `.jsonl` or `.jsonl.gz` file, without blank ones.
 
     Args:
-        path: the file.
         max_bytes: of a line; of a longer one, its first `max_bytes + 1` are yielded. None: no
             limit.
-
-    Raises:
-        RequestError: the file cannot be read.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -63,7 +53,6 @@ def decode(raw: bytes, *, where: str = "") -> Any:
     """Decode a line. Lone surrogates are accepted, as engines do.
 
     Args:
-        raw: the line.
         where: its place, for messages; empty if the caller adds it.
 
     Raises:
@@ -83,11 +72,7 @@ def decode(raw: bytes, *, where: str = "") -> Any:
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file, each with its place for messages.
-
-    Raises:
-        RequestError: the file cannot be read, or a line is not a JSON object.
-    """
+    """Yield the objects of a file, each with its place for messages."""
     for line in read_lines(path):
         row = decode(line.raw, where=line.where)
         if not isinstance(row, dict):

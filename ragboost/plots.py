@@ -20,7 +20,6 @@ def check_plot(path: Path) -> None:
     """Check that a plot can be written, before the work whose result it shows.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
         RequestError: an unsupported file type, or the directory does not exist.
     """
     if path.suffix not in (".png", ".svg"):
@@ -48,14 +47,9 @@ def line_plot(
         lines: points by name; the legend shows the names.
         x_label: label of the horizontal axis, with the unit.
         y_label: label of the vertical axis, with the unit.
-        title: title of the figure.
         y_top: upper end of the vertical axis, which then starts at 0; None: automatic.
         x_ticks: labels of x = 0, 1, 2, ...; if empty, numbers.
         is_crowded_left: spread out small x with a square-root axis.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        RequestError: an unsupported file type, or the file cannot be written.
     """
     check_plot(path)
     figure = import_extra("matplotlib.figure", extra="plot").Figure(

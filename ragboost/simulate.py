@@ -39,9 +39,6 @@ class SimulatedCache:
             stored. A block is identified by all documents up to the one that holds its last token.
             None: documents match and are evicted whole.
 
-    Attributes:
-        num_tokens: resident tokens.
-
     Raises:
         RequestError: a negative capacity, or a block size below 1.
     """
@@ -84,11 +81,7 @@ class SimulatedCache:
         self._oldest = 0  # runs before this one are exhausted
 
     def request(self, documents: Sequence[Hashable]) -> HitRate:
-        """Replay one request: match and then store its documents; return its tokens.
-
-        Raises:
-            RequestError: a negative token count.
-        """
+        """Replay one request: match and then store its documents; return its tokens."""
         sizes, prompt_tokens = self._sizes(documents)
         now = len(self._ends)
         node, depth, cached_tokens = _ROOT, 0, 0
@@ -202,28 +195,12 @@ def simulate(
     *,
     capacity_tokens: int | None,
     block_size: int | None = None,
-    extra_tokens: int = 0,
 ) -> HitRate:
-    """Replay requests through an initially empty prefix cache, in the given order.
-
-    Args:
-        orders: for each request, its documents in prompt order.
-        tokens: token count of each document.
-        capacity_tokens: document tokens that fit; None: unbounded.
-        block_size: see `SimulatedCache`.
-        extra_tokens: tokens of each prompt outside its documents; counted, never cached.
-
-    Raises:
-        RequestError: a negative count or capacity.
-    """
-    if extra_tokens < 0:
-        raise RequestError(
-            f"extra_tokens must be at least 0, got {extra_tokens}", param="extra_tokens"
-        )
+    """Replay requests, as documents in prompt order, through an initially empty prefix cache."""
     cache = SimulatedCache(tokens, capacity_tokens=capacity_tokens, block_size=block_size)
     cached_tokens = prompt_tokens = 0
     for documents in orders:
         used = cache.request(documents)
         cached_tokens += used.cached_tokens
-        prompt_tokens += used.prompt_tokens + extra_tokens
+        prompt_tokens += used.prompt_tokens
     return HitRate(cached_tokens, prompt_tokens)

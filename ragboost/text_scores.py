@@ -15,13 +15,13 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def exact_match(answer: str, right: Sequence[str]) -> float:
     """Return 1 if the answer is one of the right ones, else 0."""
     got = _words(answer)
-    return float(any(got == _words(one) for one in right))
+    return float(any(got == _words(other) for other in right))
 
 
 def word_f1(answer: str, right: Sequence[str]) -> float:
     """Return the highest F1 of common words over the right answers, 0 to 1."""
     got = _words(answer)
-    return max((_f1(got, _words(one)) for one in right), default=0.0)
+    return max((_f1(got, _words(other)) for other in right), default=0.0)
 
 
 def contains(answer: str, right: Sequence[str]) -> float:

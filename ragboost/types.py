@@ -27,26 +27,22 @@ _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 class Document:
     """One retrieved text.
 
-    Attributes:
-        text: the text that the model reads; not empty.
-        id: the caller's id, any JSON scalar; None without one.
-        title: rendered above the text if given.
-        score: the retriever's score, finite; higher is more relevant. Not part of the identity.
-        metadata: kept unchanged, never shown to the model. Not part of the identity.
-        key: identity within RAGBoost: 32 hex digits, a hash of id, title and text. Documents are
-            equal if their keys are, that is if the model would read the same bytes: an id with a
-            new text is another document, and so are the ids 1, 1.0, True and "1".
-
     Raises:
         InvalidDocumentError: empty or non-string text, an id that is not a JSON scalar, or a score
             that is not finite.
     """
 
-    text: str = field(compare=False)
+    text: str = field(compare=False)  #: the text that the model reads; not empty
+    #: The caller's id, any JSON scalar; None without one.
     id: DocumentId = field(default=None, compare=False)
-    title: str | None = field(default=None, compare=False)
+    title: str | None = field(default=None, compare=False)  #: rendered above the text if given
+    #: The retriever's score, finite; higher is more relevant. Not part of the identity.
     score: float | None = field(default=None, compare=False)
+    #: Kept unchanged, never shown to the model. Not part of the identity.
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    #: Identity within RAGBoost: 32 hex digits, a hash of id, title and text. Documents are equal
+    #: if their keys are, that is if the model would read the same bytes: an id with a new text is
+    #: another document, and so are the ids 1, 1.0, True and "1".
     key: str = field(init=False, repr=False)
 
     # A request has dozens of documents; a generated `__init__` takes twice as long.
@@ -167,23 +163,16 @@ def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") ->
 class Request:
     """A question with the documents retrieved for it, most relevant first.
 
-    Attributes:
-        query: the user's question.
-        documents: in relevance order; converted by `as_document`.
-        id: the caller's name for the request (`custom_id` in batch files).
-        session: the conversation it belongs to, or None.
-        preamble: names the text before the first document; only requests with the same one share
-            prefixes.
-
     Raises:
         RequestError: `query` is not a string, or `session` is not a non-empty string.
         InvalidDocumentError: a document is invalid.
     """
 
-    query: str
-    documents: tuple[Document, ...]
-    id: str | None = None
-    session: str | None = None
+    query: str  #: the user's question
+    documents: tuple[Document, ...]  #: in relevance order; converted by `as_document`
+    id: str | None = None  #: the caller's name for the request (`custom_id` in batch files)
+    session: str | None = None  #: the conversation it belongs to, or None
+    #: Names the text before the first document; only requests with the same one share prefixes.
     preamble: str = ""
 
     def __post_init__(self) -> None:
@@ -207,18 +196,13 @@ def check_question(query: object, *, session: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A sentence that tells the model what reordering or de-duplication has removed.
+    """A sentence that tells the model what reordering or de-duplication has removed."""
 
-    Attributes:
-        kind: `order` gives the relevance order (paper section 5.3), `location` the earlier turn
-            that contains a document (section 6).
-        text: the rendered sentence.
-        labels: labels of the documents it names, as the prompt shows them.
-    """
-
+    #: `order` gives the relevance order (paper section 5.3), `location` the earlier turn that
+    #: contains a document (section 6).
     kind: Literal["order", "location"]
-    text: str
-    labels: tuple[str, ...]
+    text: str  #: the rendered sentence
+    labels: tuple[str, ...]  #: labels of the documents it names, as the prompt shows them
 
 
 def _is_finite(value: object, kind: type[float] | type[Real]) -> bool:

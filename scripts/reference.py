@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from ragboost.config import ENV_PREFIX, Settings
 from ragboost.proxy.app import create_app
-from ragboost.proxy.peers.seat import WorkerSeat
+from ragboost.proxy.workers.identity import WorkerIdentity
 from scripts.openapi_page import openapi_page
 
 ROOT = Path(__file__).parent.parent
@@ -83,8 +83,8 @@ def _choices(info: FieldInfo) -> str:
 def metrics_page() -> str:
     """Return the page of the proxy's metrics with types and labels."""
     settings = Settings.model_validate({"session": {"store": "redis", "url": "redis://host"}})
-    seat, _ = WorkerSeat.of_all(2, "")
-    registry = create_app(settings, seat=seat).state.metrics.registry
+    identity, _ = WorkerIdentity.of_all(2, "")
+    registry = create_app(settings, identity=identity).state.metrics.registry
     lines = [
         "# Metrics",
         "",

@@ -49,7 +49,7 @@ ROOMS = [
 ]
 # Rooms within a package, in the same way; files beside them may import all of them.
 INNER_ROOMS = {
-    "proxy": ["asgi", "observability", "upstream", "peers", "routing", "routes"],
+    "proxy": ["asgi", "observability", "upstream", "workers", "routing", "routes"],
     "engine": ["runtime", "text", "http"],
     "chunk_cache": [
         "eviction",

@@ -107,13 +107,6 @@ def test_only_full_blocks_of_the_documents_count() -> None:
     assert simulate(orders, TOKENS, capacity_tokens=None, block_size=16).cached_tokens == 0
 
 
-def test_extra_tokens_are_counted_and_never_cached() -> None:
-    result = simulate([["a"], ["a"]], TOKENS, capacity_tokens=None, extra_tokens=2)
-
-    assert result == HitRate(3, 10)
-    assert result.hit_rate == pytest.approx(0.3)
-
-
 def test_no_requests_and_empty_requests_have_hit_rate_zero() -> None:
     assert simulate([], TOKENS, capacity_tokens=10).hit_rate == 0.0
     assert simulate([[], []], TOKENS, capacity_tokens=0, block_size=2).hit_rate == 0.0
@@ -128,7 +121,5 @@ def test_bad_arguments_are_named() -> None:
         simulate([], TOKENS, capacity_tokens=-1)
     with pytest.raises(RequestError, match="block_size must be at least 1, got 0"):
         simulate([], TOKENS, capacity_tokens=1, block_size=0)
-    with pytest.raises(RequestError, match="extra_tokens must be at least 0, got -3"):
-        simulate([], TOKENS, capacity_tokens=1, extra_tokens=-3)
     with pytest.raises(RequestError, match="tokens of document 'x' must be at least 0, got -2"):
         simulate([["x"]], {"x": -2}, capacity_tokens=1)

@@ -31,55 +31,36 @@ _DOCUMENT_BYTES = 420  # one different document
 
 
 class FilePlace(NamedTuple):
-    """A position in a batch file.
+    """A position in a batch file."""
 
-    Attributes:
-        line: number of lines before it.
-        offset: number of bytes before it.
-    """
-
-    line: int = 0
-    offset: int = 0
+    line: int = 0  # number of lines before it
+    offset: int = 0  # number of bytes before it
 
 
 FILE_START = FilePlace()
 
 
 class WindowRead(NamedTuple):
-    """The result of reading one window.
-
-    Attributes:
-        rejected: malformed lines.
-        end: where the next window begins.
-        is_last: the file ends there.
-    """
+    """The result of reading one window."""
 
     rejected: int
-    end: FilePlace
-    is_last: bool
+    end: FilePlace  # where the next window begins
+    is_last: bool  # the file ends there
 
 
 class CatalogEntry(NamedTuple):
-    """A request of the file.
+    """A request of the file."""
 
-    Attributes:
-        line: its line number in the input, from 1.
-        offset: the first byte of that line.
-        head: number of the text before the documents; -1 if there is nothing to plan.
-        documents: numbers of its documents, in relevance order.
-    """
-
-    line: int
-    offset: int
-    head: int
-    documents: "array[int]"
+    line: int  # its line number in the input, from 1
+    offset: int  # the first byte of that line
+    head: int  # number of the text before the documents; -1 if there is nothing to plan
+    documents: "array[int]"  # numbers of its documents, in relevance order
 
 
 class DocumentCatalog:
     """The requests of a window, in the order of the file.
 
     Args:
-        tokens: counts each document once.
         dedup: send a document that a request repeats only once.
     """
 
@@ -144,12 +125,6 @@ def read_requests(
     """Fill a catalog from a file; skip blank lines.
 
     Args:
-        source: the file.
-        catalog: receives the requests.
-        parser: parses the lines.
-        on_rejected: called for each malformed line.
-        on_progress: called periodically.
-        start: where the window begins.
         is_full: ends the window after a line; None: read to the end of the file.
     """
     total = source.seek(0, 2)

@@ -18,15 +18,10 @@ from ragboost.errors import RequestError
 
 
 class Checkpoint(NamedTuple):
-    """A place between two windows.
+    """A place between two windows."""
 
-    Attributes:
-        place: where the next window begins in the input.
-        summary: of the windows before.
-    """
-
-    place: FilePlace
-    summary: BatchSummary
+    place: FilePlace  # where the next window begins in the input
+    summary: BatchSummary  # of the windows before
 
 
 class GrowingFiles:
@@ -36,16 +31,7 @@ class GrowingFiles:
 
     Args:
         paths: the files; the checkpoint is named after the first.
-        fingerprint: of everything that the files depend on.
         resume: go on from the checkpoint, if there is one.
-        start: summary of a job that begins.
-
-    Attributes:
-        files: open files, in the order of `paths`.
-        checkpoint: where the job begins.
-
-    Raises:
-        RequestError: a file cannot be written, or the checkpoint is that of another job.
     """
 
     def __init__(
@@ -55,8 +41,8 @@ class GrowingFiles:
         self._parts = [path.with_name(f".{path.name}.part") for path in paths]
         self._state = paths[0].with_name(f".{paths[0].name}.checkpoint")
         self._fingerprint = fingerprint
-        self.files: list[BinaryIO] = []
-        self.checkpoint = Checkpoint(FILE_START, start)
+        self.files: list[BinaryIO] = []  # open files, in the order of `paths`
+        self.checkpoint = Checkpoint(FILE_START, start)  # where the job begins
         sizes = self._read_state() if resume else None
         if sizes is None:
             self._state.unlink(missing_ok=True)

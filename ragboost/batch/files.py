@@ -36,12 +36,16 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def check_output(path: Path, *, inputs: list[Path]) -> None:
-    """Refuse to overwrite an input, or a path that is not a regular file.
+def output_paths(output: Path, *, inputs: list[Path]) -> list[Path]:
+    """Return the files that a job writes: the output, its positions and its rejects."""
+    paths = [output, side_path(output, "positions"), side_path(output, "rejects")]
+    for path in paths:
+        _check_output(path, inputs=inputs)
+    return paths
 
-    Raises:
-        RequestError: the output cannot be written.
-    """
+
+def _check_output(path: Path, *, inputs: list[Path]) -> None:
+    """Refuse to overwrite an input, or a path that is not a regular file."""
     for source in inputs:
         if path.exists() and source.exists() and path.samefile(source):
             raise RequestError(f"{path} is an input of the job: give another output")

@@ -24,39 +24,23 @@ _NUM_SIZES = 6
 
 
 class ForecastPoint(NamedTuple):
-    """Hit rates at one size of the prefix cache.
+    """Hit rates at one size of the prefix cache."""
 
-    Attributes:
-        cache_tokens: its capacity in document tokens; None if unbounded.
-        plain: hit rate of the unchanged trace.
-        online: hit rate with each request ordered on arrival.
-        planned: hit rate with the whole trace planned as a batch.
-    """
-
-    cache_tokens: int | None
-    plain: float
-    online: float
-    planned: float
+    cache_tokens: int | None  # its capacity in document tokens; None if unbounded
+    plain: float  # hit rate of the unchanged trace
+    online: float  # hit rate with each request ordered on arrival
+    planned: float  # hit rate with the whole trace planned as a batch
 
 
 class Forecast(NamedTuple):
-    """The predicted savings on a trace.
+    """The predicted savings on a trace."""
 
-    Attributes:
-        requests: requests of the trace.
-        rejected: malformed lines, which were skipped.
-        documents: documents of all requests.
-        document_tokens: their tokens.
-        is_counted: these were counted with `tokens.tokenizer`, not estimated.
-        points: by size of the cache, smallest first.
-    """
-
-    requests: int
-    rejected: int
-    documents: int
+    requests: int  # requests of the trace
+    rejected: int  # malformed lines, which were skipped
+    documents: int  # documents of all requests
     document_tokens: int
-    is_counted: bool
-    points: tuple[ForecastPoint, ...]
+    is_counted: bool  # these were counted with `tokens.tokenizer`, not estimated
+    points: tuple[ForecastPoint, ...]  # by size of the cache, smallest first
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object; the unbounded cache has `cache_tokens: null`."""
@@ -75,14 +59,7 @@ def forecast(
 
     Args:
         source: JSONL of requests in order of arrival, in the line formats of `run_batch`.
-        settings: settings of ordering, de-duplication and the tokenizer.
-        corpus: for lines with `doc_ids`.
         cache_tokens: sizes; if empty, from the largest request to the whole trace, and unbounded.
-        on_progress: called periodically.
-
-    Raises:
-        ConfigError, MissingExtraError: the tokenizer cannot be loaded.
-        RequestError: the file cannot be read, has no request with documents, or a size is below 1.
     """
     if any(size < 1 for size in cache_tokens):
         raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from ragboost.batch.catalog import DocumentCatalog, IsFull, Progress
 from ragboost.batch.checkpoint import Checkpoint, GrowingFiles
-from ragboost.batch.files import check_output, open_input, side_path
+from ragboost.batch.files import open_input, output_paths
 from ragboost.batch.summary import BatchSummary
 from ragboost.batch.window import WindowJob
 from ragboost.config import Settings
@@ -50,8 +50,6 @@ def run_batch(
     Args:
         source: JSONL; see `lines`. Blank lines are skipped.
         output: the file to write; not an input.
-        settings: settings of ordering, de-duplication and hints.
-        corpus: for lines with `doc_ids`.
         cache_tokens: capacity for the prediction; None if unbounded.
         block_size: block size in tokens for the prediction; None for whole documents.
         improve_s: seconds of a search for a better plan of each window.
@@ -60,17 +58,11 @@ def run_batch(
         resume: go on after the last complete window of an interrupted job, if there is one.
         strict: fail on malformed lines; then only the rejects are written.
         keep: further files that the job reads and must not overwrite, such as the corpus.
-        on_progress: called periodically.
-
-    Raises:
-        RequestError: a file cannot be read or written, a number is out of range, or the job to
-            resume was another one.
-        RejectedLinesError: `strict`, and there are malformed lines.
     """
     settings = settings or Settings()
     SimulatedCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both
     is_full, inputs = _bound(window, memory_mb), [source, *keep]
-    paths = _output_paths(output, inputs=inputs)
+    paths = output_paths(output, inputs=inputs)
     with open_input(source) as file:
         options = (cache_tokens, block_size, improve_s, window, memory_mb, strict)
         start = BatchSummary(cache_tokens=cache_tokens, block_size=block_size)
@@ -85,14 +77,6 @@ def run_batch(
                 )
             growing.finish(*range(len(paths)))
     return summary
-
-
-def _output_paths(output: Path, *, inputs: list[Path]) -> list[Path]:
-    """Return the files that a job writes; none of them is an input."""
-    paths = [output, side_path(output, "positions"), side_path(output, "rejects")]
-    for path in paths:
-        check_output(path, inputs=inputs)
-    return paths
 
 
 def _run(

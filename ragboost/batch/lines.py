@@ -29,26 +29,18 @@ _MAX_DEPTH = 100
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A request of the file.
+    """A request of the file."""
 
-    Attributes:
-        value: the line's JSON object.
-        id: its `custom_id` or `id`.
-        query: the question.
-        documents: in relevance order; empty if the line has none.
-        head: hash of everything before the documents, such as the system prompt and the model;
-            only requests with the same head can share prefixes.
-        is_boost_wanted: False if the caller asked for the documents unchanged.
-        write: returns the object to send with a context's documents and hints; called with None
-            for a request without documents.
-    """
-
-    value: dict[str, Any]
-    id: DocumentId
+    value: dict[str, Any]  # the line's JSON object
+    id: DocumentId  # its `custom_id` or `id`
     query: str
-    documents: tuple[Document, ...]
+    documents: tuple[Document, ...]  # in relevance order; empty if the line has none
+    # Hash of everything before the documents, such as the system prompt and the model; only
+    # requests with the same head can share prefixes.
     head: str
-    is_boost_wanted: bool
+    is_boost_wanted: bool  # False if the caller asked for the documents unchanged
+    # Returns the object to send with a context's documents and hints; called with None for a
+    # request without documents.
     write: Callable[[Context | None], dict[str, Any]]
 
 
@@ -56,7 +48,6 @@ class LineParser:
     """Parses lines.
 
     Args:
-        settings: settings of formats and hints.
         corpus: resolves `doc_ids`; without one, lines with `doc_ids` are malformed.
     """
 
@@ -65,11 +56,6 @@ class LineParser:
         self._corpus = corpus
 
     def parse(self, raw: bytes) -> BatchLine:
-        """Parse a line.
-
-        Raises:
-            RagBoostError: malformed; the message names the field.
-        """
         value = parse_json(raw)
         if not isinstance(value, dict):
             raise RequestError(f"the line must be a JSON object, got {type(value).__name__}")

@@ -23,17 +23,11 @@ _PARTS = ("ordered", "positions", "rejects")
 
 
 class WindowSpan(NamedTuple):
-    """A window of a file.
+    """A window of a file."""
 
-    Attributes:
-        number: from 0.
-        start: its place in the file.
-        num_lines: blank and malformed ones included.
-    """
-
-    number: int
-    start: FilePlace
-    num_lines: int
+    number: int  # from 0
+    start: FilePlace  # its place in the file
+    num_lines: int  # blank and malformed ones included
 
 
 def split_file(source: BinaryIO, window: int) -> Iterator[WindowSpan]:
@@ -61,16 +55,8 @@ def order_piece(
     """Order one window and write it into a folder; the same call again writes the same.
 
     Args:
-        source: the file.
-        folder: of the windows.
-        span: the window.
-        settings: as for `run_batch`.
-        corpus: for lines with `doc_ids`.
         improve_s: seconds of a search for a better plan.
         start: an empty summary, with the cache of the prediction.
-
-    Raises:
-        RequestError: the file cannot be read.
     """
     job = WindowJob(settings, corpus=corpus)
     lines = itertools.count(1)

@@ -15,15 +15,11 @@ from ragboost.simulate import HitRate, simulate
 
 
 class FilePlan(NamedTuple):
-    """The order of documents and requests.
+    """The order of documents and requests."""
 
-    Attributes:
-        permutations: for each request of the file, the documents to send in prompt order.
-        release: positions of the requests in release order.
-    """
-
+    # For each request of the file, the documents to send in prompt order.
     permutations: list[Sequence[int]]
-    release: list[int]
+    release: list[int]  # positions of the requests in release order
 
 
 def plan_file(
@@ -36,10 +32,7 @@ def plan_file(
     """Plan each group of requests with the same head; requests without a plan come last.
 
     Args:
-        catalog: the requests.
-        settings: of the order.
         improve_s: seconds of a search for better plans, shared among the groups by their size.
-        on_progress: called periodically during this search.
     """
     permutations: list[Sequence[int]] = [range(len(entry.documents)) for entry in catalog.entries]
     release: list[int] = []

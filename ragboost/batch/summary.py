@@ -13,55 +13,38 @@ _NOTHING = HitRate(0, 0)
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """The result of a job.
-
-    Attributes:
-        requests: lines written.
-        rejected: malformed lines.
-        documents: documents in the requests, as given.
-        duplicates_removed: documents removed because their request repeats them.
-        requests_reordered: requests whose documents are in another order.
-        windows: parts of the file that were planned by themselves.
-        cache_tokens: capacity of the simulated prefix cache; None if unbounded.
-        block_size: its block size in tokens; None for whole documents.
-        before: predicted hit rate of the input. Each window begins with an empty cache.
-        after: predicted hit rate of the output, as well.
-    """
+    """The result of a job."""
 
     requests: int = 0
     rejected: int = 0
-    documents: int = 0
-    duplicates_removed: int = 0
-    requests_reordered: int = 0
-    windows: int = 0
-    cache_tokens: int | None = None
-    block_size: int | None = None
+    documents: int = 0  # documents in the requests, as given
+    duplicates_removed: int = 0  # documents removed because their request repeats them
+    requests_reordered: int = 0  # requests whose documents are in another order
+    windows: int = 0  # parts of the file that were planned by themselves
+    cache_tokens: int | None = None  # capacity of the simulated prefix cache; None if unbounded
+    block_size: int | None = None  # its block size in tokens; None for whole documents
+    # Predicted hit rate of the input. Each window begins with an empty cache.
     before: HitRate = _NOTHING
-    after: HitRate = _NOTHING
+    after: HitRate = _NOTHING  # predicted hit rate of the output, as well
 
     def with_window(
         self, catalog: DocumentCatalog, planned: FilePlan, *, rejected: int
     ) -> "BatchSummary":
-        """Return the summary with another window."""
         entries, cache, block = catalog.entries, self.cache_tokens, self.block_size
         before = predict(catalog, None, cache_tokens=cache, block_size=block)
         after = predict(catalog, planned, cache_tokens=cache, block_size=block)
-        permutations = planned.permutations
         num_documents = sum(len(entry.documents) for entry in entries)
-        num_sent = sum(map(len, permutations))
-        return BatchSummary(
-            requests=self.requests + len(entries),
-            rejected=self.rejected + rejected,
-            documents=self.documents + num_documents,
-            duplicates_removed=self.duplicates_removed + num_documents - num_sent,
-            requests_reordered=self.requests_reordered
-            + sum(list(order) != sorted(order) for order in permutations),
-            windows=self.windows + 1,
-            cache_tokens=cache,
-            block_size=block,
-            before=_sum(self.before, before),
-            after=_sum(self.after, after),
+        window = BatchSummary(
+            requests=len(entries),
+            rejected=rejected,
+            documents=num_documents,
+            duplicates_removed=num_documents - sum(map(len, planned.permutations)),
+            requests_reordered=sum(list(p) != sorted(p) for p in planned.permutations),
+            windows=1,
+            before=before,
+            after=after,
         )
+        return self.plus(window)
 
     def plus(self, other: "BatchSummary") -> "BatchSummary":
         """Return the summary of the windows of both."""
@@ -95,5 +78,5 @@ class BatchSummary:
         return cls(**{**fields, **rates})
 
 
-def _sum(one: HitRate, other: HitRate) -> HitRate:
-    return HitRate(one.cached_tokens + other.cached_tokens, one.prompt_tokens + other.prompt_tokens)
+def _sum(*rates: HitRate) -> HitRate:
+    return HitRate(*map(sum, zip(*rates, strict=True)))

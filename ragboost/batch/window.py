@@ -33,16 +33,7 @@ _EVERY = 64  # lines between two reports of progress
 
 
 class WindowJob:
-    """The two passes over one window, with their shared state.
-
-    Args:
-        settings: settings of ordering, de-duplication, hints and tokens.
-        corpus: for lines with `doc_ids`.
-        on_progress: called periodically.
-
-    Attributes:
-        catalog: the requests of the window.
-    """
+    """The two passes over one window, with their shared state."""
 
     def __init__(
         self,
@@ -55,7 +46,7 @@ class WindowJob:
         self._counter = make_offline_counter(settings.tokens)
         self._parser = LineParser(settings, corpus=corpus)
         self._on_progress = on_progress
-        self.catalog = self._empty()
+        self.catalog = self._empty()  # the requests of the window
 
     def read(
         self,

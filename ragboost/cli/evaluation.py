@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from ragboost.cli.options import AS_JSON, PROGRESS
 from ragboost.config import load_settings
 from ragboost.errors import RequestError
 
@@ -69,10 +70,8 @@ def eval_order(
     plot: Path | None = typer.Option(
         None, metavar="FILE", help="Write the differences to this .png or .svg; extra plot."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    progress: bool | None = typer.Option(
-        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
-    ),
+    as_json: bool = AS_JSON,
+    progress: bool | None = PROGRESS,
 ) -> None:
     """Measure whether reordering costs answers, with your model and your questions.
 
@@ -101,9 +100,9 @@ def eval_order(
         judging = connect(judge, model=judge_model, api_key=key, max_tokens=_VERDICT_TOKENS)
     loaded = load_questions(questions, name=file_format, corpus=corpus, k=k, limit=limit)
     _warn_of_rejects(loaded)
-    has_conversations = any(one.conversation is not None for one in loaded.questions)
+    has_conversations = any(question.conversation is not None for question in loaded.questions)
     arms = choose_arms(arm, has_conversations=has_conversations)
-    settings = {one.name: load_settings(one.changes) for one in arms}
+    settings = {selected.name: load_settings(selected.changes) for selected in arms}
     kept = AnswerFile(answers or questions.with_name(questions.name + ".answers.jsonl"))
     run = OrderRun(
         loaded.questions,
@@ -140,7 +139,7 @@ def _ask(
     progress: bool | None,
 ) -> None:
     """Render the prompts, say what the answers will cost, and ask for them once that is agreed."""
-    from ragboost.batch.report import progress_bar
+    from ragboost.batch.display import progress_bar
 
     with progress_bar(progress) as on_progress:
         run.render(on_progress)
@@ -156,7 +155,7 @@ def _show(
     result: "OrderEvaluation", failures: Mapping[str, str], *, plot: Path | None, as_json: bool
 ) -> None:
     """Print the comparison, and a warning of the requests that it lacks."""
-    from ragboost.evaluation.report import result_table, write_plot
+    from ragboost.evaluation.result_table import result_table, write_plot
 
     if failures:
         first = next(iter(failures.values()))
@@ -175,12 +174,12 @@ def _show(
 
 
 def _metric(name: str | None, *, has_judge: bool) -> str:
-    known = ("em", "f1", "contains", *(["judge"] if has_judge else []))
+    names = ("em", "f1", "contains", *(["judge"] if has_judge else []))
     if name is None:
         return "judge" if has_judge else "f1"
-    if name not in known:
+    if name not in names:
         hint = "; judge needs --judge URL" if name == "judge" else ""
-        raise RequestError(f"--metric must be one of {', '.join(known)}, got {name!r}{hint}")
+        raise RequestError(f"--metric must be one of {', '.join(names)}, got {name!r}{hint}")
     return name
 
 

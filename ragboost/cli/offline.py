@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from ragboost.cli.options import AS_JSON, CORPUS, PROGRESS
 from ragboost.config import load_settings
 from ragboost.errors import RequestError, import_extra
 
@@ -16,9 +17,7 @@ def batch(
     output: Path = typer.Option(
         ..., "--output", "-o", metavar="OUT.jsonl", help="The requests in release order."
     ),
-    corpus: Path | None = typer.Option(
-        None, metavar="FILE.jsonl", help="JSONL of the documents that `doc_ids` refer to."
-    ),
+    corpus: Path | None = CORPUS,
     cache_tokens: int | None = typer.Option(
         None,
         min=0,
@@ -45,9 +44,7 @@ def batch(
         False, "--ray", help="Plan the windows in a Ray cluster; needs --window and the extra ray."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
-    progress: bool | None = typer.Option(
-        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
-    ),
+    progress: bool | None = PROGRESS,
 ) -> None:
     """Order a file of requests so that their prompts share prefixes. Runs no model.
 
@@ -58,7 +55,7 @@ def batch(
     ragboost batch requests.jsonl -o ordered.jsonl --cache-tokens 100000
     """
     from ragboost.batch import run_batch
-    from ragboost.batch.report import progress_bar, summary_sentence, summary_table, warning
+    from ragboost.batch.display import progress_bar, summary_sentence, summary_table, warning
     from ragboost.retrieval.corpus import Corpus
 
     settings = load_settings()
@@ -104,9 +101,7 @@ def simulate(
         metavar="TRACE.jsonl",
         help="Requests in order of arrival, one per line, as for `batch`.",
     ),
-    corpus: Path | None = typer.Option(
-        None, metavar="FILE.jsonl", help="JSONL of the documents that `doc_ids` refer to."
-    ),
+    corpus: Path | None = CORPUS,
     cache_tokens: list[int] = typer.Option(
         [],
         min=1,
@@ -118,10 +113,8 @@ def simulate(
         metavar="FILE",
         help="Write hit rate against cache size to this .png or .svg; needs the extra plot.",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    progress: bool | None = typer.Option(
-        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
-    ),
+    as_json: bool = AS_JSON,
+    progress: bool | None = PROGRESS,
 ) -> None:
     """Forecast the savings on your own trace. Runs no model.
 
@@ -132,8 +125,8 @@ def simulate(
     \b
     ragboost simulate trace.jsonl --cache-tokens 100000 --cache-tokens 400000
     """
+    from ragboost.batch.display import forecast_sentence, forecast_table, progress_bar, write_plot
     from ragboost.batch.forecast import forecast
-    from ragboost.batch.report import forecast_sentence, forecast_table, progress_bar, write_plot
     from ragboost.plots import check_plot
     from ragboost.retrieval.corpus import Corpus
 
@@ -166,9 +159,7 @@ def warm(
     ),
     k: int = typer.Option(10, "--k", min=1, help="Documents per request."),
     queries: int = typer.Option(20_000, min=1, help="Most documents to ask for."),
-    progress: bool | None = typer.Option(
-        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
-    ),
+    progress: bool | None = PROGRESS,
 ) -> None:
     """Learn from a corpus which documents are retrieved together, before the first request.
 
@@ -179,7 +170,7 @@ def warm(
     ragboost warm corpus.jsonl -o prior.json
     ragboost warm corpus.jsonl -o prior.json --retriever mymodule:make_retriever
     """
-    from ragboost.batch.report import progress_bar
+    from ragboost.batch.display import progress_bar
     from ragboost.retrieval.corpus import Corpus
     from ragboost.retrieval.warm import corpus_prior, imagine_contexts, make_retriever
 
@@ -206,7 +197,7 @@ def demo(
     k: int = typer.Option(8, "--k", min=1, help="Documents retrieved per question."),
     capacity_tokens: int = typer.Option(65_536, min=1024, help="Capacity of the prefix cache."),
     seed: int = typer.Option(1, help="Seed of the questions drawn."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Replay a RAG workload through proxy and embedded engine, plain and boosted.
 
@@ -214,7 +205,7 @@ def demo(
     """
     import_extra("torch", extra="engine")
     from ragboost.demo import run_demo
-    from ragboost.demo.report import table
+    from ragboost.demo.comparison import table
 
     result = run_demo(
         sessions=sessions,

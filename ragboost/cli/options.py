@@ -1,10 +1,19 @@
-"""Command line options that override settings."""
+"""Options that several commands have, and those that override settings."""
 
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from ragboost.config import Settings, field_paths
+
+AS_JSON: bool = typer.Option(False, "--json", help="Print one JSON object.")
+PROGRESS: bool | None = typer.Option(
+    None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
+)
+CORPUS: Path | None = typer.Option(
+    None, metavar="FILE.jsonl", help="JSONL of the documents that `doc_ids` refer to."
+)
 
 
 def setting(path: str, *, metavar: str | None = None) -> Any:

@@ -138,7 +138,7 @@ def precompute(
     """
     if (model is None) == (engine is None) or (model is None) != (out is None):
         raise ConfigError("precompute needs either --model and --out, or --engine")
-    from ragboost.batch.report import progress_bar
+    from ragboost.batch.display import progress_bar
     from ragboost.chunk_cache.precompute.sources import Sources
 
     sources = Sources(vectors=vectors, edges=edges, trace=trace)

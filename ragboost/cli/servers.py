@@ -163,9 +163,7 @@ def doctor(
         None, metavar="URL", help=_BACKEND, show_default=False
     ),
     kv_events: str | None = typer.Option(
-        None,
-        metavar="tcp://HOST:PORT",
-        help="Address of the backend's KV events.",
+        None, metavar="tcp://HOST:PORT", help="Address of the backend's KV events."
     ),
     log: Path | None = typer.Option(
         None,

@@ -25,17 +25,11 @@ class PassageSizes(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A passage that an earlier text contains verbatim.
+    """A passage that an earlier text contains verbatim."""
 
-    Attributes:
-        source: index of that text.
-        start: its first character there.
-        end: the character behind its last one.
-    """
-
-    source: int
-    start: int
-    end: int
+    source: int  # index of that text
+    start: int  # its first character there
+    end: int  # the character behind its last one
 
 
 Pieces = tuple[str | Reference, ...]
@@ -51,14 +45,8 @@ class _Passage(NamedTuple):
 def share_passages(texts: Sequence[str], *, sizes: PassageSizes) -> list[Pieces]:
     """Replace whole texts that occurred before, then passages that did.
 
-    A reference never points to another one: its target is always kept.
-
-    Args:
-        texts: in payload order.
-        sizes: of the passages.
-
-    Returns:
-        The pieces of each text; `expand` restores the text.
+    A reference never points to another one: its target is always kept. Returns the pieces of each
+    text.
     """
     whole: dict[str, int] = {}
     known: dict[bytes, Reference] = {}
@@ -76,14 +64,6 @@ def share_passages(texts: Sequence[str], *, sizes: PassageSizes) -> list[Pieces]
         _learn(known, at, pieces, passages)
         shared.append(pieces)
     return shared
-
-
-def expand(pieces: Pieces, texts: Sequence[str]) -> str:
-    """Restore a text from its pieces and the earlier texts."""
-    return "".join(
-        piece if isinstance(piece, str) else texts[piece.source][piece.start : piece.end]
-        for piece in pieces
-    )
 
 
 def cut_passages(text: str, *, sizes: PassageSizes) -> list[_Passage]:

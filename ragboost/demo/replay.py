@@ -10,13 +10,7 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from ragboost.booster.booster import Booster
-from ragboost.config import (
-    BackendSettings,
-    DedupSettings,
-    HintSettings,
-    OrderingSettings,
-    Settings,
-)
+from ragboost.config import BackendSettings, DedupSettings, HintSettings, OrderingSettings, Settings
 from ragboost.demo.workload import Workload, WorkloadTurn
 from ragboost.errors import BackendStatusError
 from ragboost.proxy.upstream.backends import Backend
@@ -30,18 +24,12 @@ Message = dict[str, str]
 
 
 class Cost(NamedTuple):
-    """The cost of one request.
-
-    Attributes:
-        prompt_tokens, cached_tokens: reported by the engine.
-        ttft_s: time to the first token, in seconds.
-        documents_dropped: documents that were de-duplicated.
-    """
+    """The cost of one request, with tokens as reported by the engine."""
 
     prompt_tokens: int
     cached_tokens: int
-    ttft_s: float
-    documents_dropped: int
+    ttft_s: float  # time to the first token, in seconds
+    documents_dropped: int  # documents that were de-duplicated
 
 
 class Costs(NamedTuple):
@@ -55,16 +43,11 @@ async def replay(workload: Workload, url: str, *, boosted: bool) -> AsyncGenerat
     """Send all sessions, then all conversations turn by turn, each turn with the whole history.
 
     Args:
-        workload: the questions and their documents.
-        url: the proxy.
         boosted: pass the documents to the proxy; otherwise write them into the prompt, as
             applications without RAGBoost do.
 
     Yields:
         The cost of each request, in this order. The next one is sent when its cost is requested.
-
-    Raises:
-        BackendError: a request failed.
     """
     with closing(Backend(BackendSettings(url=url))) as client:
         for turn in workload.sessions:

@@ -11,16 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ragboost.config import (
-    BackendSettings,
-    EngineSettings,
-    FormatSettings,
-    IndexSettings,
-    Settings,
-)
+from ragboost.config import BackendSettings, EngineSettings, FormatSettings, IndexSettings, Settings
+from ragboost.demo.comparison import summarize
 from ragboost.demo.corpus import standard_library
 from ragboost.demo.replay import MODEL, Cost, Costs, replay
-from ragboost.demo.report import summarize
 from ragboost.demo.workload import Workload, make_workload
 from ragboost.retrieval import BM25Retriever
 from ragboost.serving import serve_in_thread
@@ -43,8 +37,6 @@ def run_demo(
     slows both alike.
 
     Args:
-        sessions, conversations, turns, k, seed: see `make_workload`.
-        capacity_tokens: size of each engine's prefix cache.
         engine: settings of the engines; None for the built-in model.
         console: shows progress; None for stderr.
 
@@ -108,12 +100,12 @@ async def _replay_both(
     total = len(workload.sessions) + sum(map(len, workload.conversations))
     costs: list[list[Cost]] = [[], []]
     async with (
-        aclosing(replay(workload, plain, boosted=False)) as one,
-        aclosing(replay(workload, boosted, boosted=True)) as other,
+        aclosing(replay(workload, plain, boosted=False)) as plain_costs,
+        aclosing(replay(workload, boosted, boosted=True)) as boosted_costs,
     ):
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
             for _ in progress.track(range(total)):
-                costs[0].append(await anext(one))
-                costs[1].append(await anext(other))
+                costs[0].append(await anext(plain_costs))
+                costs[1].append(await anext(boosted_costs))
     first = len(workload.sessions)
     return Costs(costs[0][:first], costs[0][first:]), Costs(costs[1][:first], costs[1][first:])

@@ -27,15 +27,10 @@ class WorkloadTurn(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """The questions of the demo.
+    """The questions of the demo."""
 
-    Attributes:
-        sessions: independent users, one question each.
-        conversations: users with several questions.
-    """
-
-    sessions: list[WorkloadTurn]
-    conversations: list[list[WorkloadTurn]]
+    sessions: list[WorkloadTurn]  # independent users, one question each
+    conversations: list[list[WorkloadTurn]]  # users with several questions
 
 
 def make_workload(
@@ -52,11 +47,6 @@ def make_workload(
 
     Args:
         documents: the corpus; ids are dotted names.
-        retriever: over the corpus.
-        sessions: independent questions.
-        conversations, turns: conversations and the questions of each.
-        k: documents retrieved for a question.
-        seed: seed of the draw.
     """
     draw = random.Random(seed)
     themes: dict[str, list[Document]] = {}

@@ -45,31 +45,23 @@ def _null() -> Any:
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """A chain of blocks, following `parent_block_hash`, that entered the prefix cache.
+    """A chain of blocks, following `parent_block_hash`, that entered the prefix cache."""
 
-    Attributes:
-        block_hashes: one per block, in prompt order.
-        parent_block_hash: the block before the first one; None at the start of a prompt.
-        token_ids: `block_size` for each block; pairs where the engine caches bigrams.
-        medium: `GPU` (also on CPU engines), `CPU`, `CPU_PINNED`, `DISK`, ...; None means GPU.
-        extra_keys: vLLM, per block: LoRA name, (multimodal id, offset) pairs, cache salt.
-        group_idx: the KV cache group of hybrid models.
-        kv_cache_spec_kind: the group's kind of attention.
-        session_id: the session id of the request that stored the blocks.
-    """
-
-    block_hashes: _Hashes
+    block_hashes: _Hashes  # one per block, in prompt order
+    # The block before the first one; None at the start of a prompt.
     parent_block_hash: BlockHash | None = _null()
-    token_ids: _TokenIds = []
+    token_ids: _TokenIds = []  # `block_size` for each block; pairs where the engine caches bigrams
     block_size: int = 0
     lora_id: int | str | None = _null()
+    # `GPU` (also on CPU engines), `CPU`, `CPU_PINNED`, `DISK`, ...; None means GPU.
     medium: _Medium | None = None
     lora_name: str | None = _null()
+    # VLLM, per block: LoRA name, (multimodal id, offset) pairs, cache salt.
     extra_keys: _ExtraKeys | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
+    group_idx: int | None = None  # the KV cache group of hybrid models
+    kv_cache_spec_kind: str | None = None  # the group's kind of attention
     cache_salt: str | None = None
-    session_id: str | None = None
+    session_id: str | None = None  # the session id of the request that stored the blocks
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -88,19 +80,12 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, frozen=True):
-    """The events of one message.
+    """The events of one message."""
 
-    Attributes:
-        ts: seconds since the epoch by the engine's clock.
-        events: in the order in which they happened.
-        dp_rank: the data-parallel rank of the publisher, if reported.
-        unknown: names of skipped events of unknown types.
-    """
-
-    ts: float
-    events: Sequence[Event]
-    dp_rank: int | None = None
-    unknown: tuple[str, ...] = ()
+    ts: float  # seconds since the epoch by the engine's clock
+    events: Sequence[Event]  # in the order in which they happened
+    dp_rank: int | None = None  # the data-parallel rank of the publisher, if reported
+    unknown: tuple[str, ...] = ()  # names of skipped events of unknown types
 
 
 class _Stored(msgspec.Struct, array_like=True, tag="BlockStored"):

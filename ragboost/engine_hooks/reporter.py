@@ -18,13 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from ragboost.engine_hooks.reports import (
-    CONTENT_TYPE,
-    REPORT_PATH,
-    Report,
-    decode_reply,
-    encode,
-)
+from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH, Report, decode_reply, encode
 from ragboost.errors import EventStreamError
 
 logger = logging.getLogger(__name__)
@@ -49,16 +43,8 @@ class Reporter:
 
     Args:
         url: base URL of the proxy, such as `http://proxy:8080`.
-        stream: the stream's name at the proxy.
-        max_queued: batches queued for the thread.
-        max_kept: batches kept for replays.
         max_kept_bytes: encoded size of the batches kept for replays.
-        timeout_s: timeout of each request to the proxy.
         key: the proxy's `engine_hooks.report_key`, if it requires one.
-
-    Attributes:
-        epoch: random id of this process.
-        num_dropped: batches dropped because the queue was full.
     """
 
     def __init__(
@@ -76,8 +62,8 @@ class Reporter:
         self._headers = {"content-type": CONTENT_TYPE}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
-        self.epoch = secrets.token_hex(8)
-        self.num_dropped = 0
+        self.epoch = secrets.token_hex(8)  # random id of this process
+        self.num_dropped = 0  # batches dropped because the queue was full
         self._url = urlsplit(url)
         self._timeout_s = timeout_s
         self._max_kept, self._max_kept_bytes = max_kept, max_kept_bytes
@@ -99,11 +85,6 @@ class Reporter:
             self._queue.append((number, time.time(), events))
         else:
             self.num_dropped += 1
-
-    @property
-    def is_idle(self) -> bool:
-        """All batches have left the queue."""
-        return not self._queue
 
     def close(self) -> None:
         """Stop the thread and drop unsent batches."""
@@ -215,10 +196,6 @@ def make_reporter(rank: int, *, url: str | None = None) -> Reporter | None:
     `RAGBOOST_ENGINE_HOOKS__REPORT_URL` is the proxy's base URL (unless `url` is given),
     `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM` the replica's name (the host name by default), and
     `RAGBOOST_ENGINE_HOOKS__REPORT_KEY` the key that has this name in the proxy's settings, too.
-
-    Args:
-        rank: data-parallel rank, part of the stream's name.
-        url: base URL of the proxy.
     """
     url = url or os.environ.get(URL_VARIABLE)
     if not url:

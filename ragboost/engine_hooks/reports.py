@@ -20,21 +20,14 @@ _Batches = Annotated[list[tuple[_Number, bytes]], msgspec.Meta(max_length=_MAX_B
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbered event batches of one engine process; a heartbeat if there are none.
+    """Numbered event batches of one engine process; a heartbeat if there are none."""
 
-    Attributes:
-        stream: name of the replica and rank, such as `replica-0/0`.
-        epoch: random id of the process, so that a restart is noticed at once.
-        batches: sequence number and payload, as in the last frame of a KV event message.
-        is_replay: these batches answer `Reply.replay_from`.
-        is_last: with `is_replay`, these are the last ones.
-    """
-
-    stream: _Name
-    epoch: _Name
+    stream: _Name  # name of the replica and rank, such as `replica-0/0`
+    epoch: _Name  # random id of the process, so that a restart is noticed at once
+    # Sequence number and payload, as in the last frame of a KV event message.
     batches: _Batches = []
-    is_replay: bool = False
-    is_last: bool = False
+    is_replay: bool = False  # these batches answer `Reply.replay_from`
+    is_last: bool = False  # with `is_replay`, these are the last ones
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +42,6 @@ _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 def decode_report(body: bytes) -> Report:
-    """Decode a report.
-
-    Raises:
-        EventStreamError: the body is none.
-    """
     try:
         return _decode_report(body)
     except UNDECODABLE as error:
@@ -61,11 +49,6 @@ def decode_report(body: bytes) -> Report:
 
 
 def decode_reply(body: bytes) -> Reply:
-    """Decode a reply.
-
-    Raises:
-        EventStreamError: the body is none.
-    """
     try:
         return _decode_reply(body)
     except UNDECODABLE as error:

@@ -36,9 +36,6 @@ class AnswerFile:
 
     Args:
         path: the file; created if missing. A torn last line, of a run that was killed, is ignored.
-
-    Raises:
-        RequestError: the file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,11 +63,7 @@ class AnswerFile:
         return self._answers[key]
 
     def add(self, key: str, answer: ModelAnswer) -> None:
-        """Keep an answer; it is on its way to the disk when this returns.
-
-        Raises:
-            RequestError: the file cannot be written.
-        """
+        """Keep an answer; it is on its way to the disk when this returns."""
         self._answers[key] = answer
         row = {"key": key, **answer._asdict()}
         try:
@@ -80,7 +73,6 @@ class AnswerFile:
             raise RequestError(f"cannot write {self.path}: {error.strerror}") from None
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -102,9 +94,7 @@ def ask_all(
 
     Args:
         endpoint: the endpoint; stopped and closed in the end.
-        wanted: conversations by key.
         answers: the answers so far; the new ones are added.
-        concurrency: requests at a time.
         on_answer: called with the requests that have ended and their total.
 
     Returns:
@@ -112,7 +102,6 @@ def ask_all(
 
     Raises:
         BackendError: the first request failed, twenty in a row did, or the endpoint refuses all.
-        RequestError: the answers cannot be written.
     """
     missing = {key: messages for key, messages in wanted.items() if key not in answers}
     if not missing:

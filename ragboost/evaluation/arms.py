@@ -18,24 +18,18 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class EvalArm:
-    """One way to send the same questions.
+    """One way to send the same questions."""
 
-    Attributes:
-        name: as in `--arm`.
-        changes: settings by dotted path, on top of the user's own.
-        shuffle: the documents' order: as the Booster finds; random as if a Booster had moved them;
-            or random as if the retriever had returned it.
-        drops_locations: location hints are removed, so that nothing refers to dropped documents.
-        advice: the setting that makes the product behave like this arm; empty if none does.
-        in_conversations: it differs from other arms in later turns only.
-    """
-
-    name: str
+    name: str  # as in `--arm`
+    # Settings by dotted path, on top of the user's own.
     changes: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    # The documents' order: as the Booster finds; random as if a Booster had moved them; or random
+    # as if the retriever had returned it.
     shuffle: Literal["no", "as_moved", "as_retrieved"] = "no"
+    # Location hints are removed, so that nothing refers to dropped documents.
     drops_locations: bool = False
-    advice: str = ""
-    in_conversations: bool = False
+    advice: str = ""  # the setting that makes the product behave like this arm; empty if none does
+    in_conversations: bool = False  # it differs from other arms in later turns only
 
 
 _PLAIN = {"ordering.enabled": False, "hints.order": False, "hints.location": False}
@@ -92,16 +86,12 @@ ARMS = (
 
 
 def choose_arms(names: Iterable[str], *, has_conversations: bool) -> tuple[EvalArm, ...]:
-    """Return arms by name, the baseline first; all that differ from each other if none is named.
-
-    Raises:
-        RequestError: there is no such arm.
-    """
-    wanted = set(names)
-    known = {arm.name: arm for arm in ARMS}
-    for name in wanted:
-        if name not in known:
-            raise RequestError(f"--arm must be one of {', '.join(known)}, got {name!r}")
-    if not wanted:
+    """Return arms by name, the baseline first; all that differ from each other if none is named."""
+    requested = set(names)
+    arms = {arm.name: arm for arm in ARMS}
+    for name in requested:
+        if name not in arms:
+            raise RequestError(f"--arm must be one of {', '.join(arms)}, got {name!r}")
+    if not requested:
         return tuple(arm for arm in ARMS if has_conversations or not arm.in_conversations)
-    return tuple(arm for arm in ARMS if arm.name in wanted | {BASELINE})
+    return tuple(arm for arm in ARMS if arm.name in requested | {BASELINE})

@@ -14,27 +14,16 @@ _CELLS = 4_000_000  # drawn at a time
 
 
 class PairedDifference(NamedTuple):
-    """The mean difference of two arms on the same questions.
+    """The mean difference of two arms on the same questions."""
 
-    Attributes:
-        mean: other minus baseline.
-        low: lower end of the interval at 95 %.
-        high: upper end.
-        num_groups: independent groups of questions: conversations, and single questions.
-    """
-
-    mean: float
-    low: float
+    mean: float  # other minus baseline
+    low: float  # lower end of the interval at 95 %
     high: float
-    num_groups: int
+    num_groups: int  # independent groups of questions: conversations, and single questions
 
 
 def paired_difference(
-    baseline: Sequence[float],
-    other: Sequence[float],
-    *,
-    groups: Sequence[Hashable],
-    seed: int = 0,
+    baseline: Sequence[float], other: Sequence[float], *, groups: Sequence[Hashable], seed: int = 0
 ) -> PairedDifference:
     """Return the mean of `other - baseline` with a percentile bootstrap interval.
 
@@ -45,9 +34,6 @@ def paired_difference(
 
     Args:
         baseline: scores from 0 to 1.
-        other: scores of the same questions.
-        groups: of each question.
-        seed: of the resampling.
     """
     difference = np.asarray(other, dtype=float) - np.asarray(baseline, dtype=float)
     if not len(difference):

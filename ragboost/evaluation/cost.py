@@ -8,27 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """The questions that are still to be asked.
+    """The questions that are still to be asked."""
 
-    Attributes:
-        num_prompts: distinct prompts of all arms.
-        num_known: those answered by earlier runs.
-        prompt_tokens: estimated, of the others.
-        max_completion_tokens: at most, of the others.
-        num_verdicts: requests to the judge, at most.
-        judge_tokens: estimated tokens of these.
-        price_in: per million prompt tokens; None: not given.
-        price_out: per million completion tokens.
-    """
-
-    num_prompts: int
-    num_known: int
-    prompt_tokens: int
-    max_completion_tokens: int
-    num_verdicts: int = 0
-    judge_tokens: int = 0
-    price_in: float | None = None
-    price_out: float | None = None
+    num_prompts: int  # distinct prompts of all arms
+    num_known: int  # those answered by earlier runs
+    prompt_tokens: int  # estimated, of the others
+    max_completion_tokens: int  # at most, of the others
+    num_verdicts: int = 0  # requests to the judge, at most
+    judge_tokens: int = 0  # estimated tokens of these
+    price_in: float | None = None  # per million prompt tokens; None: not given
+    price_out: float | None = None  # per million completion tokens
 
     @property
     def num_missing(self) -> int:
@@ -44,11 +33,11 @@ class CostEstimate:
         return (tokens_in + self.max_completion_tokens * (self.price_out or 0.0)) / 1e6
 
     def sentence(self) -> str:
-        """Return the estimate as text."""
-        known = f", {self.num_known:,} answered before" if self.num_known else ""
+        earlier = f", {self.num_known:,} answered before" if self.num_known else ""
         text = (
-            f"{self.num_missing:,} requests of {self.num_prompts:,} distinct prompts{known}: about "
-            f"{self.prompt_tokens:,} prompt tokens, at most {self.max_completion_tokens:,} new ones"
+            f"{self.num_missing:,} requests of {self.num_prompts:,} distinct prompts{earlier}: "
+            f"about {self.prompt_tokens:,} prompt tokens, at most {self.max_completion_tokens:,} "
+            "new ones"
         )
         if self.money is not None:
             text += f", at most {self.money:,.2f} at your prices"

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ragboost.errors import (
@@ -50,12 +50,8 @@ class ChatEndpoint:
 
     Args:
         url: with or without `/v1` and `/chat/completions`.
-        model: the model's name.
         api_key: sent as a bearer token; empty: none.
         body: further fields of the request; null removes a field.
-        max_tokens: longest answer.
-        timeout_s: for one response.
-        attempts: tries of one request.
 
     Raises:
         ConfigError: the URL is not one of HTTP.
@@ -98,12 +94,6 @@ class ChatEndpoint:
         fields = {name: value for name, value in self._fields.items() if value is not None}
         return {**fields, "messages": [{"role": r, "content": text} for r, text in messages]}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def stop(self) -> None:
         """End all waits; requests that are waiting fail."""
         self._stopped.set()
@@ -116,12 +106,7 @@ class ChatEndpoint:
             connection.close()
 
     def ask(self, messages: Messages) -> ModelAnswer:
-        """Return the answer to a conversation; wait and try again while the endpoint is busy.
-
-        Raises:
-            RefusedPromptError, RefusedEndpointError: a status that will not change.
-            BackendConnectionError, BackendTimeoutError, BackendStatusError: all attempts failed.
-        """
+        """Return the answer to a conversation; wait and try again while the endpoint is busy."""
         body = json.dumps(self.payload(messages)).encode("utf-8", "replace")
         for attempt in range(1, self._attempts + 1):
             self._wait()
@@ -148,11 +133,7 @@ class ChatEndpoint:
         raise error
 
     def probe(self) -> None:
-        """Connect once.
-
-        Raises:
-            BackendConnectionError: nobody listens there.
-        """
+        """Connect once."""
         try:
             self._connection().connect()
         except OSError as problem:

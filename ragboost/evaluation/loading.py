@@ -11,34 +11,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders.base import QuestionFormat, question_format, recognised
-from ragboost.evaluation.questions import (
-    EvalQuestion,
-    Pools,
-    RawQuestion,
-    chunked,
-    text_of,
-)
-from ragboost.jsonl import decode, read_lines
+from ragboost.evaluation.loaders import QuestionFormat, question_format, recognised
+from ragboost.evaluation.questions import EvalQuestion, Pools, RawQuestion, chunked, text_of
+from ragboost.jsonl import Line, decode, read_lines
 from ragboost.types import as_document
 
 _MAX_SHOWN = 3
 
 
 class LoadedQuestions(NamedTuple):
-    """The questions of a file.
+    """The questions of a file."""
 
-    Attributes:
-        questions: in file order.
-        format: the file's format.
-        num_rejected: malformed records.
-        problems: the first of their errors.
-    """
-
-    questions: tuple[EvalQuestion, ...]
-    format: str
+    questions: tuple[EvalQuestion, ...]  # in file order
+    format: str  # the file's format
     num_rejected: int = 0
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # the first of their errors
 
 
 def load_questions(
@@ -56,11 +43,6 @@ def load_questions(
         name: its format; None: recognised by the first record.
         corpus: documents to retrieve from, or that `doc_ids` refer to.
         k: documents per question, where the file holds no retrieval.
-        limit: maximum number of questions.
-
-    Raises:
-        RequestError: the file cannot be read, its format is unknown, or it has no valid question.
-        MissingExtraError: documents must be retrieved, and rank-bm25 is not installed.
     """
     pools = Pools()
     if corpus is not None:
@@ -97,17 +79,19 @@ def _parsed(form: QuestionFormat, row: Any, pools: Pools) -> list[RawQuestion]:
 def _retrieved(raw: list[RawQuestion], pools: Pools, *, k: int) -> Iterator[EvalQuestion]:
     retrievers: dict[str, Any] = {}
     seen: set[str] = set()
-    for at, one in enumerate(raw):
-        documents = one.documents
+    for at, question in enumerate(raw):
+        documents = question.documents
         if not documents:
-            if one.pool not in retrievers:
+            if question.pool not in retrievers:
                 from ragboost.retrieval.bm25 import BM25Retriever
 
-                retrievers[one.pool] = BM25Retriever(pools.documents(one.pool))
-            documents = tuple(retrievers[one.pool].retrieve(one.text, k))
-        name = one.id if one.id and one.id not in seen else f"{one.id or 'q'}#{at}"
+                retrievers[question.pool] = BM25Retriever(pools.documents(question.pool))
+            documents = tuple(retrievers[question.pool].retrieve(question.text, k))
+        name = (
+            question.id if question.id and question.id not in seen else f"{question.id or 'q'}#{at}"
+        )
         seen.add(name)
-        yield EvalQuestion(name, one.text, documents, one.answers, one.conversation)
+        yield EvalQuestion(name, question.text, documents, question.answers, question.conversation)
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
@@ -115,48 +99,27 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
     if path.suffix == ".csv":
         yield from _table(path)
         return
-    lines = read_lines(path)
-    first = next(lines, None)
-    if first is None:
+    lines = list(read_lines(path))
+    if not lines:
         return
     try:
-        begin = decode(first.raw)
+        value = decode(b"\n".join(line.raw for line in lines))
     except RequestError as error:
-        # JSON over several lines, or a broken first line of JSON Lines.
-        yield from _whole(path, error if first.raw.lstrip()[:1] not in b"[{" else None)
+        if lines[0].raw.lstrip()[:1] not in b"[{":
+            raise RequestError(f"{path}:1: {error}") from None
+        yield from ((line.where, _decoded(line)) for line in lines)
         return
-    if isinstance(begin, list):
-        yield from ((f"{path}[{at}]", _object(row)) for at, row in enumerate(begin))
-        return
-    yield first.where, _object(begin)
-    for line in lines:
-        try:
-            yield line.where, _object(decode(line.raw))
-        except RequestError as error:
-            yield line.where, error
-
-
-def _whole(path: Path, problem: RequestError | None) -> Iterator[tuple[str, Any]]:
-    if problem is not None:
-        raise RequestError(f"{path}:1: {problem}")
-    text = b"\n".join(line.raw for line in read_lines(path))
-    try:
-        value = decode(text)
-    except RequestError as error:
-        if "Extra data" not in str(error) and b"\n" in text:
-            rest = read_lines(path)
-            yield next(rest).where, error
-            for line in rest:
-                try:
-                    yield line.where, _object(decode(line.raw))
-                except RequestError as bad:
-                    yield line.where, bad
-            return
-        raise RequestError(f"{path}: {error}") from None
     if isinstance(value, list):
         yield from ((f"{path}[{at}]", _object(row)) for at, row in enumerate(value))
     else:
-        yield str(path), _object(value)
+        yield str(path) if len(lines) > 1 else lines[0].where, _object(value)
+
+
+def _decoded(line: Line) -> Any:
+    try:
+        return _object(decode(line.raw))
+    except RequestError as error:
+        return error
 
 
 def _object(value: Any) -> Any:
@@ -190,14 +153,9 @@ def _read_corpus(path: Path, pools: Pools) -> None:
                     pools.add("", piece, title=str(row.get("title") or ""))
             else:
                 document = as_document(row)
-                given = document.id
-                name = (
-                    None
-                    if given is None
-                    else given
-                    if isinstance(given, str)
-                    else json.dumps(given)
-                )
+                name = document.id
+                if name is not None and not isinstance(name, str):
+                    name = json.dumps(name)
                 pools.add("", document.text, title=document.title or "", id=name)
         except RequestError as error:
             raise RequestError(f"{where}: {error}") from None

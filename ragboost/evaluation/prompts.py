@@ -24,29 +24,20 @@ Messages = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ArmPrompt:
-    """A question as an arm sends it.
-
-    Attributes:
-        question: its id.
-        messages: the whole conversation.
-        prompt_tokens: their estimated length.
-        predicted_cached_tokens: as the Booster predicts.
-    """
+    """A question as an arm sends it."""
 
     question: str
-    messages: Messages
-    prompt_tokens: int
-    predicted_cached_tokens: int
+    messages: Messages  # the whole conversation
+    prompt_tokens: int  # their estimated length
+    predicted_cached_tokens: int  # as the Booster predicts
 
 
 class ArmRenderer:
     """Renders the questions of one arm, in file order.
 
     Args:
-        arm: the arm.
         settings: the arm's settings: the user's own with its changes.
         system: the system message; empty: none.
-        seed: of the shuffled arms.
     """
 
     def __init__(self, arm: EvalArm, settings: Settings, *, system: str, seed: int) -> None:
@@ -57,7 +48,6 @@ class ArmRenderer:
         self._history: defaultdict[str, Messages] = defaultdict(tuple)
 
     def render(self, question: EvalQuestion) -> ArmPrompt:
-        """Return the prompt of the next question."""
         context = self._boost(question)
         if self._arm.drops_locations:
             kept = tuple(hint for hint in context.hints if hint.kind != "location")
@@ -112,12 +102,8 @@ def render_arm(
     """Render all questions of an arm.
 
     Args:
-        arm: the arm.
-        settings: the user's own with the arm's changes.
         questions: in the order in which a Booster sees them.
         system: the system message; empty: none.
-        seed: of the shuffled arms.
-        on_prompt: called after each.
     """
     renderer = ArmRenderer(arm, settings, system=system, seed=seed)
     prompts = []

@@ -13,41 +13,26 @@ from ragboost.types import Document
 
 @dataclass(frozen=True, slots=True)
 class EvalQuestion:
-    """A question with its documents, ready to be asked.
+    """A question with its documents, ready to be asked."""
 
-    Attributes:
-        id: unique in the file.
-        text: the question.
-        documents: most relevant first; not empty.
-        answers: right answers; the first one is the assistant's message in later turns.
-        conversation: its conversation; None: it stands alone.
-    """
-
-    id: str
+    id: str  # unique in the file
     text: str
-    documents: tuple[Document, ...]
+    documents: tuple[Document, ...]  # most relevant first; not empty
+    # Right answers; the first one is the assistant's message in later turns.
     answers: tuple[str, ...]
-    conversation: str | None = None
+    conversation: str | None = None  # its conversation; None: it stands alone
 
 
 class RawQuestion(NamedTuple):
-    """A question as a file has it.
+    """A question as a file has it."""
 
-    Attributes:
-        id: as in the file; empty if it has none.
-        text: the question.
-        answers: right answers.
-        documents: most relevant first; empty: to be retrieved from the pool.
-        pool: names the documents to retrieve from.
-        conversation: its conversation, or None.
-    """
-
-    id: str
+    id: str  # as in the file; empty if it has none
     text: str
     answers: tuple[str, ...]
+    # Most relevant first; empty: to be retrieved from the pool.
     documents: tuple[Document, ...] = ()
-    pool: str = ""
-    conversation: str | None = None
+    pool: str = ""  # names the documents to retrieve from
+    conversation: str | None = None  # its conversation, or None
 
 
 class Pools:
@@ -57,21 +42,16 @@ class Pools:
         self._pools: dict[str, dict[tuple[str, str], Document]] = {}
 
     def add(self, pool: str, text: str, *, title: str = "", id: str | None = None) -> Document:  # noqa: A002
-        """Add a document, named by its position unless it has an id; return it.
-
-        Raises:
-            InvalidDocumentError: the text is empty.
-        """
-        known = self._pools.setdefault(pool, {})
+        """Add a document, named by its position unless it has an id; return it."""
+        documents = self._pools.setdefault(pool, {})
         key = (title, text)
-        if key not in known:
-            known[key] = Document(
-                text, id=str(len(known)) if id is None else id, title=title or None
+        if key not in documents:
+            documents[key] = Document(
+                text, id=str(len(documents)) if id is None else id, title=title or None
             )
-        return known[key]
+        return documents[key]
 
     def has(self, pool: str) -> bool:
-        """Return True if the pool has a document."""
         return pool in self._pools
 
     def documents(self, pool: str) -> Sequence[Document]:
@@ -92,13 +72,11 @@ def text_of(row: Mapping[str, object], *names: str) -> str:
 
 
 def answers_of(value: object) -> tuple[str, ...]:
-    """Return answers given as a text, a number or a list of them, without blank ones.
-
-    Raises:
-        RequestError: there is none.
-    """
-    given = value if isinstance(value, list | tuple) else [value]
-    answers = [str(one).strip() for one in given if one is not None and not isinstance(one, dict)]
+    """Return answers given as a text, a number or a list of them, without blank ones."""
+    values = value if isinstance(value, list | tuple) else [value]
+    answers = [
+        str(entry).strip() for entry in values if entry is not None and not isinstance(entry, dict)
+    ]
     if not any(answers):
         raise RequestError("the right answer is missing", param="answers")
     return tuple(dict.fromkeys(answer for answer in answers if answer))

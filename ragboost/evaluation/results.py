@@ -16,45 +16,27 @@ Scores = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """Scores of an arm.
-
-    Attributes:
-        arm: the arm.
-        num_changed: questions whose prompt differs from the baseline's.
-        num_failed: questions without an answer or a verdict.
-        prompt_tokens: estimated, of all its prompts.
-        predicted_hit_rate: share of them that the Booster predicts to be cached.
-        scores: mean by metric, over the questions that all arms have answered.
-        differences: to the baseline, by metric.
-    """
+    """Scores of an arm."""
 
     arm: EvalArm
-    num_changed: int
-    num_failed: int
-    prompt_tokens: int
-    predicted_hit_rate: float
-    scores: Mapping[str, float]
-    differences: Mapping[str, PairedDifference]
+    num_changed: int  # questions whose prompt differs from the baseline's
+    num_failed: int  # questions without an answer or a verdict
+    prompt_tokens: int  # estimated, of all its prompts
+    predicted_hit_rate: float  # share of them that the Booster predicts to be cached
+    scores: Mapping[str, float]  # mean by metric, over the questions that all arms have answered
+    differences: Mapping[str, PairedDifference]  # to the baseline, by metric
 
 
 @dataclass(frozen=True, slots=True)
 class OrderEvaluation:
-    """The result of `ragboost eval-order`.
+    """The result of `ragboost eval-order`."""
 
-    Attributes:
-        arms: the baseline first.
-        metric: the one of the sentence.
-        num_questions: asked.
-        num_compared: answered in every arm.
-    """
-
-    arms: tuple[ArmResult, ...]
-    metric: str
+    arms: tuple[ArmResult, ...]  # the baseline first
+    metric: str  # the one of the sentence
     num_questions: int
-    num_compared: int
+    num_compared: int  # answered in every arm
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
         return {
             "metric": self.metric,
             "questions": self.num_questions,
@@ -121,13 +103,9 @@ def compare(
     """Compare arms on the questions that all of them have answered.
 
     Args:
-        arms: the baseline first.
         scores: by arm; a question without an answer is missing.
         groups: the conversation of each question, or itself; all questions in file order.
         facts: by arm: changed questions, prompt tokens, predicted hit rate.
-        metrics: those that were measured.
-        metric: the one of the sentence.
-        seed: of the bootstrap.
     """
     common = [name for name in groups if all(name in scores[arm.name] for arm in arms)]
     members = [groups[name] for name in common]
@@ -136,11 +114,11 @@ def compare(
     for arm in arms:
         own = scores[arm.name]
         differences, means = {}, {}
-        for one in metrics:
-            values = [own[name][one] for name in common]
-            means[one] = sum(values) / len(values) if values else 0.0
-            differences[one] = paired_difference(
-                [base[name][one] for name in common], values, groups=members, seed=seed
+        for kind in metrics:
+            values = [own[name][kind] for name in common]
+            means[kind] = sum(values) / len(values) if values else 0.0
+            differences[kind] = paired_difference(
+                [base[name][kind] for name in common], values, groups=members, seed=seed
             )
         changed, tokens, rate = facts[arm.name]
         results.append(

@@ -32,14 +32,9 @@ class OrderRun:
     """One evaluation of questions over arms.
 
     Args:
-        questions: in file order.
-        arms: the baseline first.
-        settings: of each arm, by name.
-        endpoint: what is measured.
         answers: the answers so far, of model and judge.
         judge: an endpoint that judges answers; None: no judge.
         system: the system message; empty: none.
-        seed: of shuffling and bootstrap.
     """
 
     def __init__(
@@ -92,14 +87,14 @@ class OrderRun:
         self, *, max_tokens: int, price_in: float | None, price_out: float | None
     ) -> CostEstimate:
         """Estimate what is still to be asked."""
-        tokens = {one.key: one.prompt.prompt_tokens for one in self._all()}
+        tokens = {asked.key: asked.prompt.prompt_tokens for asked in self._all()}
         missing = [key for key in tokens if key not in self._answers]
         verdicts = judge_tokens = 0
         if self._judge is not None:
             verdicts = len(tokens)
             texts = sum(len(q.text) + max(map(len, q.answers)) for q in self._questions)
-            each = texts / len(self._questions) / _BYTES_PER_TOKEN
-            judge_tokens = round(verdicts * (each + max_tokens + _JUDGE_FRAME_TOKENS))
+            question_tokens = texts / len(self._questions) / _BYTES_PER_TOKEN
+            judge_tokens = round(verdicts * (question_tokens + max_tokens + _JUDGE_FRAME_TOKENS))
         return CostEstimate(
             num_prompts=len(tokens),
             num_known=len(tokens) - len(missing),
@@ -164,7 +159,7 @@ class OrderRun:
         )
 
     def _all(self) -> list[AskedPrompt]:
-        return [one for asked in self._asked.values() for one in asked]
+        return [prompt for asked in self._asked.values() for prompt in asked]
 
     def _verdicts_wanted(self) -> dict[str, Messages]:
         assert self._judge is not None, "no judge"

@@ -17,22 +17,19 @@ class EvictionForecast:
     """The state of a backend's prefix cache when the engine will compute a request sent now.
 
     All context indexes of a backend share one; `cache_sync.in_flight` computes it.
-
-    Attributes:
-        retained_share: share of all cached tokens that will still be cached; the least recently
-            used rest counts as evicted.
-        next_batch: number of the engine batch that will compute the request.
-        free_tokens: new tokens for which this batch has room; a larger request joins the next one.
-        is_batched: the engine keeps a radix tree: requests of a batch do not reuse what the batch
-            itself computes, and nodes are evicted whole.
     """
 
     __slots__ = ("free_tokens", "is_batched", "next_batch", "retained_share")
 
     def __init__(self) -> None:
+        # Share of all cached tokens that will still be cached; the least recently used rest
+        # counts as evicted.
         self.retained_share = 1.0
-        self.next_batch = 0
+        self.next_batch = 0  # number of the engine batch that will compute the request
+        # New tokens for which this batch has room; a larger request joins the next one.
         self.free_tokens = math.inf
+        # The engine keeps a radix tree: requests of a batch do not reuse what the batch itself
+        # computes, and nodes are evicted whole.
         self.is_batched = False
 
     def update(
@@ -63,14 +60,11 @@ class TokenAges:
 
     The tokens of one tick lie on one path from the root. If only a part of them will be evicted,
     it is the end of that path.
-
-    Attributes:
-        evict_through_tick: tokens last used at this tick or earlier will be evicted.
-        partial_tokens: tokens of the next tick that will be evicted as well.
     """
 
     def __init__(self) -> None:
-        self.evict_through_tick = self.partial_tokens = 0
+        self.evict_through_tick = 0  # tokens last used at it or earlier will be evicted
+        self.partial_tokens = 0  # tokens of the next tick that will be evicted as well
         self._tokens: OrderedDict[int, int] = OrderedDict()  # in the order of ticks
         self._num_evicted = 0  # tokens up to `evict_through_tick`
 

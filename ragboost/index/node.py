@@ -16,26 +16,6 @@ class Node:
     """A run of documents that extends its parent's context.
 
     The paper's four attributes are `context`, `search_path`, `num_tokens` and `is_multi_turn`.
-
-    Attributes:
-        documents: the documents that this node adds to its parent's context.
-        tokens: length in tokens of each of `documents`.
-        parent: the parent node; None for the root.
-        children: child nodes by their first document, which siblings never share. Only `attach` and
-            `detach` change it.
-        slot: position among the parent's children. Never reused, so that the search paths of other
-            nodes stay valid when a sibling is removed.
-        num_tokens: resident tokens of this node, at most `sum(tokens) + generated_tokens`; fewer
-            after the end has been evicted.
-        generated_tokens: tokens behind the documents: questions, answers, later turns. They end the
-            node, so they are evicted first.
-        is_multi_turn: a conversation continues from here.
-        confirmed_tokens: number of `num_tokens` that an engine has reported; the rest is expected.
-        last_used: tick of the last insertion or traversal through this node.
-        serial: creation number; breaks ties of `last_used`.
-        is_queued: the index's eviction queue holds an entry for it.
-        batch: engine batch in which it was last computed, see `EvictionForecast`; 0: reported by an
-            engine.
     """
 
     __slots__ = (
@@ -67,21 +47,32 @@ class Node:
         last_used: int = 0,
         batch: int = 0,
     ) -> None:
-        self.documents = documents
-        self.tokens = tokens
-        self.parent = parent
+        self.documents = documents  # the documents that this node adds to its parent's context
+        self.tokens = tokens  # length in tokens of each of `documents`
+        self.parent = parent  # the parent node; None for the root
+        # Position among the parent's children. Never reused, so that the search paths of other
+        # nodes stay valid when a sibling is removed.
         self.slot = slot
-        self.serial = serial
-        self.last_used = last_used
+        self.serial = serial  # creation number; breaks ties of `last_used`
+        self.last_used = last_used  # tick of the last insertion or traversal through this node
+        # Engine batch in which it was last computed, see `EvictionForecast`; 0: reported by an
+        # engine.
         self.batch = batch
+        # Child nodes by their first document, which siblings never share. Only `attach` and
+        # `detach` change it.
         self.children: Mapping[Hashable, Node] = _NO_CHILDREN
         self._by_slot: dict[int, Node] | None = None  # made by the first `attach`, as `children`
         self.next_slot = 0
+        # Resident tokens of this node, at most `sum(tokens) + generated_tokens`; fewer after the
+        # end has been evicted.
         self.num_tokens = sum(tokens)
+        # Tokens behind the documents: questions, answers, later turns. They end the node, so they
+        # are evicted first.
         self.generated_tokens = 0
+        # Number of `num_tokens` that an engine has reported; the rest is expected.
         self.confirmed_tokens = 0
-        self.is_multi_turn = False
-        self.is_queued = False
+        self.is_multi_turn = False  # a conversation continues from here
+        self.is_queued = False  # the index's eviction queue holds an entry for it
 
     def __repr__(self) -> str:
         return (
@@ -114,15 +105,6 @@ class Node:
         """Child positions from the root to this node."""
         return tuple(node.slot for node in self.ancestors)
 
-    @property
-    def sequence_length(self) -> int:
-        """Resident tokens from the root to the end of this node.
-
-        Tokens generated behind an ancestor do not precede this node and do not count.
-        """
-        above = sum(node.num_tokens - node.generated_tokens for node in self.ancestors[:-1])
-        return above + self.num_tokens
-
     def resident_prefix(self, num_documents: int) -> int:
         """Return the resident tokens of the first `num_documents` documents of this node."""
         return min(sum(self.tokens[:num_documents]), self.num_tokens)
@@ -131,7 +113,6 @@ class Node:
         """Return how many of the first `num_documents` documents have resident tokens.
 
         Args:
-            num_documents: documents of this node to look at.
             within: count only the first `within` tokens as resident; None: `num_tokens`.
         """
         num_tokens = self.num_tokens if within is None else within
@@ -174,11 +155,7 @@ class Node:
         return children
 
     def check_integrity(self) -> None:
-        """Check what holds for every node but the root.
-
-        Raises:
-            ContextIndexError: an invariant does not hold; the message names node and invariant.
-        """
+        """Check what holds for every node but the root."""
         whole = sum(self.tokens)
         parent, children = self.parent, self.children
         invariants = {

@@ -12,31 +12,19 @@ from ragboost.index.node import Node, common_length
 
 
 class PrefixMatch(NamedTuple):
-    """The cached prefix that a request can reuse.
+    """The cached prefix that a request can reuse."""
 
-    Attributes:
-        documents: the prefix in cached order; all belong to the request.
-        cached_tokens: number of its tokens that are resident.
-        node: the node in which the prefix ends; the root if nothing matches.
-        num_documents: number of the node's own documents that belong to the prefix.
-    """
-
-    documents: tuple[Hashable, ...]
-    cached_tokens: int
-    node: Node
-    num_documents: int
+    documents: tuple[Hashable, ...]  # the prefix in cached order; all belong to the request
+    cached_tokens: int  # number of its tokens that are resident
+    node: Node  # the node in which the prefix ends; the root if nothing matches
+    num_documents: int  # number of the node's own documents that belong to the prefix
 
 
 class CachedPrefix(NamedTuple):
-    """The resident part of a sequence in its given order.
+    """The resident part of a sequence in its given order."""
 
-    Attributes:
-        num_documents: number of leading documents with resident tokens, the last perhaps in part.
-        cached_tokens: number of these tokens.
-    """
-
-    num_documents: int
-    cached_tokens: int
+    num_documents: int  # number of leading documents with resident tokens, the last perhaps in part
+    cached_tokens: int  # number of these tokens
 
 
 def search(
@@ -54,12 +42,12 @@ def search(
     a later batch.
     """
     position = {document: i for i, document in enumerate(documents)}
-    wanted = position.keys()
+    requested = position.keys()
     total = sum(tokens)
     best_node, best_count, best_tokens = root, 0, 0
     # Entries: (-matched tokens, order of discovery, node, documents with which a child begins).
     # Sequences hold distinct documents, so none of the latter occurs on the path to the node.
-    frontier = [(0, 0, root, root.children.keys() & wanted)]
+    frontier = [(0, 0, root, root.children.keys() & requested)]
     found = visits = 0
     while frontier and best_tokens < total:
         visits += 1
@@ -85,7 +73,7 @@ def search(
             if matched > best_tokens:
                 best_node, best_count, best_tokens = child, count, matched
             if count == len(run) and child.children:
-                after = child.children.keys() & wanted
+                after = child.children.keys() & requested
                 if after:
                     found += 1
                     heappush(frontier, (-matched, found, child, after))

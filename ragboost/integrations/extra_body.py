@@ -11,10 +11,10 @@ def ragboost_body(
     documents: Iterable[Document | None], *, session_id: str | None = None
 ) -> dict[str, Any]:
     """Return an extra body with the `ragboost` object; documents that are None are skipped."""
-    given: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     for document in documents:
         if document is not None:
             named = {} if document.id is None else {"id": document.id}
-            given.append({**named, "text": document.text})
+            objects.append({**named, "text": document.text})
     session = {} if session_id is None else {"session_id": session_id}
-    return {FIELD: {"documents": given, **session}}
+    return {FIELD: {"documents": objects, **session}}

@@ -17,34 +17,21 @@ _MAX_NAME = 16
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[T]):
-    """One of the caller's objects at its new position.
-
-    Attributes:
-        value: the object.
-        label: its label in hints, such as `[Doc_7]`.
-        rank: its position in relevance order, from 0.
-        duplicates: less relevant objects with the same text, which it replaces.
-    """
+    """One of the caller's objects at its new position."""
 
     value: T
-    label: str
-    rank: int
-    duplicates: tuple[T, ...] = ()
+    label: str  # its label in hints, such as `[Doc_7]`
+    rank: int  # its position in relevance order, from 0
+    duplicates: tuple[T, ...] = ()  # less relevant objects with the same text, which it replaces
 
 
 @dataclass(frozen=True, slots=True)
 class Placement(Generic[T]):
-    """A request's objects in prompt order.
-
-    Attributes:
-        placed: each once.
-        blank: objects without text, which are not ordered.
-        hint: the order hint; empty if nothing moved.
-    """
+    """A request's objects in prompt order."""
 
     placed: tuple[Placed[T], ...]
-    blank: tuple[T, ...]
-    hint: str
+    blank: tuple[T, ...]  # objects without text, which are not ordered
+    hint: str  # the order hint; empty if nothing moved
 
 
 def named_document(text: str, *, name: object = None) -> Document:
@@ -67,19 +54,13 @@ def place(
     """Order and de-duplicate objects at the front of a prompt.
 
     Args:
-        booster: mirrors the engine's prefix cache.
-        query: the question.
-        values: most relevant first.
         as_document: converts an object to what the model reads; None for a blank one.
-
-    Raises:
-        ContextIndexError: an invariant does not hold; send the objects unchanged.
     """
     documents = [as_document(value) for value in values]
-    known = [(rank, document) for rank, document in enumerate(documents) if document is not None]
-    context = booster.boost(query, [document for _, document in known])
+    texts = [(rank, document) for rank, document in enumerate(documents) if document is not None]
+    context = booster.boost(query, [document for _, document in texts])
     ranks: dict[int, list[int]] = {}
-    for (rank, _), position in zip(known, context.positions, strict=True):
+    for (rank, _), position in zip(texts, context.positions, strict=True):
         ranks.setdefault(position, []).append(rank)
     placed = tuple(
         Placed(

@@ -14,17 +14,10 @@ from ragboost.formats.text.spans import strip
 
 
 class RepeatedDocuments:
-    """Rewrites the texts of one conversation, from its first message on.
-
-    Args:
-        settings: settings of formats, hints and de-duplication.
-
-    Attributes:
-        num_referred: documents replaced by a reference so far.
-    """
+    """Rewrites the texts of one conversation, from its first message on."""
 
     def __init__(self, settings: Settings) -> None:
-        self.num_referred = 0
+        self.num_referred = 0  # documents replaced by a reference so far
         self._has_references = settings.dedup.enabled and settings.hints.location
         self._registered = settings.formats.delimiters
         self._earlier = EarlierTexts(settings.hints.location_template)
@@ -33,7 +26,6 @@ class RepeatedDocuments:
         """Return the next text of the conversation, with references.
 
         Args:
-            text: a message's text.
             is_tool: the text is a tool's result; only these get references.
             documents: the documents in the text, in order, if known; otherwise they are found by
                 their markup.

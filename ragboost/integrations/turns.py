@@ -34,15 +34,9 @@ def boost_turn(
     """Boost the next turn.
 
     Args:
-        booster: mirrors the engine's prefix cache.
-        question: the turn's question.
-        documents: most relevant first.
         history: the records of the earlier turns in this payload, oldest first.
         before: the texts before the first document of the payload, the same in every turn of a
             conversation.
-
-    Raises:
-        ContextIndexError: an invariant does not hold.
     """
     turns = [_turn(number, record) for number, record in enumerate(history, 1)]
     state = SessionState("caller", turns=turns, next_turn=len(turns) + 1)

@@ -38,7 +38,6 @@ def plan_batch(
     `distance` it is the paper's (section 5.2).
 
     Args:
-        contexts: documents of each request, most relevant first.
         tokens: length of every document, at least 1.
         alpha: weight of positions in the paper's distance (Eq. 1).
         exact_contexts: with `savings`, larger batches are clustered in parts.

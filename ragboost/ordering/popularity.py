@@ -79,13 +79,14 @@ class RecentContexts:
         ordered: list[Hashable] = []
         while rest and (shared or imagined):
             counts = [
-                (held & shared).bit_count() + rank for held, rank in zip(bits, ranks, strict=True)
+                (holders & shared).bit_count() + rank
+                for holders, rank in zip(bits, ranks, strict=True)
             ]
             total = shared.bit_count() + _PRIOR_CONTEXTS
             if imagined:
                 total += weight * len(imagined)
-                for i, held in enumerate(in_corpus):
-                    counts[i] += weight * len(held & imagined)
+                for i, holders in enumerate(in_corpus):
+                    counts[i] += weight * len(holders & imagined)
             savings = [n / (total - n) * size for n, size in zip(counts, lengths, strict=True)]
             best = savings.index(max(savings))
             shared &= bits.pop(best)

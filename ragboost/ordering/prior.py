@@ -51,11 +51,7 @@ class CorpusPrior:
 
     @classmethod
     def read(cls, path: Path) -> "CorpusPrior":
-        """Read a file that `write` wrote.
-
-        Raises:
-            ConfigError: the file cannot be read, or is no such file.
-        """
+        """Read a file that `write` wrote."""
         try:
             value: Any = json.loads(path.read_bytes())
             if value["format"] != _FORMAT:
@@ -69,11 +65,7 @@ class CorpusPrior:
             ) from None
 
     def write(self, path: Path) -> None:
-        """Write the contexts to a file.
-
-        Raises:
-            RequestError: the file cannot be written.
-        """
+        """Write the contexts to a file."""
         value = {"format": _FORMAT, "documents": self._names, "contexts": self._documents}
         try:
             path.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")

@@ -80,6 +80,7 @@ class _Groups:
         # them, and the tokens of the longest cached prefix within these.
         self.documents: list[Documents] = [list(context) for context in contexts]
         self.sets = [frozenset(context) for context in contexts]
+        # By group, tokens of the longest cached prefix within these.
         self.cached = [self._cached_tokens(context) for context in contexts]
         self.parts: dict[int, tuple[int, int]] = {}  # of a merged group
         self.alive = set(range(len(contexts)))  # groups that are not part of another one

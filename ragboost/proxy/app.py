@@ -18,7 +18,6 @@ from ragboost.errors import RequestError
 from ragboost.proxy.asgi.client_exchange import ClientDisconnectedError
 from ragboost.proxy.asgi.errors import invalid_request, on_internal_error, on_request_error
 from ragboost.proxy.asgi.paths import ForwardedPaths
-from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.proxy.routes import openapi
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.dashboard import Dashboard
@@ -26,6 +25,7 @@ from ragboost.proxy.routes.reports import report_route
 from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
 from ragboost.proxy.state import ProxyState
+from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.version import __version__
 from ragboost.wires.registry import WIRES
 
@@ -51,18 +51,20 @@ class ProxyApp(FastAPI):
         return document
 
 
-def create_app(settings: Settings | None = None, *, seat: WorkerSeat | None = None) -> ProxyApp:
-    """Create the proxy's ASGI app; two apps share nothing but what their seats say.
+def create_app(
+    settings: Settings | None = None, *, identity: WorkerIdentity | None = None
+) -> ProxyApp:
+    """Create the proxy's ASGI app; two apps share nothing but what their identities say.
 
     The last route forwards the requests without a route of their own, as far as
     `proxy.forwarded_paths` allows it: put routes that you add in front of it.
 
     Args:
         settings: None: the defaults.
-        seat: of one of several workers, which `ragboost serve --workers` starts; None: a proxy in
-            one process.
+        identity: of one of several workers, which `ragboost serve --workers` starts; None: a proxy
+            in one process.
     """
-    state = ProxyState.of(settings or Settings(), seat)
+    state = ProxyState.of(settings or Settings(), identity)
     dashboard = Dashboard(state)
 
     @asynccontextmanager

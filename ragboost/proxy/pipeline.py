@@ -24,13 +24,13 @@ from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.relay import UpstreamRequest
+from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
@@ -52,7 +52,7 @@ class BoostPipeline:
     """Prepare the requests of one app.
 
     Args:
-        fellows: the other workers of this proxy; None if there are none.
+        workers: the other workers of this proxy; None if there are none.
         shadow: tries boosting on the side, and nothing is boosted: the documents of a `ragboost`
             object are rendered in the order given. None: requests are boosted.
     """
@@ -66,7 +66,7 @@ class BoostPipeline:
         sync: CacheSync,
         chunk_reuse: ChunkReuseProbe,
         dispatcher: Dispatcher,
-        fellows: FellowWorkers | None = None,
+        workers: WorkerPool | None = None,
         shadow: ShadowTrial | None = None,
     ) -> None:
         self.tenants = tenants
@@ -76,7 +76,7 @@ class BoostPipeline:
         self._sync = sync
         self._chunk_reuse = chunk_reuse
         self._dispatcher = dispatcher
-        self._fellows = fellows
+        self._workers = workers
         self._shadow = shadow
         self._parser = RequestParser(settings)
         self._rewriter = Rewriter(settings)
@@ -126,8 +126,8 @@ class BoostPipeline:
             return self._count(UpstreamRequest(raw, sent, bypass=bypass, seconds=seconds))
         if may_hand_over and history is None:
             worker = self._worker_of(request, headers)
-            if worker is not None and self._fellows is not None:
-                return UpstreamRequest(raw, self._fellows.handed_over(headers), worker=worker)
+            if worker is not None and self._workers is not None:
+                return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
         conversation = history
         if request.claim is not None:
             conversation = self._histories.match(request.claim)
@@ -172,15 +172,15 @@ class BoostPipeline:
 
     def _worker_of(self, request: ParsedRequest, headers: RawHeaders) -> Backend | None:
         """Return the other worker that keeps a request's conversation, if there is one."""
-        fellows = self._fellows
-        if fellows is None or fellows.has_handed_over(headers):
+        workers = self._workers
+        if workers is None or workers.has_handed_over(headers):
             return None
         if request.session is not None:
-            return fellows.owner(request.session)
+            return workers.owner(request.session)
         for link in reversed(request.claim.links[:-1] if request.claim is not None else ()):
             if self._histories.keeps(link):
                 return None
-            if (worker := fellows.keeper(link)) is not None:
+            if (worker := workers.keeper(link)) is not None:
                 return worker
         return None
 
@@ -283,8 +283,8 @@ class BoostPipeline:
         """Keep what a message of a conversation without a name became, and tell other workers."""
         if request.claim is None or conversation is None:
             return UNCHANGED
-        if self._fellows is not None and result.delta.sent:
-            self._fellows.keep(request.claim.links[-1])
+        if self._workers is not None and result.delta.sent:
+            self._workers.keep(request.claim.links[-1])
         return self._histories.add(request.claim, conversation, result.delta)
 
     def _encode(

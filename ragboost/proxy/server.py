@@ -20,11 +20,11 @@ from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
 from ragboost.proxy.memory import bounded_malloc, short_collections
-from ragboost.proxy.peers.seat import WorkerSeat
+from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection
 from ragboost.serving.supervisor import Supervisor, WorkerLink
-from ragboost.sessions import make_store
+from ragboost.sessions import make_store, store_class
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = Non
 
 async def _check_store(settings: SessionSettings) -> None:
     """Open the file of the chat sessions once: an error inside the server is a traceback."""
-    if settings.store == "sqlite":
+    if store_class(settings).is_on_disk:
         store = make_store(settings)
         await store.open()
         await store.close()
@@ -101,18 +101,18 @@ def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] |
             for _ in range(proxy.workers - 1)
         ]
         shared = _shared_settings(settings, Path(folder))
-        seats = WorkerSeat.of_all(proxy.workers, folder)
+        identities = WorkerIdentity.of_all(proxy.workers, folder)
         supervisor = Supervisor(
             _run_worker,
-            [(shared, *pair, set_up_logging) for pair in zip(seats, listeners, strict=True)],
+            [(shared, *each, set_up_logging) for each in zip(identities, listeners, strict=True)],
             drain_s=proxy.drain_s,
         )
         supervisor.run(on_ready=partial(_log_address, settings, first))
 
 
 def _shared_settings(settings: Settings, folder: Path) -> Settings:
-    """Return the settings of a worker: chat sessions in memory become a file that lives as long."""
-    if settings.session.store != "memory":
+    """Return the settings of a worker: a store of one process becomes a file that lives as long."""
+    if store_class(settings.session).is_shared:
         return settings
     update = {"store": "sqlite", "path": folder / "sessions.db"}
     return settings.model_copy(update={"session": settings.session.model_copy(update=update)})
@@ -121,7 +121,7 @@ def _shared_settings(settings: Settings, folder: Path) -> Settings:
 def _run_worker(
     link: WorkerLink,
     settings: Settings,
-    seat: WorkerSeat,
+    identity: WorkerIdentity,
     listener: socket.socket,
     set_up_logging: Callable[[], None] | None,
 ) -> None:
@@ -132,8 +132,8 @@ def _run_worker(
     listener.listen(_BACKLOG)
     own = bind("127.0.0.1", 0)
     own.listen(_BACKLOG)
-    seat = replace(seat, port=own.getsockname()[1])
-    app = guarded(create_app(settings, seat=seat), proxy)
+    identity = replace(identity, port=own.getsockname()[1])
+    app = guarded(create_app(settings, identity=identity), proxy)
     server = _WorkerServer(_server_config(app, proxy), link)
     with bounded_malloc(), short_collections(), _signals_only_stop():
         server.run(sockets=[listener, own])

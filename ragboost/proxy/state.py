@@ -11,18 +11,18 @@ from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
-from ragboost.proxy.peers.fellows import FellowWorkers
-from ragboost.proxy.peers.load_board import LoadBoard
-from ragboost.proxy.peers.seat import WorkerSeat
-from ragboost.proxy.peers.shared_loads import SharedLoads
-from ragboost.proxy.peers.shared_prompts import SharedPrompts
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.sessions import ChatSessionStore, make_store
+from ragboost.proxy.workers.identity import WorkerIdentity
+from ragboost.proxy.workers.load_board import LoadBoard
+from ragboost.proxy.workers.message_handler import MessageHandler
+from ragboost.proxy.workers.redis_transport import RedisTransport
+from ragboost.proxy.workers.worker_pool import WorkerPool
+from ragboost.sessions import ChatSessionStore, make_store, store_class
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,16 @@ class ProxyState:
     store: ChatSessionStore  # of the chat sessions
     turns: RunningTurns  # the sessions' turns that are being answered
     board: LoadBoard  # the load that other processes put on the backends
-    fellows: FellowWorkers | None  # the other workers of this proxy; None if there are none
-    # Exchanges the load with replicas of the proxy; None without Redis.
-    shared_loads: SharedLoads | None
-    # Exchanges with them what was sent to the backends; None without Redis.
-    shared_prompts: SharedPrompts | None
+    workers: WorkerPool | None  # the other workers of this proxy; None if there are none
+    # Exchanges load and prompts with replicas of the proxy; None without Redis.
+    replicas: RedisTransport | None
 
     @classmethod
-    def of(cls, settings: Settings, seat: WorkerSeat | None = None) -> Self:
+    def of(cls, settings: Settings, identity: WorkerIdentity | None = None) -> Self:
         """Create the state; `lifespan` opens it.
 
         Args:
-            seat: of this process among the workers; None: there are no others.
+            identity: of this process among the workers; None: there are no others.
         """
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
@@ -59,17 +57,24 @@ class ProxyState:
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
-        fellows = None
-        if seat is not None:
-            fellows = FellowWorkers(seat, settings, sync=sync, board=board)
-            metrics.watch_workers(fellows)
-        name = f"{seat.group}/{seat.number}" if seat is not None else secrets.token_hex(8)
-        loads = prompts = None
-        if settings.session.store == "redis":
-            loads = SharedLoads(settings.session, board, name=name)
-            if not settings.proxy.shadow:  # its prompts are not what was sent
-                prompts = SharedPrompts(settings.session, backends.all, sync.followers, name=name)
-                metrics.watch_replicas(prompts.learner)
+        workers = replicas = None
+        name = secrets.token_hex(8)
+        if identity is not None:
+            name, most = identity.name(identity.worker_id), settings.session.max_sessions
+            handler = MessageHandler(
+                backends.all,
+                sync.followers,
+                board,
+                max_histories=most * len(identity.others),
+            )
+            workers = WorkerPool(identity, settings.backend, handler)
+            metrics.watch_workers(workers)
+        if store_class(settings.session).connects_replicas:
+            is_shadow = settings.proxy.shadow  # its prompts are not what was sent
+            handler = MessageHandler(backends.all, {} if is_shadow else sync.followers, board)
+            replicas = RedisTransport(settings.session, handler, name=name)
+            if not is_shadow:
+                metrics.watch_replicas(handler)
         pipeline = BoostPipeline(
             settings,
             metrics,
@@ -77,7 +82,7 @@ class ProxyState:
             sync=sync,
             chunk_reuse=chunk_reuse,
             dispatcher=dispatcher,
-            fellows=fellows,
+            workers=workers,
             shadow=ShadowTrial(settings, metrics) if settings.proxy.shadow else None,
         )
         return cls(
@@ -92,9 +97,8 @@ class ProxyState:
             make_store(settings.session, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),
             board,
-            fellows,
-            loads,
-            prompts,
+            workers,
+            replicas,
         )
 
     @asynccontextmanager
@@ -106,7 +110,7 @@ class ProxyState:
             await self.sync.open()
             await self.chunk_reuse.open()
             async with AsyncExitStack() as stack:
-                for part in (self.board, self.fellows, self.shared_loads, self.shared_prompts):
+                for part in (self.board, self.workers, self.replicas):
                     if part is not None:
                         stack.push_async_callback(part.close)
                         await part.open()

@@ -3,9 +3,9 @@
 Their libraries come with `pip install '.[retrieval]'` and are imported on use.
 """
 
-from ragboost.retrieval.base import Retriever
 from ragboost.retrieval.bm25 import BM25Retriever
 from ragboost.retrieval.corpus import Corpus
 from ragboost.retrieval.faiss import FaissRetriever
+from ragboost.retrieval.retriever import Retriever
 
 __all__ = ["BM25Retriever", "Corpus", "FaissRetriever", "Retriever"]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.errors import import_extra
-from ragboost.retrieval.base import best, check_k, searchable_text, with_score
+from ragboost.retrieval.retriever import best, check_k, searchable_text, with_score
 from ragboost.types import Document
 
 _WORD = re.compile(r"\w+")
@@ -22,9 +22,6 @@ class BM25Retriever:
     """Retriever over the words of title and text; see `Retriever`.
 
     Documents without a word of the query have score 0.
-
-    Raises:
-        MissingExtraError: rank-bm25 is not installed.
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:

@@ -19,11 +19,6 @@ class Corpus(Sequence[Document]):
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        """Index the documents.
-
-        Raises:
-            RequestError: two documents have the same id.
-        """
         self._documents = tuple(documents)
         self._position: dict[object, int] = {}
         for i, document in enumerate(self._documents):
@@ -38,12 +33,7 @@ class Corpus(Sequence[Document]):
 
     @classmethod
     def read(cls, path: Path | str) -> "Corpus":
-        """Read `.jsonl` or `.jsonl.gz`. Blank lines are skipped.
-
-        Raises:
-            RequestError: the file cannot be read, or a line is not a document or repeats an id; the
-                message names file and line.
-        """
+        """Read `.jsonl` or `.jsonl.gz`. Blank lines are skipped."""
         documents: list[Document] = []
         lines: dict[object, int] = {}
         for line in read_lines(Path(path)):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.errors import RequestError, import_extra
-from ragboost.retrieval.base import check_k, searchable_text, with_score
+from ragboost.retrieval.retriever import check_k, searchable_text, with_score
 from ragboost.types import Document
 
 Vectors = npt.NDArray[np.float32]
@@ -27,7 +27,6 @@ class FaissRetriever:
         embed: called with at most 256 texts at a time, documents first, later queries.
 
     Raises:
-        MissingExtraError: faiss-cpu is not installed.
         RequestError: no documents, or vectors of a wrong shape or with NaN in them.
     """
 

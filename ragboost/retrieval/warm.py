@@ -10,8 +10,8 @@ from typing import Any
 
 from ragboost.errors import ConfigError
 from ragboost.ordering import CorpusPrior
-from ragboost.retrieval.base import Retriever
 from ragboost.retrieval.bm25 import BM25Retriever
+from ragboost.retrieval.retriever import Retriever
 from ragboost.types import Document, document_key
 
 _WORDS = 14  # of a passage, about the length of a question
@@ -19,12 +19,7 @@ _EVERY = 64  # queries between two reports of progress
 
 
 def make_retriever(name: str, documents: Sequence[Document]) -> Retriever:
-    """Return the retriever `bm25`, or what the function `module:function` returns for a corpus.
-
-    Raises:
-        ConfigError: there is no such function.
-        MissingExtraError: rank-bm25 is not installed.
-    """
+    """Return the retriever `bm25`, or what the function `module:function` returns for a corpus."""
     if name == "bm25":
         return BM25Retriever(documents)
     module, _, function = name.partition(":")
@@ -44,23 +39,14 @@ def imagine_contexts(
     *,
     k: int,
     limit: int,
-    seed: int = 0,
     on_progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> list[list[int]]:
     """Retrieve for a random passage of each document, or of `limit` documents of a larger corpus.
 
     Returns:
         For each query, the positions of the documents found.
-
-    Args:
-        documents: the corpus, as requests carry them.
-        retriever: over this corpus.
-        k: documents per request.
-        limit: most queries.
-        seed: of the choice of documents and passages.
-        on_progress: called periodically.
     """
-    rng = random.Random(seed)
+    rng = random.Random(0)
     asked = documents if len(documents) <= limit else rng.sample(documents, limit)
     position = {document.key: i for i, document in enumerate(documents)}
     contexts = []
@@ -68,7 +54,7 @@ def imagine_contexts(
         words = document.text.split()
         at = rng.randrange(max(1, len(words) - _WORDS))
         found = retriever.retrieve(" ".join(words[at : at + _WORDS]), k)
-        contexts.append([position[each.key] for each in found if each.key in position])
+        contexts.append([position[hit.key] for hit in found if hit.key in position])
         if number % _EVERY == 0 or number == len(asked):
             on_progress("asking", number, len(asked))
     return contexts

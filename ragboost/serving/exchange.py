@@ -29,14 +29,9 @@ _STATUSES_WITHOUT_BODY = (204, 304)
 
 
 class Wire(Protocol):
-    """The connection, as an exchange uses it.
+    """The connection, as an exchange uses it."""
 
-    Attributes:
-        is_write_paused: the client does not read; wait for `drain` before writing more.
-        default_headers: added to every response.
-    """
-
-    is_write_paused: bool
+    is_write_paused: bool  # the client does not read; wait for `drain` before writing more
 
     @property
     def default_headers(self) -> Headers: ...
@@ -69,15 +64,6 @@ class HttpExchange:
 
     A body is received as one message, whatever its pieces. One over the limit is received as far as
     it was kept, with `more_body`; an application that wants more of it anyway gets none.
-
-    Attributes:
-        scope: of ASGI.
-        num_bytes: bytes of the body that have arrived.
-        keep_alive: the connection may be used again after the response.
-        is_received: the request has arrived completely.
-        has_started: the response's head was sent.
-        is_answered: the response was sent completely.
-        is_disconnected: the client has left, or its request was refused.
     """
 
     def __init__(
@@ -92,9 +78,11 @@ class HttpExchange:
         self.scope = scope
         self._is_head_request = scope["method"] == "HEAD"
         self._is_http_1_0 = scope["http_version"] == "1.0"
-        self.num_bytes = 0
-        self.keep_alive = keep_alive
-        self.is_received = self.has_started = self.is_answered = self.is_disconnected = False
+        self.num_bytes = 0  # bytes of the body that have arrived
+        self.keep_alive = keep_alive  # the connection may be used again after the response
+        self.is_received = False  # the request has arrived completely
+        self.has_started = self.is_answered = False  # the response's head was sent, and all of it
+        self.is_disconnected = False  # the client has left, or its request was refused
         scope["extensions"] = {CONNECTION_EXTENSION: {"watch": self.watch}}
         self._wire = wire
         self._max_body_bytes = max_body_bytes

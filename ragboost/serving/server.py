@@ -26,9 +26,6 @@ def serve_in_thread(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iter
     Args:
         app: the ASGI application; its lifespan runs in the thread.
         port: 0 picks a free one.
-
-    Raises:
-        ConfigError: the address cannot be bound, or the application fails to start.
     """
     listening = bind(host, port)
     server = uvicorn.Server(_config(app, drain_s=5))
@@ -46,11 +43,7 @@ def serve_in_thread(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iter
 
 
 def serve(app: Any, *, host: str, port: int) -> None:
-    """Serve `app` until SIGINT or SIGTERM.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
+    """Serve `app` until SIGINT or SIGTERM."""
     listening = bind(host, port)
     logger.info("listening on http://%s:%d", host, listening.getsockname()[1])
     try:
@@ -63,8 +56,6 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Bind a socket to an address; port 0 picks a free one.
 
     Args:
-        host: the address.
-        port: the port.
         is_shared: other sockets of this user may have the same address, and take a part of its
             connections.
 

@@ -56,21 +56,14 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        run: Callable[..., None],
-        arguments: Sequence[tuple[Any, ...]],
-        *,
-        drain_s: float,
+        self, run: Callable[..., None], arguments: Sequence[tuple[Any, ...]], *, drain_s: float
     ) -> None:
-        self._workers = [_Worker(number, run, each) for number, each in enumerate(arguments)]
+        self._workers = [_Worker(number, run, options) for number, options in enumerate(arguments)]
         self._drain_s = drain_s
         self._is_stopping = False
 
     def run(self, *, on_ready: Callable[[], None]) -> None:
         """Run the workers until SIGTERM or SIGINT, and then until they have drained.
-
-        Args:
-            on_ready: called once, when all workers serve.
 
         Raises:
             ConfigError: a worker could not start the first time.
@@ -150,20 +143,13 @@ class Supervisor:
 
 
 class _Worker:
-    """One place in the group: a process, and after its death the next one.
-
-    Attributes:
-        name: of its processes.
-        is_ready: the process has served.
-        failure: the reason that it gave for not starting.
-        restart_at: time at which the next process is started; 0 while one runs.
-    """
+    """One place in the group: a process, and after its death the next one."""
 
     def __init__(self, number: int, run: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        self.name = f"worker-{number}"
-        self.is_ready = False
-        self.failure: str | None = None
-        self.restart_at = 0.0
+        self.name = f"worker-{number}"  # of its processes
+        self.is_ready = False  # the process has served
+        self.failure: str | None = None  # the reason that it gave for not starting
+        self.restart_at = 0.0  # time at which the next process is started; 0 while one runs
         self._run = run
         self._arguments = arguments
         self._process: SpawnProcess | None = None

@@ -1,11 +1,22 @@
-"""Stores of the chat-session API's sessions, one file per store."""
+"""Stores of the chat-session API's sessions, one file per store.
+
+A store called `x` in the setting `session.store` is the class `XStore` in the file `x.py`.
+"""
 
 from collections.abc import Callable
+from importlib import import_module
 
 from ragboost.config import SessionSettings
-from ragboost.sessions.base import ChatSession, ChatSessionStore, Page
+from ragboost.sessions.store import ChatSession, ChatSessionStore, Page
 
-__all__ = ["ChatSession", "ChatSessionStore", "Page", "make_store"]
+__all__ = ["ChatSession", "ChatSessionStore", "Page", "make_store", "store_class"]
+
+
+def store_class(settings: SessionSettings) -> type[ChatSessionStore]:
+    """Return the class of the store that the settings name, which says what it is."""
+    module = import_module(f"ragboost.sessions.{settings.store}")
+    kind: type[ChatSessionStore] = getattr(module, f"{settings.store.capitalize()}Store")
+    return kind
 
 
 def make_store(
@@ -13,18 +24,6 @@ def make_store(
 ) -> ChatSessionStore:
     """Return the store that the settings name, not yet opened.
 
-    Args:
-        settings: of the store.
-        on_failure: called for every operation that fails.
+    `on_failure` is called for every operation that fails.
     """
-    if settings.store == "sqlite":
-        from ragboost.sessions.sqlite import SqliteStore
-
-        return SqliteStore(settings, on_failure=on_failure)
-    if settings.store == "redis":
-        from ragboost.sessions.redis import RedisStore
-
-        return RedisStore(settings, on_failure=on_failure)
-    from ragboost.sessions.memory import MemoryStore
-
-    return MemoryStore(settings)
+    return store_class(settings)(settings, on_failure=on_failure)

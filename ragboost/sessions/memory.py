@@ -6,8 +6,7 @@ from itertools import chain
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
-from ragboost.sessions.base import ChatSession, Page
-from ragboost.sessions.clock import steady_clock
+from ragboost.sessions.store import ChatSession, ChatSessionStore, Page
 
 
 @dataclass(slots=True)
@@ -17,36 +16,29 @@ class _Entry:
     turns: list[bytes] = field(default_factory=list)
 
 
-class MemoryStore:
-    """A `ChatSessionStore` in memory.
+class MemoryStore(ChatSessionStore):
+    """Sessions in memory; all but the newest have at most `max_bytes`."""
 
-    Args:
-        settings: bounds and expiry; all sessions but the newest have at most `max_bytes`.
-        clock: seconds since 1970; None: a steady one.
-    """
-
-    problem: str | None = None
+    is_shared = False
 
     def __init__(
-        self, settings: SessionSettings, *, clock: Callable[[], float] | None = None
+        self,
+        settings: SessionSettings,
+        *,
+        clock: Callable[[], float] | None = None,
+        on_failure: Callable[[], None] | None = None,
     ) -> None:
-        clock = steady_clock() if clock is None else clock
-        self._max_bytes = settings.max_bytes
-        self._clock = clock
+        super().__init__(settings, clock=clock, on_failure=on_failure)
         self._entries: BoundedMap[str, _Entry] = BoundedMap(
-            max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=clock
+            max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=self._clock
         )
         self._deleted: BoundedMap[str, None] = BoundedMap(
-            max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=clock
+            max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=self._clock
         )
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all sessions."""
         return self._entries.size
-
-    def now(self) -> float:
-        return self._clock()
 
     async def open(self) -> None: ...
 
@@ -113,7 +105,7 @@ class MemoryStore:
 
     def _put(self, entry: _Entry) -> None:
         self._entries.put(entry.session.id, entry, size=entry.num_bytes)
-        while self._entries.size > self._max_bytes and len(self._entries) > 1:
+        while self._entries.size > self._settings.max_bytes and len(self._entries) > 1:
             self._entries.pop(next(iter(self._entries)))
 
 

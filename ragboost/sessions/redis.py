@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from ragboost.config import SessionSettings
 from ragboost.errors import ConfigError, SessionStoreError, import_extra
-from ragboost.sessions.base import ChatSession, Page
-from ragboost.sessions.clock import steady_clock
 from ragboost.sessions.redis_scripts import APPEND, CREATE, DELETE, RESTORE
+from ragboost.sessions.store import ChatSession, ChatSessionStore, Page
 
 logger = logging.getLogger(__name__)
 
@@ -25,21 +24,14 @@ _PAGE = 100
 T = TypeVar("T")
 
 
-class RedisStore:
-    """A `ChatSessionStore` in Redis.
+class RedisStore(ChatSessionStore):
+    """Sessions in Redis; all but the newest have at most `max_bytes`.
 
     A server that cannot be reached is not an error at the start: the store fails until it can.
-
-    Args:
-        settings: the server, bounds and expiry; all sessions but the newest have at most
-            `max_bytes`.
-        clock: seconds since 1970; None: a steady one.
-        on_failure: called for every operation that fails.
-
-    Raises:
-        ConfigError: the URL is missing or invalid.
-        MissingExtraError: the client is not installed.
     """
+
+    is_shared = True
+    connects_replicas = True
 
     def __init__(
         self,
@@ -48,18 +40,12 @@ class RedisStore:
         clock: Callable[[], float] | None = None,
         on_failure: Callable[[], None] | None = None,
     ) -> None:
-        self.problem: str | None = None
-        self._settings = settings
-        self._clock = steady_clock() if clock is None else clock
-        self._on_failure = on_failure
+        super().__init__(settings, clock=clock, on_failure=on_failure)
         self._client = make_client(settings)
         self._errors = (import_extra("redis.exceptions", extra="redis").RedisError, OSError)
         self._create, self._append, self._restore, self._delete = (
             self._client.register_script(script) for script in (CREATE, APPEND, RESTORE, DELETE)
         )
-
-    def now(self) -> float:
-        return self._clock()
 
     async def open(self) -> None:
         try:
@@ -83,8 +69,9 @@ class RedisStore:
     async def get(self, owner: str, session_id: str) -> ChatSession | None:
         fields = await self._run(self._client.hgetall(_key("session", session_id)))
         session = _session(session_id, fields) if fields else None
-        is_known = session is not None and session.owner == owner
-        return session if is_known and self._is_alive(session) else None
+        if session is None or session.owner != owner or session.used_at < self._earliest():
+            return None
+        return session
 
     async def turns(self, session_id: str) -> list[bytes]:
         turns: list[bytes] = await self._run(self._client.lrange(_key("turns", session_id), 0, -1))
@@ -115,14 +102,11 @@ class RedisStore:
         while len(found) <= limit:
             ids = await self._run(self._client.zrevrange(key, start, start + _PAGE - 1))
             start += _PAGE
-            sessions = [await self.get(owner, each.decode()) for each in ids]
+            sessions = [await self.get(owner, name.decode()) for name in ids]
             found += [session for session in sessions if session is not None]
             if len(ids) < _PAGE:
                 break
         return Page(found[:limit], len(found) > limit)
-
-    def _is_alive(self, session: ChatSession | None) -> bool:
-        return session is not None and session.used_at >= self._clock() - self._settings.ttl_s
 
     async def _run_script(self, script: Any, *arguments: Any) -> Any:
         bounds = self._settings
@@ -135,26 +119,12 @@ class RedisStore:
         except self._errors as error:
             raise self._failed(error) from error
         if self.problem is not None:
-            self.problem = None
-            logger.info("the session store works again")
+            self._worked()
         return result
-
-    def _failed(self, error: Exception) -> SessionStoreError:
-        if self._on_failure is not None:
-            self._on_failure()
-        if self.problem is None:
-            logger.error("the session store fails: %s", error)
-        self.problem = str(error)
-        return SessionStoreError(f"the session store fails: {error}")
 
 
 def make_client(settings: SessionSettings) -> Any:
-    """Make an asynchronous client for the server that the settings name; it connects when used.
-
-    Raises:
-        ConfigError: the URL is missing or invalid.
-        MissingExtraError: the client is not installed.
-    """
+    """Make an asynchronous client for the server that the settings name; it connects when used."""
     client = import_extra("redis.asyncio", extra="redis")
     retry = import_extra("redis.asyncio.retry", extra="redis")
     backoff = import_extra("redis.backoff", extra="redis")

@@ -15,10 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ragboost.config import SessionSettings
 from ragboost.errors import ConfigError, SessionStoreError
-from ragboost.sessions.base import ChatSession, Page
-from ragboost.sessions.clock import steady_clock
+from ragboost.sessions.store import ChatSession, ChatSessionStore, Page
 
 logger = logging.getLogger(__name__)
 
@@ -56,29 +54,11 @@ _OWNER_ONLY = 0o600
 T = TypeVar("T")
 
 
-class SqliteStore:
-    """A `ChatSessionStore` in an SQLite file.
+class SqliteStore(ChatSessionStore):
+    """Sessions in an SQLite file."""
 
-    Args:
-        settings: the file, bounds and expiry.
-        clock: seconds since 1970; None: a steady one.
-        on_failure: called for every operation that fails.
-    """
-
-    def __init__(
-        self,
-        settings: SessionSettings,
-        *,
-        clock: Callable[[], float] | None = None,
-        on_failure: Callable[[], None] | None = None,
-    ) -> None:
-        self.problem: str | None = None
-        self._settings = settings
-        self._clock = steady_clock() if clock is None else clock
-        self._on_failure = on_failure
-
-    def now(self) -> float:
-        return self._clock()
+    is_shared = True
+    is_on_disk = True
 
     async def open(self) -> None:
         """Open the file; create it if it does not exist.
@@ -138,19 +118,14 @@ class SqliteStore:
     async def _write(self, work: Callable[[], T]) -> T:
         result = await self._read(work)
         if self.problem is not None:
-            self.problem = None
-            logger.info("the session store works again")
+            self._worked()
             await self._in_thread(lambda: self._wait_for_locks(_BUSY_TIMEOUT_S))
         return result
 
-    def _failed(self, error: sqlite3.Error) -> SessionStoreError:
-        if self._on_failure is not None:
-            self._on_failure()
+    def _failed(self, error: Exception) -> SessionStoreError:
         if self.problem is None:
-            logger.error("the session store fails: %s", error)
             self._executor.submit(self._wait_for_locks, _BUSY_TIMEOUT_AFTER_FAILURE_S)
-        self.problem = str(error)
-        return SessionStoreError(f"the session store fails: {error}")
+        return super()._failed(error)
 
     def _wait_for_locks(self, seconds: float) -> None:
         self._connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
@@ -197,7 +172,7 @@ class SqliteStore:
         connection.execute(
             f"INSERT INTO sessions ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
         )
-        connection.execute("DELETE FROM sessions WHERE used_at < ?", (self._limit(),))
+        connection.execute("DELETE FROM sessions WHERE used_at < ?", (self._earliest(),))
         total = connection.execute("SELECT COUNT(*) FROM sessions").fetchone()[0]
         connection.execute(
             "DELETE FROM sessions WHERE id IN (SELECT id FROM sessions WHERE id != ? "
@@ -208,7 +183,7 @@ class SqliteStore:
     def _get(self, owner: str, session_id: str) -> ChatSession | None:
         row = self._connection.execute(
             f"SELECT {_COLUMNS} FROM sessions WHERE id = ? AND owner = ? AND used_at >= ?",
-            (session_id, owner, self._limit()),
+            (session_id, owner, self._earliest()),
         ).fetchone()
         return _session(row) if row else None
 
@@ -234,7 +209,7 @@ class SqliteStore:
         )
         with self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
-            values = {"id": session.id, "limit": self._limit()}
+            values = {"id": session.id, "limit": self._earliest()}
             if connection.execute(query, values).fetchone():
                 return False
             connection.execute("DELETE FROM sessions WHERE id = ?", (session.id,))
@@ -250,14 +225,14 @@ class SqliteStore:
         with self._connection as connection:
             deleted = connection.execute(
                 "DELETE FROM sessions WHERE id = ? AND owner = ? AND used_at >= ?",
-                (session_id, owner, self._limit()),
+                (session_id, owner, self._earliest()),
             )
             if deleted.rowcount == 1:
                 self._note_deleted(connection, session_id)
         return deleted.rowcount == 1
 
     def _note_deleted(self, connection: sqlite3.Connection, session_id: str) -> None:
-        connection.execute("DELETE FROM deleted WHERE deleted_at < ?", (self._limit(),))
+        connection.execute("DELETE FROM deleted WHERE deleted_at < ?", (self._earliest(),))
         connection.execute(
             "INSERT OR REPLACE INTO deleted (id, deleted_at) VALUES (?, ?)",
             (session_id, self._clock()),
@@ -269,7 +244,7 @@ class SqliteStore:
         )
 
     def _list(self, owner: str, limit: int, after: str | None) -> Page | None:
-        where, values = "owner = ? AND used_at >= ?", [owner, self._limit()]
+        where, values = "owner = ? AND used_at >= ?", [owner, self._earliest()]
         if after is not None:
             before = self._get(owner, after)
             if before is None:
@@ -283,21 +258,18 @@ class SqliteStore:
         ).fetchall()
         return Page([_session(row) for row in rows[:limit]], len(rows) > limit)
 
-    def _limit(self) -> float:
-        return self._clock() - self._settings.ttl_s
-
 
 def _restrict(path: Path) -> None:
     """Create a database file that only its owner reads, or make an existing one so."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY))
-    for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
-        if not each.exists() or not stat.S_IMODE(each.stat().st_mode) & 0o077:
+    for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        if not file.exists() or not stat.S_IMODE(file.stat().st_mode) & 0o077:
             continue
         try:
-            each.chmod(_OWNER_ONLY)
-            logger.warning("%s was accessible to other users; it is no longer", each)
+            file.chmod(_OWNER_ONLY)
+            logger.warning("%s was accessible to other users; it is no longer", file)
         except PermissionError:
-            logger.warning("%s is accessible to other users, and not ours to restrict", each)
+            logger.warning("%s is accessible to other users, and not ours to restrict", file)
 
 
 def _set_up(connection: sqlite3.Connection) -> None:

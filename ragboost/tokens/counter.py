@@ -37,9 +37,6 @@ class TokenCounter:
         count_tokens: counts the tokens of a text, within the request; None: estimates, until
             `learn` provides the true length.
         max_documents: lengths kept; the least recently used are dropped.
-
-    Attributes:
-        has_wanted: set while documents are queued to be counted.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class TokenCounter:
     ) -> None:
         self.max_documents = max_documents
         self._is_counted = False  # somebody calls `take_wanted`
-        self.has_wanted = Event()
+        self.has_wanted = Event()  # set while documents are queued to be counted
         self._count = count_tokens
         self._lengths: OrderedDict[str, int] = OrderedDict()  # exact ones
         self._estimates: OrderedDict[str, int] = OrderedDict()
@@ -91,10 +88,10 @@ class TokenCounter:
         lengths, estimates, counted = self._lengths, self._estimates, []
         for document in documents:
             key = document.key
-            known = lengths if key in lengths else estimates
+            cache = lengths if key in lengths else estimates
             try:
-                known.move_to_end(key)
-                counted.append(known[key])
+                cache.move_to_end(key)
+                counted.append(cache[key])
             except KeyError:  # unknown, or dropped by another thread
                 counted.append(self._add_document(document))
         return counted
@@ -106,10 +103,10 @@ class TokenCounter:
         """
         frames = [f"\n\n{label}\n" for label in labels]
         lengths, estimates = self._lengths, self._estimates
-        known = [lengths.get(frame) or estimates.get(frame) for frame in frames]
+        cached = [lengths.get(frame) or estimates.get(frame) for frame in frames]
         return [
             self._add(frame, frame) if length is None else length
-            for frame, length in zip(frames, known, strict=True)
+            for frame, length in zip(frames, cached, strict=True)
         ]
 
     def are_exact(self, keys: Iterable[str]) -> bool:
@@ -134,13 +131,7 @@ class TokenCounter:
             return taken
 
     def learn(self, key: str, length: int, *, ids: Sequence[int] = ()) -> None:
-        """Store a document's counted length.
-
-        Args:
-            key: the document's key.
-            length: tokens of its title and text.
-            ids: these tokens, if known.
-        """
+        """Store a document's counted length."""
         with self._lock:
             self._lengths[key] = max(1, length)
             self._lengths.move_to_end(key)
@@ -212,9 +203,9 @@ class TokenCounter:
         ):
             self._num_ids -= len(self._ids.popitem(last=False)[1])
 
-    def _shrink(self, known: "OrderedDict[str, int]") -> None:
-        while len(known) > self.max_documents:
-            known.popitem(last=False)
+    def _shrink(self, cache: "OrderedDict[str, int]") -> None:
+        while len(cache) > self.max_documents:
+            cache.popitem(last=False)
 
 
 def _num_bytes(text: str) -> int:

@@ -27,12 +27,7 @@ Encode = Callable[[list[str]], list[list[int]]]
 def make_counter(
     settings: "TokenSettings", count_tokens: Callable[[str], int] | None = None
 ) -> TokenCounter:
-    """Return a counter; if the settings name a tokenizer, it makes the estimates exact.
-
-    Raises:
-        ConfigError: the tokenizer cannot be loaded.
-        MissingExtraError: the package `tokenizers` is not installed.
-    """
+    """Return a counter; if the settings name a tokenizer, it makes the estimates exact."""
     counter = TokenCounter(count_tokens, max_documents=settings.max_documents)
     if settings.tokenizer is not None and count_tokens is None:
         count_in_background(counter, load_tokenizer(settings.tokenizer))
@@ -43,10 +38,6 @@ def make_offline_counter(settings: "TokenSettings") -> TokenCounter:
     """Return a counter that has exact lengths at once if the settings name a tokenizer.
 
     Remembers no lengths: an offline job counts each document once.
-
-    Raises:
-        ConfigError: the tokenizer cannot be loaded.
-        MissingExtraError: the package `tokenizers` is not installed.
     """
     if settings.tokenizer is None:
         return TokenCounter(max_documents=1)
@@ -55,12 +46,7 @@ def make_offline_counter(settings: "TokenSettings") -> TokenCounter:
 
 
 def count_in_background(counter: TokenCounter, encode: Encode) -> threading.Thread:
-    """Start a thread that counts the documents of a counter until the counter is garbage.
-
-    Args:
-        counter: its estimates become exact lengths.
-        encode: returns the token ids of each text.
-    """
+    """Start a thread that counts the documents of a counter until the counter is garbage."""
     counter.is_counted = True
     thread = threading.Thread(
         target=_run, args=(weakref.ref(counter), encode), name="ragboost-tokens", daemon=True
@@ -69,10 +55,10 @@ def count_in_background(counter: TokenCounter, encode: Encode) -> threading.Thre
     return thread
 
 
-def _run(held: "weakref.ref[TokenCounter]", encode: Encode) -> None:
-    while (counter := held()) is not None:
-        wanted = counter.take_wanted(_BATCH)
-        for (key, _), ids in zip(wanted, encode([text for _, text in wanted]), strict=True):
+def _run(reference: "weakref.ref[TokenCounter]", encode: Encode) -> None:
+    while (counter := reference()) is not None:
+        batch = counter.take_wanted(_BATCH)
+        for (key, _), ids in zip(batch, encode([text for _, text in batch]), strict=True):
             counter.learn(key, len(ids), ids=ids)
         has_wanted = counter.has_wanted
         del counter
@@ -84,10 +70,6 @@ def load_tokenizer(path: Path) -> Encode:
 
     Returns:
         A function from texts to their token ids, without special tokens.
-
-    Raises:
-        ConfigError: it does not exist or cannot be read.
-        MissingExtraError: the package `tokenizers` is not installed.
     """
     tokenizers: Any = import_extra("tokenizers", extra="tokens")
     file = path / _FILE if path.is_dir() else path

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ragboost.batch import run_batch
+from ragboost.batch.display import forecast_sentence, write_plot
 from ragboost.batch.forecast import forecast
-from ragboost.batch.report import forecast_sentence, write_plot
 from ragboost.config import Settings, TokenSettings
 from ragboost.errors import RequestError
 

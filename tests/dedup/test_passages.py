@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -10,13 +11,21 @@ from hypothesis import strategies as st
 
 from ragboost.dedup.passages import (
     PassageSizes,
+    Pieces,
     Reference,
     cut_passages,
-    expand,
     share_passages,
 )
 
 SIZES = PassageSizes(64, 128, 512)
+
+
+def expand(pieces: Pieces, texts: Sequence[str]) -> str:
+    """Restore a text from its pieces and the earlier texts."""
+    return "".join(
+        piece if isinstance(piece, str) else texts[piece.source][piece.start : piece.end]
+        for piece in pieces
+    )
 
 
 def words(seed: int, count: int, *, line: int = 9) -> str:

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from ragboost.config import EngineSettings
 from ragboost.demo import run_demo
+from ragboost.demo.comparison import summarize, table
 from ragboost.demo.corpus import standard_library
 from ragboost.demo.replay import Cost, Costs
-from ragboost.demo.report import summarize, table
 from ragboost.demo.workload import make_workload
 from ragboost.retrieval import BM25Retriever
 

@@ -181,7 +181,7 @@ def test_batches_that_the_queue_could_not_hold_leave_the_stream_degraded(
     toy.serve(5)
     settled(proxy, toy)
     toy.serve(60)
-    eventually(lambda: toy.reporter.is_idle)
+    eventually(lambda: not toy.reporter._queue)
     assert toy.reporter.num_dropped > 0
     toy.serve(4)
     stream = proxy.receiver.streams["toy/0"]
@@ -196,7 +196,7 @@ def test_a_log_that_no_longer_reaches_back_leaves_a_new_proxy_degraded(
 ) -> None:
     toy = engine(max_kept=10)
     toy.serve(100)
-    eventually(lambda: toy.reporter.is_idle)
+    eventually(lambda: not toy.reporter._queue)
     proxy.receiver = ReportReceiver()
     toy.serve(1)
     eventually(lambda: "toy/0" in proxy.receiver.streams)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def wanted(endpoint: ChatEndpoint, count: int) -> dict[str, Messages]:
 
 def test_an_answer_comes_with_the_usage(engine: FakeEngine) -> None:
     for url in (engine.url, f"{engine.url}/v1/", f"{engine.url}/v1/chat/completions"):
-        with ChatEndpoint(url, model="m", max_tokens=3) as endpoint:
+        with closing(ChatEndpoint(url, model="m", max_tokens=3)) as endpoint:
             found = endpoint.ask(HELLO)
         assert found.text
         assert found.prompt_tokens > 0
@@ -60,7 +61,7 @@ def test_an_answer_comes_with_the_usage(engine: FakeEngine) -> None:
 def test_fields_of_the_body_are_added_changed_and_removed_and_the_key_is_sent() -> None:
     with ScriptedEndpoint(lambda body: "yes") as server:
         changes = {"max_tokens": None, "max_completion_tokens": 9, "temperature": 1}
-        with ChatEndpoint(server.url, model="m", api_key="k", body=changes) as endpoint:
+        with closing(ChatEndpoint(server.url, model="m", api_key="k", body=changes)) as endpoint:
             endpoint.ask(HELLO)
 
     (body,) = server.bodies
@@ -78,7 +79,7 @@ def test_a_busy_endpoint_is_asked_again(headers: dict[str, str]) -> None:
     replies: list[str | Reply] = [Reply(429, headers), Reply(503, {"retry-after": "0"}), "yes"]
     with (
         ScriptedEndpoint(lambda body: replies.pop(0)) as server,
-        ChatEndpoint(server.url, model="m") as endpoint,
+        closing(ChatEndpoint(server.url, model="m")) as endpoint,
     ):
         assert endpoint.ask(HELLO).text == "yes"
     assert len(server.bodies) == 3
@@ -88,7 +89,7 @@ def test_a_busy_endpoint_is_asked_so_many_times_and_no_more() -> None:
     busy = Reply(429, {"retry-after": "0"}, b'{"error": {"message": "slow down"}}')
     with (
         ScriptedEndpoint(lambda body: busy) as server,
-        ChatEndpoint(server.url, model="m", attempts=3) as endpoint,
+        closing(ChatEndpoint(server.url, model="m", attempts=3)) as endpoint,
         pytest.raises(BackendStatusError, match="answered 429: slow down"),
     ):
         endpoint.ask(HELLO)
@@ -132,7 +133,7 @@ def test_a_long_wait_ends_when_the_endpoint_is_stopped() -> None:
 def test_a_refusal_is_not_repeated(reply: Reply, error: type[Exception], problem: str) -> None:
     with (
         ScriptedEndpoint(lambda body: reply) as server,
-        ChatEndpoint(server.url, model="m") as endpoint,
+        closing(ChatEndpoint(server.url, model="m")) as endpoint,
         pytest.raises(error, match=problem),
     ):
         endpoint.ask(HELLO)

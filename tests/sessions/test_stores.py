@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from ragboost.config import SessionSettings
 from ragboost.errors import ConfigError, SessionStoreError
-from ragboost.sessions import ChatSession, ChatSessionStore, sqlite
+from ragboost.sessions import ChatSession, ChatSessionStore, sqlite, store_class
 from ragboost.sessions.memory import MemoryStore
 from ragboost.sessions.redis import RedisStore
 from ragboost.sessions.sqlite import SqliteStore
@@ -336,3 +337,12 @@ async def test_a_full_disk_is_noticed_before_the_next_turn(tmp_path: Path, clock
     await store.check()
     assert await store.append(session, b"x" * 50_000)
     await store.close()
+
+
+def test_every_store_of_the_setting_has_a_class_that_says_what_it_is() -> None:
+    names = get_args(SessionSettings.model_fields["store"].annotation)
+    stores = [store_class(SessionSettings(store=name)) for name in names]
+
+    assert [store.is_shared for store in stores] == [False, True, True]
+    assert [store.is_on_disk for store in stores] == [False, True, False]
+    assert [store.connects_replicas for store in stores] == [False, False, True]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.errors import ChunkCacheError, import_extra
-from ragboost.retrieval.base import Retriever, searchable_text
+from ragboost.retrieval.retriever import Retriever, searchable_text
 from ragboost.types import Document
 
 Neighbours = list[tuple[int, ...]]

@@ -1,4 +1,49 @@
-"""Readers of question files, one file per data set.
+"""Readers of question files, one file per data set, and their registry.
 
-Each has `matches(row)`, which recognises the format by its first record, and `parse(row, pools)`.
+Each file has `matches(row)`, which recognises the format by its first record, and
+`parse(row, pools)`.
 """
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from ragboost.errors import RequestError
+from ragboost.evaluation.questions import Pools, RawQuestion
+
+Row = Mapping[str, Any]
+
+FORMATS = (
+    "mtrag",
+    "multihop-rag",
+    "musique",
+    "2wiki",
+    "hotpotqa",
+    "narrativeqa",
+    "qasper",
+    "plain",
+)
+"""In the order in which they are tried; `plain` is RAGBoost's own."""
+_MODULES = {"multihop-rag": "multihop_rag", "2wiki": "two_wiki"}
+
+
+class QuestionFormat(Protocol):
+    """One format."""
+
+    def matches(self, row: Row) -> bool:
+        """Return True if a file's first record is of this format."""
+
+    def parse(self, row: Row, pools: Pools) -> Iterable[RawQuestion]:
+        """Yield the questions of a record, and add its documents to a pool."""
+
+
+def question_format(name: str) -> QuestionFormat:
+    if name not in FORMATS:
+        raise RequestError(f"--format must be one of {', '.join(FORMATS)}, got {name!r}")
+    module = import_module(f"ragboost.evaluation.loaders.{_MODULES.get(name, name)}")
+    return cast(QuestionFormat, module)
+
+
+def recognised(row: Row) -> str | None:
+    """Return the name of a record's format; None if it has none of them."""
+    return next((name for name in FORMATS if question_format(name).matches(row)), None)

@@ -6,7 +6,7 @@ Paragraphs of all questions are one pool, to retrieve from.
 from collections.abc import Iterable
 
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders.base import Row
+from ragboost.evaluation.loaders import Row
 from ragboost.evaluation.questions import Pools, RawQuestion, answers_of, text_of
 
 

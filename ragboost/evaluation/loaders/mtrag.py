@@ -6,7 +6,7 @@ Turns without contexts, which are unanswerable, are left out.
 from collections.abc import Iterable
 
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders.base import Row
+from ragboost.evaluation.loaders import Row
 from ragboost.evaluation.questions import Pools, RawQuestion, answers_of, text_of
 from ragboost.types import Document
 
@@ -16,20 +16,24 @@ def matches(row: Row) -> bool:
 
 
 def parse(row: Row, pools: Pools) -> Iterable[RawQuestion]:
-    contexts, said = row["contexts"], row["input"]
+    contexts, messages = row["contexts"], row["input"]
     if not isinstance(contexts, list):
         raise RequestError("contexts must be a list", param="contexts")
-    if not isinstance(said, list) or not said:
+    if not isinstance(messages, list) or not messages:
         raise RequestError("input must be a list that is not empty", param="input")
     documents = tuple(
-        Document(text_of(one, "text"), id=one.get("document_id"), title=one.get("title") or None)
-        for one in contexts
+        Document(
+            text_of(context, "text"),
+            id=context.get("document_id"),
+            title=context.get("title") or None,
+        )
+        for context in contexts
     )
     if not documents:
         return
     yield RawQuestion(
         str(row.get("task_id", "")),
-        text_of(said[-1], "text"),
+        text_of(messages[-1], "text"),
         answers_of([target.get("text") for target in row["targets"]]),
         documents,
         conversation=str(row["conversation_id"]),

@@ -6,7 +6,7 @@ Without a corpus, the evidence of all questions is the pool.
 from collections.abc import Iterable
 
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders.base import Row
+from ragboost.evaluation.loaders import Row
 from ragboost.evaluation.questions import Pools, RawQuestion, answers_of, text_of
 
 
@@ -18,7 +18,7 @@ def parse(row: Row, pools: Pools) -> Iterable[RawQuestion]:
     evidence = row.get("evidence_list")
     if not isinstance(evidence, list):
         raise RequestError("evidence_list must be a list", param="evidence_list")
-    for one in evidence:
-        pools.add("evidence", text_of(one, "fact"), title=str(one.get("title", "")))
+    for fact in evidence:
+        pools.add("evidence", text_of(fact, "fact"), title=str(fact.get("title", "")))
     pool = "" if pools.has("") else "evidence"
     yield RawQuestion("", text_of(row, "query"), answers_of(row.get("answer")), pool=pool)

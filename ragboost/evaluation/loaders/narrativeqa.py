@@ -6,7 +6,7 @@ The pieces of one story or summary are a pool, to retrieve from.
 from collections.abc import Iterable
 
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders.base import Row
+from ragboost.evaluation.loaders import Row
 from ragboost.evaluation.questions import Pools, RawQuestion, answers_of, chunked, text_of
 
 
@@ -35,7 +35,7 @@ def parse(row: Row, pools: Pools) -> Iterable[RawQuestion]:
     if not pools.has(pool):
         for piece in chunked(whole):
             pools.add(pool, piece)
-    answers = answers_of([_text(one) for one in row["answers"]])
+    answers = answers_of([_text(answer) for answer in row["answers"]])
     yield RawQuestion("", _text(row.get("question")), answers, pool=pool)
 
 

@@ -8,7 +8,7 @@
 from collections.abc import Iterable
 
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders.base import Row
+from ragboost.evaluation.loaders import Row
 from ragboost.evaluation.questions import Pools, RawQuestion, answers_of, text_of
 from ragboost.types import as_documents
 
@@ -23,13 +23,13 @@ def parse(row: Row, pools: Pools) -> Iterable[RawQuestion]:
     if "documents" in row:
         documents = tuple(as_documents(row["documents"]))
     else:
-        known = {document.id: document for document in pools.documents("")}
-        missing = [name for name in row["doc_ids"] if str(name) not in known]
+        by_id = {document.id: document for document in pools.documents("")}
+        missing = [name for name in row["doc_ids"] if str(name) not in by_id]
         if missing:
             raise RequestError(
                 f"doc_ids names {missing[0]!r}, which is not in --corpus", param="doc_ids"
             )
-        documents = tuple(known[str(name)] for name in row["doc_ids"])
+        documents = tuple(by_id[str(name)] for name in row["doc_ids"])
     if not documents:
         raise RequestError("documents must not be empty", param="documents")
     session = row.get("conversation_id", row.get("session"))

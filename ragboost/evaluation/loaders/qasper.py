@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders.base import Row
+from ragboost.evaluation.loaders import Row
 from ragboost.evaluation.questions import Pools, RawQuestion, text_of
 
 
 def matches(row: Row) -> bool:
-    return any(_is_paper(one) for one in (row, *row.values()))
+    return any(_is_paper(value) for value in (row, *row.values()))
 
 
 def parse(row: Row, pools: Pools) -> Iterable[RawQuestion]:
@@ -29,12 +29,12 @@ def _questions(name: str, paper: Any, pools: Pools) -> Iterator[RawQuestion]:
         for paragraph in section.get("paragraphs", ()):
             if paragraph.strip():
                 pools.add(name, paragraph, title=title)
-    for one in paper["qas"]:
-        answers = [text for each in one["answers"] if (text := _answer(each["answer"]))]
+    for question in paper["qas"]:
+        answers = [text for answer in question["answers"] if (text := _answer(answer["answer"]))]
         if answers:
             yield RawQuestion(
-                str(one.get("question_id", "")),
-                text_of(one, "question"),
+                str(question.get("question_id", "")),
+                text_of(question, "question"),
                 tuple(dict.fromkeys(answers)),
                 pool=name,
             )

@@ -1,7 +1,6 @@
 """2WikiMultihopQA: `train.json`, `dev.json`; HotpotQA's format with evidences."""
 
-from ragboost.evaluation.loaders import hotpotqa
-from ragboost.evaluation.loaders.base import Row
+from ragboost.evaluation.loaders import Row, hotpotqa
 
 parse = hotpotqa.parse
 

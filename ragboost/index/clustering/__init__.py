@@ -1,7 +1,7 @@
 """Hierarchical clustering of contexts by shared documents (RAGBoost section 4.1)."""
 
-from ragboost.index.clustering.base import ClusterTree
 from ragboost.index.clustering.cluster import Linkage, cluster
+from ragboost.index.clustering.clusters import ClusterTree
 from ragboost.index.clustering.improve import KeepImproving
 from ragboost.index.clustering.large import EXACT_CONTEXTS
 

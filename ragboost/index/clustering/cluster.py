@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ragboost.index.clustering import distance, large
-from ragboost.index.clustering.base import ClusterTree, Ints, number
+from ragboost.index.clustering.clusters import ClusterTree, Ints, number
 from ragboost.index.clustering.improve import KeepImproving, improve
 from ragboost.index.clustering.walk import walk
 
@@ -28,8 +28,6 @@ def cluster(
     """Cluster contexts by the documents they share. Deterministic.
 
     Args:
-        contexts: documents of each context, in relevance order.
-        tokens: length of every document.
         linkage: `savings` merges the pair whose common documents have the most tokens; `distance`
             is the paper's (Eq. 1), quadratic in time and memory.
         alpha: weight of positions in Eq. 1.

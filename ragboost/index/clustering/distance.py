@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragboost.errors import RequestError
-from ragboost.index.clustering.base import Ints, Merges, Rows
+from ragboost.index.clustering.clusters import Ints, Merges, Rows
 
 MAX_CONTEXTS = 8_000
 """Contexts that the quadratic clustering accepts; the distance matrix takes up to 1 GB."""
@@ -53,9 +53,6 @@ def merge(rows: Rows, *, alpha: float, rank: Ints) -> Merges:
     """Merge the closest pair repeatedly; a virtual node is the sorted intersection.
 
     Ties go to the older pair. Contexts that share nothing are never merged.
-
-    Raises:
-        RequestError: more than `MAX_CONTEXTS` contexts.
     """
     count, width = rows.documents.shape
     if count > MAX_CONTEXTS:

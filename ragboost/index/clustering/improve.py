@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ragboost.index.clustering.base import Ints, Merges, Rows
+from ragboost.index.clustering.clusters import Ints, Merges, Rows
 
 KeepImproving = Callable[[], bool]
 """Called before each step; False ends the search."""
@@ -19,43 +19,32 @@ _MOST_MOVED = 12  # contexts that leave the forest in one step, at most
 _BLINK = 0.02  # share of places overlooked by chance, so that a context does not always return
 
 
-def improve(rows: Rows, merges: Merges, *, keep_improving: KeepImproving, seed: int = 0) -> Merges:
+def improve(rows: Rows, merges: Merges, *, keep_improving: KeepImproving) -> Merges:
     """Move contexts within a forest until `keep_improving` ends it; saves at least as many tokens.
 
-    Args:
-        rows: the contexts.
-        merges: a forest over them.
-        keep_improving: see `KeepImproving`.
-        seed: of the random choices; equal seeds and numbers of steps give equal forests.
+    Equal numbers of steps give equal forests.
     """
     if not len(merges.left):
         return merges
-    forest = _Forest(rows, merges, random.Random(seed))
+    forest = _Forest(rows, merges, random.Random(0))
     while keep_improving():
         forest.step()
     return forest.merges(rows.documents.shape[1])
 
 
 class _Node:
-    """A set of documents below another one. Only `_Forest` changes it.
-
-    Attributes:
-        own: documents that it adds to its parent's.
-        num_tokens: their length.
-        parent: None for the root and for a node that has left the forest.
-        children: its children; empty for a context.
-        holding: its children by document that they add.
-    """
+    """A set of documents below another one. Only `_Forest` changes it."""
 
     __slots__ = ("children", "holding", "num_tokens", "own", "parent")
 
     def __init__(self, own: frozenset[int], num_tokens: int) -> None:
-        self.own = own
+        self.own = own  # documents that it adds to its parent's
         self.num_tokens = num_tokens
+        # None for the root and for a node that has left the forest.
         self.parent: _Node | None = None
         # Dictionaries, not sets of nodes: their order does not depend on addresses.
-        self.children: dict[_Node, None] = {}
-        self.holding: dict[int, dict[_Node, None]] = {}
+        self.children: dict[_Node, None] = {}  # its children; empty for a context
+        self.holding: dict[int, dict[_Node, None]] = {}  # its children by document that they add
 
     def attach(self, parent: "_Node") -> None:
         self.parent = parent
@@ -68,9 +57,9 @@ class _Node:
         assert parent is not None, "the root cannot be detached"
         del parent.children[self]
         for document in self.own:
-            held = parent.holding[document]
-            del held[self]
-            if not held:
+            holders = parent.holding[document]
+            del holders[self]
+            if not holders:
                 del parent.holding[document]
         self.parent = None
 

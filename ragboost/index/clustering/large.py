@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragboost.index.clustering import savings
-from ragboost.index.clustering.base import Ints, Merges, Rows
+from ragboost.index.clustering.clusters import Ints, Merges, Rows
 
 EXACT_CONTEXTS = 50_000
 """Batches up to this size are clustered whole; the parts of larger ones are half as large."""
@@ -94,10 +94,10 @@ def _merge_level(forest: _Forest, tokens: Ints, *, size: int) -> bool:
     found = [savings.merge(forest.shared(part), tokens) for part in parts]
     saved = [np.append(tokens, 0)[merges.shared].sum(axis=1) for merges in found]
     ranked = np.sort(np.concatenate(saved))[::-1]
-    wanted = len(tops) - max(size // 2, int(len(tops) * _KEEP))
+    num_merges = len(tops) - max(size // 2, int(len(tops) * _KEEP))
     # A merge shares no more than those below it, so the merges above a limit are whole subtrees.
-    limit = int(ranked[wanted]) if wanted < len(ranked) else 1
-    if (ranked > limit).sum() > wanted // 2:
+    limit = int(ranked[num_merges]) if num_merges < len(ranked) else 1
+    if (ranked > limit).sum() > num_merges // 2:
         limit += 1  # leave ties out, unless that would leave too few
     for part, merges, tokens_saved in zip(parts, found, saved, strict=True):
         forest.add(part, _only(merges, tokens_saved >= limit, len(part)))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ragboost.index.clustering.base import Ints, Merges
+from ragboost.index.clustering.clusters import Ints, Merges
 
 Floats = NDArray[np.float32]
 
@@ -32,7 +32,6 @@ def merge(documents: NDArray[np.int32], tokens: Ints) -> Merges:
 
     Args:
         documents: (contexts, width) document numbers, padded with -1; low numbers are frequent.
-        tokens: (documents,) length of each document.
     """
     with threadpool_limits(
         limits=1, user_api="blas"

@@ -7,15 +7,13 @@ have many. Not recursive: chains may be as long as the batch.
 import numpy as np
 from numpy.typing import NDArray
 
-from ragboost.index.clustering.base import ClusterTree, Ints, Merges, Rows
+from ragboost.index.clustering.clusters import ClusterTree, Ints, Merges, Rows
 
 
 def walk(rows: Rows, merges: Merges, *, rank: Ints) -> ClusterTree:
     """Order the contexts so that those with a common prefix are adjacent.
 
     Args:
-        rows: the contexts.
-        merges: the forest over them.
         rank: (documents,) order of documents within one node of the tree.
     """
     count = len(rows.documents)

@@ -16,29 +16,21 @@ class BoostCompressor(BaseDocumentCompressor):
 
     It must run last, since reordering its documents undoes it. `format_documents` and
     `DocumentPrompt` write them with their labels and the order hint.
-
-    Attributes:
-        booster: one per backend and model, shared by all chains that use them.
     """
 
+    # One per backend and model, shared by all chains that use them.
     booster: Booster = Field(default_factory=Booster)
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     def compress_documents(
-        self,
-        documents: Sequence[LangChainDocument],
-        query: str,
-        callbacks: Callbacks | None = None,
+        self, documents: Sequence[LangChainDocument], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[LangChainDocument]:
         """Order and de-duplicate documents that are given most relevant first."""
         return boosted_documents(self.booster, query, documents)
 
     async def acompress_documents(
-        self,
-        documents: Sequence[LangChainDocument],
-        query: str,
-        callbacks: Callbacks | None = None,
+        self, documents: Sequence[LangChainDocument], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[LangChainDocument]:
         """Order and de-duplicate documents, as `compress_documents`."""
         return boosted_documents(self.booster, query, documents)

@@ -40,8 +40,8 @@ def boosted_documents(
 
 
 def _copy(placed: Placed[LangChainDocument]) -> LangChainDocument:
-    said: dict[str, Any] = {"label": placed.label, "rank": placed.rank}
+    facts: dict[str, Any] = {"label": placed.label, "rank": placed.rank}
     if placed.duplicates:
-        said["duplicates"] = [dict(document.metadata) for document in placed.duplicates]
+        facts["duplicates"] = [dict(document.metadata) for document in placed.duplicates]
     document = placed.value
-    return document.model_copy(update={"metadata": {**document.metadata, KEY: said}})
+    return document.model_copy(update={"metadata": {**document.metadata, KEY: facts}})

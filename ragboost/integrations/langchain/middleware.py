@@ -29,11 +29,8 @@ class BoostMiddleware(AgentMiddleware[Any, Any, Any]):
         self._settings = settings or Settings()
 
     def wrap_model_call(
-        self,
-        request: ModelRequest[Any],
-        handler: Callable[[ModelRequest[Any]], ModelResponse[Any]],
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any] | AIMessage:
-        """Call the model with references."""
         return handler(self._boosted(request))
 
     async def awrap_model_call(
@@ -41,7 +38,6 @@ class BoostMiddleware(AgentMiddleware[Any, Any, Any]):
         request: ModelRequest[Any],
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any] | AIMessage:
-        """Call the model with references."""
         return await handler(self._boosted(request))
 
     def _boosted(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
@@ -53,7 +49,6 @@ class BoostMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 def _read(results: RepeatedDocuments, message: Any) -> Any:
-    """Return a message with references."""
     if isinstance(message, AIMessage):
         return message
     is_tool, content = isinstance(message, ToolMessage), message.content
@@ -78,5 +73,7 @@ def _documents(artifact: Any) -> Sequence[str]:
     """Return the texts of the documents in a tool message's artifact."""
     if not isinstance(artifact, list | tuple):
         return ()
-    texts = [each.page_content for each in artifact if isinstance(each, LangChainDocument)]
+    texts = [
+        document.page_content for document in artifact if isinstance(document, LangChainDocument)
+    ]
     return texts if len(texts) == len(artifact) else ()

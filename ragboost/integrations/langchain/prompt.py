@@ -20,14 +20,11 @@ class BoostPrompt(BaseChatPromptTemplate):
     the history of the next turn: its documents are then referred to by location hints instead of
     sent again. Their record is part of the message's `additional_kwargs`, so that the history can
     be kept anywhere and shortened by whole messages.
-
-    Attributes:
-        booster: one per backend and model, shared by all chains that use them.
-        system: the system prompt; None for no system message.
     """
 
+    # One per backend and model, shared by all chains that use them.
     booster: Booster = Field(default_factory=Booster)
-    system: str | None = None
+    system: str | None = None  # the system prompt; None for no system message
     input_variables: list[str] = ["question", "documents"]  # noqa: RUF012
     optional_variables: list[str] = ["history"]  # noqa: RUF012
 
@@ -41,11 +38,11 @@ class BoostPrompt(BaseChatPromptTemplate):
         messages: list[BaseMessage] = [*before, *history]
         past = [message.additional_kwargs[KEY] for message in messages if _is_boosted(message)]
         at = next((i for i, m in enumerate(messages) if _is_boosted(m)), len(messages))
-        known = (as_document(document) for document in documents)
+        converted = (as_document(document) for document in documents)
         turn = boost_turn(
             self.booster,
             kwargs["question"],
-            [document for document in known if document is not None],
+            [document for document in converted if document is not None],
             history=past,
             before=[f"{message.type}:{message.text}" for message in messages[:at]],
         )

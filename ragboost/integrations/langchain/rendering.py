@@ -23,7 +23,6 @@ class DocumentPrompt(StringPromptTemplate):
     input_variables: list[str] = ["page_content", KEY]  # noqa: RUF012
 
     def format(self, **kwargs: Any) -> str:
-        """Write one document."""
         return _block(kwargs["page_content"], kwargs[KEY])
 
     @property
@@ -41,6 +40,6 @@ def format_documents(documents: Sequence[LangChainDocument]) -> str:
     )
 
 
-def _block(text: str, said: dict[str, Any]) -> str:
-    lines = [said["label"], text] if "label" in said else [text]
-    return "\n".join(lines) + (f"\n\n{said['hint']}" if "hint" in said else "")
+def _block(text: str, facts: dict[str, Any]) -> str:
+    lines = [facts["label"], text] if "label" in facts else [text]
+    return "\n".join(lines) + (f"\n\n{facts['hint']}" if "hint" in facts else "")

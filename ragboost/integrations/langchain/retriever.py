@@ -16,17 +16,13 @@ from ragboost.integrations.placement import best
 
 
 class BoostRetriever(BaseRetriever):
-    """Return another retriever's documents in the order that reuses the prefix cache, each once.
+    """Return another retriever's documents in the order that reuses the prefix cache, each once."""
 
-    Attributes:
-        base_retriever: returns documents most relevant first.
-        booster: one per backend and model, shared by all chains that use them.
-        k: number of distinct documents to keep, most relevant first; None for all. Also an
-            argument of `invoke`.
-    """
-
-    base_retriever: RetrieverLike
+    base_retriever: RetrieverLike  # returns documents most relevant first
+    # One per backend and model, shared by all chains that use them.
     booster: Booster = Field(default_factory=Booster)
+    # Number of distinct documents to keep, most relevant first; None for all. Also an argument of
+    # `invoke`.
     k: int | None = Field(default=None, ge=1)
 
     def _get_relevant_documents(
@@ -62,5 +58,5 @@ class BoostRetriever(BaseRetriever):
 
 
 def _identity(document: LangChainDocument) -> str:
-    known = as_document(document)
-    return known.key if known else ""
+    converted = as_document(document)
+    return converted.key if converted else ""

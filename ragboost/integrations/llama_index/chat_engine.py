@@ -35,7 +35,6 @@ class BoostChatEngine(BaseChatEngine):
     part of `additional_kwargs`, so that a memory may forget whole messages.
 
     Args:
-        retriever: returns nodes most relevant first.
         llm: None for `Settings.llm`.
         booster: one per backend and model, shared by all engines that use them; None for its own.
         memory: None for one of the size of the model's context window.

@@ -17,16 +17,13 @@ class BoostPostprocessor(BaseNodePostprocessor):
 
     It must be the last of `node_postprocessors`, since reordering its nodes undoes it. Emits the
     events of a reranker.
-
-    Attributes:
-        booster: one per backend and model, shared by all engines that use them.
     """
 
+    # One per backend and model, shared by all engines that use them.
     booster: Booster = Field(default_factory=Booster, exclude=True)
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name of the component."""
         return "BoostPostprocessor"
 
     def _postprocess_nodes(

@@ -14,7 +14,6 @@ class BoostNodeRetriever(BaseRetriever):
     For engines without node postprocessors; otherwise use `BoostPostprocessor`.
 
     Args:
-        base_retriever: returns nodes most relevant first.
         booster: one per backend and model, shared by all engines that use them; None for its own.
         callback_manager: None for an empty one.
     """

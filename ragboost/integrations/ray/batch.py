@@ -11,7 +11,7 @@ from typing import Any
 from ragboost.batch import BatchSummary, RejectedLinesError
 from ragboost.batch.catalog import FilePlace, Progress
 from ragboost.batch.checkpoint import GrowingFiles
-from ragboost.batch.files import check_output, open_input, side_path
+from ragboost.batch.files import open_input, output_paths
 from ragboost.batch.pieces import WindowSpan, join_pieces, order_piece, split_file
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError, import_extra
@@ -41,23 +41,15 @@ def run_batch_on_ray(
     Args:
         source: JSONL, readable by all machines under this path.
         output: the file to write, in storage that all machines share.
-        window: lines planned together.
-        settings: settings of ordering, de-duplication and hints.
         corpus: file of the documents, likewise; each process reads it once.
         cache_tokens: capacity for the prediction; None if unbounded.
         block_size: block size in tokens for the prediction; None for whole documents.
         improve_s: seconds of a search for a better plan of each window.
         strict: fail on malformed lines; then only the rejects are written.
-        on_progress: called after each window.
-
-    Raises:
-        MissingExtraError: ray is not installed.
-        RequestError: a file cannot be read or written, or a number is out of range.
-        RejectedLinesError: `strict`, and there are malformed lines.
     """
     if window < 1:
         raise RequestError(f"window must be at least 1, got {window}", param="window")
-    paths = _outputs(output, inputs=[source, *([corpus] if corpus else [])])
+    paths = output_paths(output, inputs=[source, *([corpus] if corpus else [])])
     with open_input(source) as file:
         spans = list(split_file(file, window))
     start = BatchSummary(cache_tokens=cache_tokens, block_size=block_size)
@@ -79,14 +71,6 @@ def run_batch_on_ray(
     if strict and summary.rejected:
         raise RejectedLinesError(f"{source}: malformed lines: {summary.rejected}, see {paths[2]}")
     return summary
-
-
-def _outputs(output: Path, *, inputs: list[Path]) -> list[Path]:
-    """Return the files to write: the output, its positions and its rejects."""
-    paths = [output, side_path(output, "positions"), side_path(output, "rejects")]
-    for path in paths:
-        check_output(path, inputs=inputs)
-    return paths
 
 
 def _make_folder(output: Path) -> Path:

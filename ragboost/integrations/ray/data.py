@@ -35,15 +35,12 @@ def boosted(
     Args:
         dataset: one question per row with its documents, most relevant first: texts, or objects
             with the fields of `ragboost.Document`.
-        question: column of the question.
-        documents: column of the documents.
         system: the system prompt; None for no system message.
         settings: None for the defaults.
         num_blocks: blocks of consecutive rows; the number of engine replicas. Not with `window`.
         window: rows planned together; None: all.
 
     Raises:
-        MissingExtraError: ray is not installed.
         InvalidDocumentError, RequestError: a row is invalid, or `window` is below 1. With `window`,
             Ray raises its own error around that of a row, when the row is computed.
     """

@@ -4,6 +4,7 @@ from typing import Any
 
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, MissingExtraError, import_extra
+from ragboost.sessions import store_class
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router"
 
@@ -21,7 +22,6 @@ def deploy(settings: Settings | None = None, *, num_replicas: int = 1) -> Any:
             `"sqlite"` on one machine.
 
     Raises:
-        MissingExtraError: ray[serve] is not installed.
         ConfigError: several replicas could not share chat sessions, or this Ray cannot keep a
             conversation at one of them.
     """
@@ -43,10 +43,10 @@ def _sticky(settings: Settings, num_replicas: int) -> Any:
     """Return Ray's setting that sends equal values of `x-session-id` to one replica."""
     if num_replicas < 1:
         raise ConfigError(f"num_replicas must be at least 1, got {num_replicas}")
-    if settings.session.store == "memory":
+    if not store_class(settings.session).is_shared:
         raise ConfigError(
             f'num_replicas = {num_replicas} needs session.store = "redis", so that replicas share '
-            'chat sessions; got "memory"'
+            f'chat sessions; got "{settings.session.store}"'
         )
     try:
         import_extra(_ROUTER, extra="ray")

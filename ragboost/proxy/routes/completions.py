@@ -24,12 +24,12 @@ from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.metrics import HANDED_OVER
 from ragboost.proxy.observability.tracing import Tracing
-from ragboost.proxy.peers.slot import WorkerLostError, WorkerSlot
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.relay import UpstreamRequest, relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
+from ragboost.proxy.workers.worker_pool import WorkerLostError, WorkerSlot
 from ragboost.rewriting.headers import get_header, request_headers
 from ragboost.wires.usage import Usage
 

@@ -80,9 +80,9 @@ def report_route(state: ProxyState) -> TypedRoute:
         declared = request.headers.get("content-length")
         body = await read_body(request.receive, declared=declared, settings=settings)
         answer = await state.sync.report(body)
-        fellows = state.fellows
-        if fellows is not None and not fellows.has_handed_over(request.scope["headers"]):
-            others = await fellows.ask_all(REPORT_PATH, request.scope["headers"], body=body)
+        workers = state.workers
+        if workers is not None and not workers.has_handed_over(request.scope["headers"]):
+            others = await workers.ask_all(REPORT_PATH, request.scope["headers"], body=body)
             answer = _merge_replies([answer, *filter(None, others.values())])
         return Response(answer, media_type=CONTENT_TYPE)
 

@@ -190,7 +190,7 @@ class SessionTurns(Completions):
         super().__init__(state, endpoint="session_chat")
         self._store = state.store
         self._turns = state.turns
-        self._fellows = state.fellows
+        self._workers = state.workers
 
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
@@ -236,13 +236,13 @@ class SessionTurns(Completions):
         self, exchange: RequestContext, watch: ClientWatch, body: bytes, session_id: str
     ) -> bool:
         """Let the worker to which a session belongs answer its turn, one turn at a time."""
-        fellows = self._fellows
-        if fellows is None or fellows.has_handed_over(exchange.headers):
+        workers = self._workers
+        if workers is None or workers.has_handed_over(exchange.headers):
             return False
-        worker = fellows.owner(f"session {session_id}")
+        worker = workers.owner(f"session {session_id}")
         if worker is None:
             return False
-        upstream = UpstreamRequest(body, fellows.handed_over(exchange.headers), worker=worker)
+        upstream = UpstreamRequest(body, workers.handed_over(exchange.headers), worker=worker)
         return await self._hand_over(exchange, watch, upstream, worker)
 
     async def _prepare(

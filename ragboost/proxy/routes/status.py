@@ -11,10 +11,10 @@ from starlette.responses import Response
 from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.observability.merged import label_metrics, merge_readiness
 from ragboost.proxy.observability.metrics import CONTENT_TYPE
-from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readiness, VersionInfo
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
+from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.version import __version__
 
 _TAG = "operations"
@@ -79,19 +79,19 @@ class StatusRoutes:
             sessions=problem,
             kv_events=streams or None,
         )
-        fellows = self._state.fellows
-        if fellows is None or fellows.has_handed_over(request.scope["headers"]):
+        workers = self._state.workers
+        if workers is None or workers.has_handed_over(request.scope["headers"]):
             return own
-        return await self._ready_with_workers(own, fellows)
+        return await self._ready_with_workers(own, workers)
 
-    async def _ready_with_workers(self, own: Readiness, fellows: FellowWorkers) -> Readiness:
-        answers = await fellows.ask_all("/ready")
+    async def _ready_with_workers(self, own: Readiness, workers: WorkerPool) -> Readiness:
+        answers = await workers.ask_all("/ready")
         others = [json.loads(answer) for answer in answers.values() if answer]
         merged = merge_readiness(own.model_dump(), others)
-        workers = {str(fellows.seat.number): "ready"}
-        for number, answer in answers.items():
-            workers[str(number)] = "ready" if answer else "no answer"
-        return Readiness.model_validate({**merged, "workers": workers})
+        states = {str(workers.identity.worker_id): "ready"}
+        for worker_id, answer in answers.items():
+            states[str(worker_id)] = "ready" if answer else "no answer"
+        return Readiness.model_validate({**merged, "workers": states})
 
     async def version(self) -> VersionInfo:
         """Return the version of RAGBoost, not the backend's."""
@@ -103,10 +103,11 @@ class StatusRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """Return all metrics in Prometheus' text format, of several workers with their number."""
-        own, fellows = self._render(), self._state.fellows
-        if fellows is not None and not fellows.has_handed_over(request.scope["headers"]):
-            answers = await fellows.ask_all("/metrics")
-            texts = {fellows.seat.number: own, **{n: text for n, text in answers.items() if text}}
+        own, workers = self._render(), self._state.workers
+        if workers is not None and not workers.has_handed_over(request.scope["headers"]):
+            answers = await workers.ask_all("/metrics")
+            texts = {worker_id: text for worker_id, text in answers.items() if text}
+            texts[workers.identity.worker_id] = own
             own = label_metrics(dict(sorted(texts.items())))
         return Response(own, media_type=CONTENT_TYPE)
 

@@ -20,12 +20,12 @@ from starlette.responses import HTMLResponse, Response
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.observability.merged import merge_dashboard
 from ragboost.proxy.observability.recent_requests import MAX_RECENT
-from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.routes.dashboard.history import TotalsHistory, read_totals, read_ttft
 from ragboost.proxy.routes.dashboard.tree import hot_prefixes
 from ragboost.proxy.routes.schemas import DashboardData
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
+from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.version import __version__
 
@@ -64,17 +64,17 @@ class Dashboard:
         """Return the figures of the page."""
         team = self._keys.check(request.scope["headers"])
         response.headers["cache-control"] = "no-store"
-        own, fellows = list(self._state.metrics.registry.collect()), self._state.fellows
+        own, workers = list(self._state.metrics.registry.collect()), self._state.workers
         headers = request.scope["headers"]
-        if fellows is None or fellows.has_handed_over(headers):
+        if workers is None or workers.has_handed_over(headers):
             return self._figures(own, team)
-        return await self._figures_of_all(own, team, fellows, headers)
+        return await self._figures_of_all(own, team, workers, headers)
 
     async def _figures_of_all(
-        self, families: list[Metric], team: str, fellows: FellowWorkers, headers: RawHeaders
+        self, families: list[Metric], team: str, workers: WorkerPool, headers: RawHeaders
     ) -> dict[str, Any]:
         texts, answers = await asyncio.gather(
-            fellows.ask_all("/metrics"), fellows.ask_all("/dashboard/data", headers)
+            workers.ask_all("/metrics"), workers.ask_all("/dashboard/data", headers)
         )
         for text in filter(None, texts.values()):
             families += text_string_to_metric_families(text.decode())

@@ -1,8 +1,8 @@
-"""What replicas of the proxy tell each other of their prompts, through a real Redis server."""
+"""Loads and prompts that replicas of the proxy exchange, through a real Redis server."""
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -13,9 +13,11 @@ from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
-from ragboost.proxy.peers.messages import SentPrompt, SentPrompts, encode
-from ragboost.proxy.peers.shared_prompts import SharedPrompts
-from ragboost.proxy.upstream.backends import Backends
+from ragboost.proxy.upstream.backends import Backends, Load
+from ragboost.proxy.workers.load_board import LoadBoard
+from ragboost.proxy.workers.message_handler import MessageHandler
+from ragboost.proxy.workers.messages import LoadReport, ReplicaMessage, SentPrompt, encode
+from ragboost.proxy.workers.redis_transport import RedisTransport
 from ragboost.sessions.redis import make_client
 from tests.eventually import eventually, eventually_async
 from tests.fakes import FakeEngine
@@ -24,7 +26,7 @@ from tests.fakes.redis import PROGRAM, RedisServer
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs redis-server or valkey-server")
 
-CHANNEL = "ragboost:prompts"
+CHANNEL = "ragboost:proxies"
 TENANT = TenantKey("m", "")
 LAYOUT = PromptLayout(TENANT, ("a", ("text before", "b")), (100, 50), (5, 5), 20, 200)
 
@@ -44,17 +46,31 @@ class Replica:
         self.backend = backends[0]
         self.follower = CacheFollower(self.backend.name, self.tenants)
         followers = {self.backend.name: self.follower}
-        self.shared = SharedPrompts(self.settings.session, backends, followers, name=name)
+        self.board = LoadBoard(backends, on_change=lambda: None)
+        handler = MessageHandler(backends, followers, self.board)
+        self.transport = RedisTransport(self.settings.session, handler, name=name)
 
     @property
     def num_nodes(self) -> int:
         return self.tenants.num_nodes
 
+    @property
+    def learned(self) -> int:
+        return self.transport.handler.learned
+
+    async def open(self) -> None:
+        await self.board.open()
+        await self.transport.open()
+
+    async def close(self) -> None:
+        await self.transport.close()
+        await self.board.close()
+
 
 async def opened(url: str, *names: str) -> list[Replica]:
     replicas = [Replica(url, name) for name in names]
     for each in replicas:
-        await each.shared.open()
+        await each.open()
     return replicas
 
 
@@ -69,27 +85,35 @@ async def publish(replica: Replica, *messages: bytes) -> None:
 
 
 def told(prompt: SentPrompt) -> bytes:
-    return encode(SentPrompts("two", (prompt,)))
+    return encode(ReplicaMessage("two", prompts=(prompt,)))
+
+
+@pytest.fixture
+async def replicas(redis: RedisServer) -> AsyncIterator[list[Replica]]:
+    replicas = await opened(redis.url, "one", "two")
+    yield replicas
+    for replica in replicas:
+        await replica.close()
 
 
 @pytest.mark.asyncio
-async def test_a_replica_learns_what_another_has_sent_and_fellow_workers_do_not(
+async def test_a_replica_learns_what_another_has_sent_and_colleague_workers_do_not(
     redis: RedisServer,
 ) -> None:
-    one, fellow, other = replicas = await opened(redis.url, "group/0", "group/1", "another")
+    one, colleague, other = replicas = await opened(redis.url, "group/0", "group/1", "another")
 
     def tell_and_look() -> int:  # a message before the subscription is lost
         one.follower.on_sent("id", LAYOUT, cached_tokens=0)
-        return other.shared.learner.learned
+        return other.learned
 
     await eventually_async(tell_and_look)
     other.follower.on_sent("id", LAYOUT, cached_tokens=0)
-    await eventually_async(lambda: fellow.shared.learner.learned)
+    await eventually_async(lambda: colleague.learned)
 
     assert other.num_nodes == 1
-    assert fellow.shared.learner.learned == 1  # of `other` alone
+    assert colleague.learned == 1  # of `other` alone
     for each in replicas:
-        await each.shared.close()
+        await each.close()
 
 
 @pytest.mark.asyncio
@@ -118,7 +142,7 @@ async def test_rubbish_and_impossible_layouts_are_ignored(redis: RedisServer) ->
     ]
     bad = [b"", b"\xff", msgspec.msgpack.encode({"a": 1}), b"x" * 5_000_000]
     deep = b"\x94\xaaSentPrompt\xa1b\xc0\x96\x93\xa1m\xa0\xa0" + b"\x91" * 100_000
-    bad.append(b"\x93\xabSentPrompts\xa3two\x91" + deep)
+    bad.append(b"\x94\xaeReplicaMessage\xa3two\xc0\x91" + deep)
     bad += [told(SentPrompt(key, "i", each)) for each in impossible]
     bad.append(told(SentPrompt("http://another-backend", "i", LAYOUT)))
     bad.append(told(SentPrompt(key, "i" * 1000, LAYOUT)))
@@ -128,7 +152,7 @@ async def test_rubbish_and_impossible_layouts_are_ignored(redis: RedisServer) ->
     await eventually_async(lambda: one.num_nodes, equals=1)
     assert set(one.follower._layouts) == {"good"}
     assert len(one.tenants) == 1
-    await one.shared.close()
+    await one.close()
 
 
 @pytest.mark.asyncio
@@ -143,7 +167,7 @@ async def test_many_prompts_of_many_documents_at_once_all_arrive(redis: RedisSer
 
     await eventually_async(lambda: set(other.follower._layouts), equals=set(map(str, range(100))))
     for each in replicas:
-        await each.shared.close()
+        await each.close()
 
 
 @pytest.mark.asyncio
@@ -156,15 +180,15 @@ async def test_a_replica_that_starts_hears_what_was_told_before(redis: RedisServ
     assert await client.xadd(CHANNEL, {b"not a message": b""})
     while await client.xlen(CHANNEL) < 11:  # 200 prompts in each
         pass
-    await one.shared.close()
+    await one.close()
 
-    after, fellow = await opened(redis.url, "after", "one/1")
+    after, colleague = await opened(redis.url, "after", "one/1")
     await eventually_async(lambda: list(after.follower._layouts), equals=names)
-    assert not fellow.follower._layouts
+    assert not colleague.follower._layouts
     assert 0 < await client.ttl(CHANNEL) <= 600
     await client.aclose()
-    for each in (after, fellow):
-        await each.shared.close()
+    for each in (after, colleague):
+        await each.close()
 
 
 @pytest.mark.asyncio
@@ -172,20 +196,20 @@ async def test_the_server_keeps_a_bounded_number_of_messages(redis: RedisServer)
     (one,) = await opened(redis.url, "one")
     client: Any = make_client(one.settings.session)
     for _ in range(2_000):
-        await one.shared._channel._send(told(SentPrompt(one.backend.key, "i", LAYOUT)))
+        await one.transport._send(told(SentPrompt(one.backend.key, "i", LAYOUT)), is_kept=True)
     assert 500 <= await client.xlen(CHANNEL) <= 700  # whole nodes of the stream are dropped
     num_before = await client.xlen(CHANNEL)
-    await one.shared._channel._send(b"x" * 100_000)
+    await one.transport._send(b"x" * 100_000, is_kept=True)
     assert await client.xlen(CHANNEL) == num_before
     await client.aclose()
-    await one.shared.close()
+    await one.close()
 
 
 @pytest.mark.asyncio
 async def test_without_the_stream_a_replica_still_hears_the_others(redis: RedisServer) -> None:
     (one,) = await opened(redis.url, "one")
     client: Any = make_client(one.settings.session)
-    await one.shared.close()
+    await one.close()
     await client.set(CHANNEL, b"of somebody else")
     await client.aclose()
     (other,) = await opened(redis.url, "other")
@@ -193,7 +217,7 @@ async def test_without_the_stream_a_replica_still_hears_the_others(redis: RedisS
     await publish(other, told(SentPrompt(other.backend.key, "good", LAYOUT)))
 
     await eventually_async(lambda: set(other.follower._layouts), equals={"good"})
-    await other.shared.close()
+    await other.close()
 
 
 def test_a_replica_orders_by_what_another_has_sent(redis: RedisServer) -> None:
@@ -227,3 +251,49 @@ def test_a_replica_orders_by_what_another_has_sent(redis: RedisServer) -> None:
         learned = re.search(r"^ragboost_replica_prompts_learned_total (.+)$", metrics, re.MULTILINE)
         assert learned is not None
         assert float(learned[1]) > 0
+
+
+@pytest.mark.asyncio
+async def test_a_replica_hears_the_load_of_the_other_and_forgets_a_dead_one(
+    replicas: list[Replica],
+) -> None:
+    one, two = replicas
+    one.backend.load.running = one.backend.load.assigned = 3
+
+    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(3, 3, 0))
+    assert one.backend.load.elsewhere == Load()
+
+    await one.transport.close()
+    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load())
+
+
+@pytest.mark.asyncio
+async def test_a_dead_server_is_reported_and_the_exchange_goes_on_when_it_is_back(
+    redis: RedisServer, replicas: list[Replica]
+) -> None:
+    one, two = replicas
+    one.backend.load.running = one.backend.load.assigned = 1
+    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(1, 1, 0))
+
+    redis.kill()
+    await eventually_async(lambda: one.transport.problem is not None)
+    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load())
+
+    redis.start()
+    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(1, 1, 0))
+    await eventually_async(lambda: one.transport.problem is None)
+
+
+@pytest.mark.asyncio
+async def test_rubbish_on_the_channel_is_ignored(
+    redis: RedisServer, replicas: list[Replica]
+) -> None:
+    one, two = replicas
+    deep = b"\x94\xaeReplicaMessage\xa1a" + b"\x91" * 100_000
+    for data in (b"", b"\xff", b"x" * 100_000, deep):
+        await one.transport._client.publish(CHANNEL, data)
+    endless = ReplicaMessage("x" * 1000, LoadReport({one.backend.key: Load(9, 9, 9)}))
+    await one.transport._client.publish(CHANNEL, encode(endless))
+    one.backend.load.running = one.backend.load.assigned = 2
+
+    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(2, 2, 0))

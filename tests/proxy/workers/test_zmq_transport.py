@@ -9,18 +9,19 @@ import zmq
 
 from ragboost.booster.tenants import TenantKey
 from ragboost.cache_sync.prompt_layout import PromptLayout
-from ragboost.proxy.peers.exchange import PeerExchange
-from ragboost.proxy.peers.messages import (
+from ragboost.proxy.upstream.backends import Load
+from ragboost.proxy.workers.identity import WorkerIdentity
+from ragboost.proxy.workers.messages import (
     Beat,
     KeptHistory,
+    LoadReport,
     SentPrompt,
-    Shared,
+    SharedMessage,
     SnapshotEnd,
     decode,
     encode,
 )
-from ragboost.proxy.peers.seat import WorkerSeat
-from ragboost.proxy.upstream.backends import Load
+from ragboost.proxy.workers.zmq_transport import ZmqTransport
 from tests.eventually import eventually_async
 
 pytestmark = pytest.mark.asyncio
@@ -34,43 +35,52 @@ class Ear:
     """A listener that remembers."""
 
     def __init__(self) -> None:
-        self.learned: list[tuple[int, Shared]] = []
+        self.learned: list[tuple[int, SharedMessage]] = []
         self.restarts: list[int] = []
         self.loads: Mapping[str, Load] = {}
 
-    def learn(self, worker: int, message: Shared) -> None:
-        self.learned.append((worker, message))
+    def learn(self, worker_id: int, message: SharedMessage) -> None:
+        self.learned.append((worker_id, message))
 
-    def restarted(self, worker: int) -> None:
-        self.restarts.append(worker)
+    def restarted(self, worker_id: int) -> None:
+        self.restarts.append(worker_id)
 
-    def heard(self, worker: int, port: int, loads: Mapping[str, Load]) -> None:
-        self.loads = loads
+    def heard(self, worker_id: int, port: int, report: LoadReport) -> None:
+        self.loads = report.loads
 
 
 class Worker:
     """One side of an exchange."""
 
-    def __init__(self, seat: WorkerSeat) -> None:
+    def __init__(self, identity: WorkerIdentity) -> None:
         self.ear = Ear()
         self.loads: dict[str, Load] = {}
-        self.exchange = PeerExchange(seat, self.ear, loads=lambda: self.loads)
+        self.transport = ZmqTransport(identity, self.ear, report=lambda: LoadReport(self.loads))
+
+    @property
+    def is_synchronised(self) -> bool:
+        """All others are alive, and their snapshots have arrived."""
+        transport = self.transport
+        return all(
+            transport.is_alive(worker_id) and peer.next is not None
+            for worker_id, peer in transport._peers.items()
+        )
 
 
 @pytest.fixture
-def seats(tmp_path: Path) -> tuple[WorkerSeat, ...]:
-    return WorkerSeat.of_all(2, str(tmp_path))
+def identities(tmp_path: Path) -> tuple[WorkerIdentity, ...]:
+    return WorkerIdentity.of_all(2, str(tmp_path))
 
 
 @pytest.fixture
-async def pair(seats: tuple[WorkerSeat, ...]) -> AsyncIterator[list[Worker]]:
-    pair = [Worker(seat) for seat in seats]
+async def pair(identities: tuple[WorkerIdentity, ...]) -> AsyncIterator[list[Worker]]:
+    pair = [Worker(identity) for identity in identities]
     for worker in pair:
-        worker.exchange.open()
-    await eventually_async(lambda: all(worker.exchange.is_synchronised for worker in pair))
+        worker.transport.open()
+    await eventually_async(lambda: all(worker.is_synchronised for worker in pair))
     yield pair
     for worker in pair:
-        await worker.exchange.close()
+        await worker.transport.close()
 
 
 @pytest.mark.parametrize(
@@ -80,11 +90,11 @@ async def pair(seats: tuple[WorkerSeat, ...]) -> AsyncIterator[list[Worker]]:
         SentPrompt("b", None, LAYOUT._replace(exact_ends=(4, 9))),
         SentPrompt("b", "copies", LAYOUT._replace(documents=(("a", 1), ("before", ("a", 1))))),
         KeptHistory(b"\x00\xff"),
-        Beat("e", 1, 2, {"b": Load(1, 2, 3)}, (1,)),
+        Beat("e", 1, 2, LoadReport({"b": Load(1, 2, 3)}), (1,)),
         SnapshotEnd(7),
     ],
 )
-async def test_a_message_is_decoded_as_it_was_encoded(message: Shared) -> None:
+async def test_a_message_is_decoded_as_it_was_encoded(message: SharedMessage) -> None:
     assert decode(encode(message)) == message
 
 
@@ -100,7 +110,7 @@ async def test_a_message_that_is_none_is_dropped(data: bytes) -> None:
 
 async def test_what_one_worker_does_the_other_learns(pair: list[Worker]) -> None:
     pair[0].loads = {"b": Load(1, 2, 3)}
-    pair[0].exchange.publish(SentPrompt("b", "id", LAYOUT))
+    pair[0].transport.publish(SentPrompt("b", "id", LAYOUT))
 
     await eventually_async(lambda: pair[1].ear.learned, equals=[(0, SentPrompt("b", "id", LAYOUT))])
     await eventually_async(lambda: pair[1].ear.loads, equals={"b": Load(1, 2, 3)})
@@ -108,17 +118,17 @@ async def test_what_one_worker_does_the_other_learns(pair: list[Worker]) -> None
 
 
 async def test_a_restarted_worker_learns_what_everyone_did_before(
-    pair: list[Worker], seats: tuple[WorkerSeat, ...]
+    pair: list[Worker], identities: tuple[WorkerIdentity, ...]
 ) -> None:
     for number, worker in enumerate(pair):
-        worker.exchange.publish(SentPrompt("b", f"of {number}", LAYOUT))
-        worker.exchange.publish(KeptHistory(b"%d" % number))
+        worker.transport.publish(SentPrompt("b", f"of {number}", LAYOUT))
+        worker.transport.publish(KeptHistory(b"%d" % number))
     await eventually_async(lambda: len(pair[0].ear.learned) == len(pair[1].ear.learned) == 2)
 
-    await pair[1].exchange.close()
-    pair[1] = again = Worker(seats[1])
-    again.exchange.open()
-    await eventually_async(lambda: again.exchange.is_synchronised)
+    await pair[1].transport.close()
+    pair[1] = again = Worker(identities[1])
+    again.transport.open()
+    await eventually_async(lambda: again.is_synchronised)
 
     assert pair[0].ear.restarts == [1]
     assert {(worker, encode(message)) for worker, message in again.ear.learned} == {
@@ -129,34 +139,34 @@ async def test_a_restarted_worker_learns_what_everyone_did_before(
 
 
 async def test_a_lost_message_is_noticed_and_arrives_with_a_snapshot(
-    pair: list[Worker], seats: tuple[WorkerSeat, ...]
+    pair: list[Worker], identities: tuple[WorkerIdentity, ...]
 ) -> None:
     lost = KeptHistory(b"lost")
-    pair[0].exchange._keep(0, lost, encode(lost))
-    pair[0].exchange.num_sent += 1  # as if it was sent, and dropped on the way
+    pair[0].transport._keep(0, lost, encode(lost))
+    pair[0].transport.num_sent += 1  # as if it was sent, and dropped on the way
 
     await eventually_async(lambda: (0, lost) in pair[1].ear.learned)
-    await eventually_async(lambda: pair[1].exchange.is_synchronised)
-    assert pair[1].exchange.num_lost >= 1
+    await eventually_async(lambda: pair[1].is_synchronised)
+    assert pair[1].transport.num_lost >= 1
 
 
 async def test_a_dead_worker_is_not_alive_for_long(pair: list[Worker]) -> None:
-    assert pair[0].exchange.is_alive(1)
+    assert pair[0].transport.is_alive(1)
 
-    await pair[1].exchange.close()
+    await pair[1].transport.close()
 
-    await eventually_async(lambda: not pair[0].exchange.is_alive(1))
-    pair[0].exchange.publish(KeptHistory(b"x"))  # nobody hears it
+    await eventually_async(lambda: not pair[0].transport.is_alive(1))
+    pair[0].transport.publish(KeptHistory(b"x"))  # nobody hears it
 
 
 async def test_foreign_bytes_change_nothing(
-    pair: list[Worker], seats: tuple[WorkerSeat, ...], tmp_path: Path
+    pair: list[Worker], identities: tuple[WorkerIdentity, ...], tmp_path: Path
 ) -> None:
-    intruder = dataclasses.replace(seats[0], number=9, folder=str(tmp_path))
+    intruder = dataclasses.replace(identities[0], worker_id=9, folder=str(tmp_path))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PUB)
     socket.bind(intruder.address(9))
-    pair[0].exchange._sub.connect(intruder.address(9))
+    pair[0].transport._sub.connect(intruder.address(9))
     poisoned = [
         [b"*"],
         [b"*", b"x", b"0", encode(KeptHistory(b"no"))],
@@ -165,10 +175,10 @@ async def test_foreign_bytes_change_nothing(
         [b"*", b"1", b"0", b"rubbish"],
         [b"0:", b"1", b"5", encode(KeptHistory(b"no"))],
     ]
-    num_before = pair[0].exchange.num_received
+    num_before = pair[0].transport.num_received
     for frames in poisoned:
         socket.send_multipart(frames)
-    await eventually_async(lambda: pair[0].exchange.num_received > num_before + 2)
+    await eventually_async(lambda: pair[0].transport.num_received > num_before + 2)
     context.destroy(linger=0)
 
     assert not pair[0].ear.learned

@@ -2,8 +2,8 @@
 
 from ragboost.booster.tenants import TenantKey
 from ragboost.cache_sync.prompt_layout import PromptLayout
-from ragboost.proxy.peers.messages import SentPrompt
-from ragboost.proxy.peers.waiting_prompts import WaitingPrompts
+from ragboost.proxy.workers.messages import SentPrompt
+from ragboost.proxy.workers.prompt_queue import PromptQueue
 
 
 def prompt(name: str, num_documents: int) -> SentPrompt:
@@ -18,7 +18,7 @@ def names(prompts: tuple[SentPrompt, ...]) -> list[str | None]:
 
 
 def test_the_oldest_are_dropped_beyond_a_number_of_prompts_or_documents() -> None:
-    waiting = WaitingPrompts(max_prompts=3, max_documents=10)
+    waiting = PromptQueue(max_prompts=3, max_documents=10)
     for name in "abcd":
         waiting.add(prompt(name, 1))
     assert len(waiting) == 3
@@ -31,7 +31,7 @@ def test_the_oldest_are_dropped_beyond_a_number_of_prompts_or_documents() -> Non
 
 
 def test_at_least_one_is_taken_and_no_more_than_the_bounds_allow() -> None:
-    waiting = WaitingPrompts(max_prompts=9, max_documents=99)
+    waiting = PromptQueue(max_prompts=9, max_documents=99)
     for number, size in enumerate((7, 3, 2, 1, 1)):
         waiting.add(prompt(str(number), size))
     taken = [names(waiting.take(max_prompts=2, max_documents=5)) for _ in range(4)]

@@ -13,48 +13,35 @@ Ints = NDArray[np.int64]
 
 
 class Merges(NamedTuple):
-    """A binary forest over `n` contexts: node `n + i` is the parent of `left[i]` and `right[i]`.
+    """A binary forest over `n` contexts: node `n + i` is the parent of `left[i]` and `right[i]`."""
 
-    Attributes:
-        left, right: (merges,) nodes, each below its parent.
-        shared: (merges, width) documents common to everything below the node, padded with -1.
-    """
-
-    left: Ints
+    left: Ints  # (merges,) nodes, each below its parent
     right: Ints
+    # (merges, width) documents common to everything below the node, padded with -1.
     shared: NDArray[np.int32]
 
 
 class Rows(NamedTuple):
-    """Contexts as numbers.
+    """Contexts as numbers."""
 
-    Attributes:
-        documents: (contexts, width) document numbers in relevance order, padded with -1. Numbers
-            are assigned by falling frequency, ties by first appearance.
-        tokens: (documents,) length of each document.
-        names: the documents by number.
-    """
-
+    # (contexts, width) document numbers in relevance order, padded with -1. Numbers are assigned
+    # by falling frequency, ties by first appearance.
     documents: NDArray[np.int32]
-    tokens: Ints
-    names: list[Hashable]
+    tokens: Ints  # (documents,) length of each document
+    names: list[Hashable]  # the documents by number
 
 
 class ClusterTree(NamedTuple):
-    """The clustered contexts, in depth-first order.
+    """The clustered contexts, in depth-first order."""
 
-    Attributes:
-        leaves: (contexts,) positions of the contexts in depth-first order.
-        prefixes: for each context, by position, the documents that it shares with others, in the
-            order in which the tree adds them from the root down.
-        search_paths: for each context, by position, the child positions from the root.
-        saved_tokens: tokens that an unbounded prefix cache saves when the contexts are sent in
-            this order with these prefixes; the sum of the merges' shared tokens.
-    """
-
-    leaves: list[int]
+    leaves: list[int]  # (contexts,) positions of the contexts in depth-first order
+    # For each context, by position, the documents that it shares with others, in the order in
+    # which the tree adds them from the root down.
     prefixes: list[tuple[Hashable, ...]]
+    # For each context, by position, the child positions from the root.
     search_paths: list[tuple[int, ...]]
+    # Tokens that an unbounded prefix cache saves when the contexts are sent in this order with
+    # these prefixes; the sum of the merges' shared tokens.
     saved_tokens: int
 
 
@@ -77,8 +64,8 @@ def number(contexts: Sequence[Sequence[Hashable]], tokens: Mapping[Hashable, int
         numbers, lengths = _most_frequent(numbers, lengths)
     documents = np.full((len(distinct), int(lengths.max(initial=0))), -1, dtype=np.int32)
     documents[np.arange(documents.shape[1]) < lengths[:, None]] = numbers
-    known = list(first)
-    names = [known[i] for i in by_frequency.tolist()]
+    in_order = list(first)
+    names = [in_order[i] for i in by_frequency.tolist()]
     return Rows(documents, np.array([tokens[name] for name in names], dtype=np.int64), names)
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ragboost.proxy.upstream.backends import Backend, Load
 
-LIFETIME_S = 1.0
-"""Seconds after which a load that was not repeated is forgotten: ten lost beats."""
+LIFETIME_S = 1.0  # of a load that is not repeated: ten lost beats
 _MAX_SOURCES = 1024
 _NONE = Load()
 
@@ -18,10 +17,8 @@ _NONE = Load()
 class LoadBoard:
     """The last loads of other processes, summed up in each backend's `load.elsewhere`.
 
-    Args:
-        backends: those whose loads count; others are ignored.
-        on_change: called when the sums have changed.
-        clock: monotonic, in seconds.
+    Loads of other backends than `backends` are ignored. `on_change` is called when the sums have
+    changed.
     """
 
     def __init__(
@@ -31,7 +28,7 @@ class LoadBoard:
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._backends = {each.key: each for each in backends}
+        self._backends = {backend.key: backend for backend in backends}
         self._on_change = on_change
         self._clock = clock
         self._loads: dict[str, tuple[float, Mapping[str, Load]]] = {}  # those of known backends
@@ -39,20 +36,20 @@ class LoadBoard:
     def own(self) -> dict[str, Load]:
         """Return this process's loads by key of the backend, without those that are zero."""
         return {
-            key: Load(each.load.running, each.load.assigned, each.load.prefill_tokens)
-            for key, each in self._backends.items()
-            if each.load.assigned
+            key: Load(load.running, load.assigned, load.prefill_tokens)
+            for key, load in ((key, backend.load) for key, backend in self._backends.items())
+            if load.assigned
         }
 
     def put(self, source: str, loads: Mapping[str, Load]) -> None:
         """Replace the loads of a process."""
         if source not in self._loads and len(self._loads) >= _MAX_SOURCES:
             return
-        known = {key: _counted(load) for key, load in loads.items() if key in self._backends}
+        now = {key: _counted(load) for key, load in loads.items() if key in self._backends}
         _, before = self._loads.get(source, (0.0, {}))
-        self._loads[source] = (self._clock() + LIFETIME_S, known)
-        if known != before:
-            self._change(before, known)
+        self._loads[source] = (self._clock() + LIFETIME_S, now)
+        if now != before:
+            self._change(before, now)
 
     def expire(self) -> None:
         """Forget the processes that were silent for too long."""
@@ -68,7 +65,6 @@ class LoadBoard:
         self._expiry = asyncio.create_task(self._expire_often(), name="expiring loads")
 
     async def close(self) -> None:
-        """Stop."""
         self._expiry.cancel()
         await asyncio.gather(self._expiry, return_exceptions=True)
 

@@ -1,16 +1,14 @@
-"""Prompts that wait to be told to others, or to be learnt from them."""
+"""Prompts that wait to be sent to other processes, or to be learnt from them."""
 
 from collections import deque
 
-from ragboost.proxy.peers.messages import SentPrompt
+from ragboost.proxy.workers.messages import SentPrompt
 
 
-class WaitingPrompts:
+class PromptQueue:
     """A queue bounded by prompts and by their documents; the oldest are dropped, which costs hits.
 
-    Args:
-        max_prompts: that wait.
-        max_documents: of all of them; a prompt with more is not kept.
+    A prompt with more than `max_documents` is not kept.
     """
 
     def __init__(self, *, max_prompts: int, max_documents: int) -> None:
@@ -23,7 +21,6 @@ class WaitingPrompts:
         return len(self._prompts)
 
     def add(self, prompt: SentPrompt) -> None:
-        """Append a prompt."""
         self._prompts.append(prompt)
         self._num_documents += len(prompt.layout.documents)
         while len(self) > self._max_prompts or self._num_documents > self._max_documents:

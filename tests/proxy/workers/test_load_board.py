@@ -3,9 +3,9 @@
 import random
 
 from ragboost.config import Settings
-from ragboost.proxy.peers.load_board import LIFETIME_S, LoadBoard
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backends import Backends, Load
+from ragboost.proxy.workers.load_board import LIFETIME_S, LoadBoard
 
 
 class Clock:

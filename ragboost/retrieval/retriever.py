@@ -38,11 +38,7 @@ def check_k(k: int) -> None:
 
 
 def best(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.intp]:
-    """Return the positions of the `k` highest scores, highest first, ties in order.
-
-    Raises:
-        RequestError: a score is NaN or infinite.
-    """
+    """Return the positions of the `k` highest scores, highest first, ties in order."""
     bad = np.flatnonzero(~np.isfinite(scores))
     if bad.size:
         raise RequestError(
@@ -52,7 +48,6 @@ def best(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.intp]:
 
 
 def with_score(document: Document, score: float) -> Document:
-    """Return a copy of a document with its score."""
     return replace(document, score=float(score))
 
 

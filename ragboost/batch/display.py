@@ -41,7 +41,6 @@ def progress_bar(is_shown: bool | None) -> Iterator[ProgressFunction]:
 
 
 def summary_table(summary: BatchSummary) -> Table:
-    """Return the summary of a job as a table."""
     capacity = "unbounded" if summary.cache_tokens is None else f"{summary.cache_tokens:,} tokens"
     blocks = f", blocks of {summary.block_size}" if summary.block_size else ""
     table = Table(title=f"Predicted prefix cache ({capacity}{blocks})", title_justify="left")
@@ -55,7 +54,6 @@ def summary_table(summary: BatchSummary) -> Table:
 
 
 def summary_sentence(summary: BatchSummary) -> str:
-    """Return the summary of a job as one sentence."""
     windows = f"; planned in {summary.windows:,} windows" if summary.windows > 1 else ""
     return (
         f"{summary.requests:,} requests written, {summary.requests_reordered:,} with another "
@@ -103,11 +101,6 @@ def write_plot(forecast: Forecast, path: Path) -> None:
 
     Args:
         forecast: drawn with the unbounded cache at the right end.
-        path: a .png or .svg.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        RequestError: unsupported file type, or the file cannot be written.
     """
     lines = {
         label: [(at, 100 * getattr(point, name)) for at, point in enumerate(forecast.points)]

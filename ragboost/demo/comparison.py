@@ -64,7 +64,6 @@ def _compare(plain: dict[str, float], boosted: dict[str, float]) -> dict[str, An
 
 
 def table(title: str, part: dict[str, Any]) -> Table:
-    """Return one part of a summary as a table."""
     shown = Table(title=title, title_justify="left", min_width=64)
     shown.add_column("")
     for name in ("plain", "boosted", "better by"):

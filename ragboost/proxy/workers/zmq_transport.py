@@ -1,32 +1,31 @@
-"""Exchange messages with the other workers of a proxy, over ZeroMQ sockets in a private folder.
+"""Carry the messages of the workers of one proxy, over ZeroMQ sockets in a private folder.
 
-Every worker publishes what it sends to backends, and follows the others: a snapshot first, then
-messages with numbers, so that a lost one is noticed and another snapshot asked for. Sending never
-waits. Does not know what a message means.
+Every worker follows the others: a snapshot first, then messages with numbers, so that a lost one is
+noticed and another snapshot asked for. Sending never waits.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import zmq
 
 from ragboost.bounded_map import BoundedMap
-from ragboost.proxy.peers.messages import (
+from ragboost.proxy.workers.identity import WorkerIdentity
+from ragboost.proxy.workers.messages import (
     Beat,
     KeptHistory,
+    LoadReport,
     SentPrompt,
-    Shared,
+    SharedMessage,
     SnapshotEnd,
     decode,
     encode,
 )
-from ragboost.proxy.peers.seat import WorkerSeat
-from ragboost.proxy.upstream.backends import Load
 
 logger = logging.getLogger(__name__)
 
@@ -41,63 +40,48 @@ _FRAMES = 4
 
 
 class Listener(Protocol):
-    """Handlers of the messages of other workers; called on the event loop."""
+    """Handlers of what other workers say; called on the event loop."""
 
-    def learn(self, worker: int, message: Shared) -> None:
+    def learn(self, worker_id: int, message: SharedMessage) -> None:
         """Handle what a worker did, which may be reported twice."""
 
-    def restarted(self, worker: int) -> None:
+    def restarted(self, worker_id: int) -> None:
         """Handle that the process of a worker is a new one."""
 
-    def heard(self, worker: int, port: int, loads: Mapping[str, Load]) -> None:
+    def heard(self, worker_id: int, port: int, report: LoadReport) -> None:
         """Handle a sign of life, with the port at which the worker takes requests."""
 
 
 @dataclass(slots=True)
 class _Peer:
-    """State of another worker as it is known here.
-
-    `next` is the number of its next message; None while its snapshot is awaited.
-    """
+    """State of another worker as it is known here."""
 
     epoch: str = ""
     alive_until: float = 0.0
-    next: int | None = None
+    next: int | None = None  # number of its next message; None while its snapshot is awaited
 
 
-class PeerExchange:
+class ZmqTransport:
     """One worker's side of the exchange; used on one event loop between `open` and `close`.
 
-    Args:
-        seat: of this worker.
-        listener: of the others' messages.
-        loads: returns this worker's loads, for its signs of life.
-        clock: monotonic, in seconds.
-
-    Attributes:
-        num_sent: numbered messages sent.
-        num_received: messages received, signs of life included.
-        num_bytes_sent, num_bytes_received: of all messages.
-        num_lost: times that a number showed that messages were lost.
+    `report` returns this worker's load, for its signs of life.
     """
 
     def __init__(
         self,
-        seat: WorkerSeat,
+        identity: WorkerIdentity,
         listener: Listener,
         *,
-        loads: Callable[[], Mapping[str, Load]],
-        clock: Callable[[], float] = time.monotonic,
+        report: Callable[[], LoadReport],
     ) -> None:
-        self.num_sent = self.num_received = self.num_lost = 0
-        self.num_bytes_sent = self.num_bytes_received = 0
-        self._seat = seat
+        self.num_sent = self.num_received = 0  # messages; those sent without signs of life
+        self.num_lost = 0  # times that a number showed that messages were lost
+        self._identity = identity
         self._listener = listener
-        self._loads = loads
-        self._clock = clock
+        self._report = report
         self._epoch = secrets.token_hex(8)
-        self._peers = {number: _Peer() for number in seat.others}
-        # What each worker did, by its number and the message's identity; for snapshots.
+        self._peers = {worker_id: _Peer() for worker_id in identity.others}
+        # What each worker did, by its id and the message's identity; for snapshots.
         self._kept: BoundedMap[tuple[int, bytes], bytes] = BoundedMap(
             max_entries=_MAX_KEPT, max_size=_MAX_KEPT_BYTES
         )
@@ -114,16 +98,16 @@ class PeerExchange:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._pub = self._context.socket(zmq.PUB)
         self._sub = self._context.socket(zmq.SUB)
-        for one in (self._pub, self._sub):
-            one.setsockopt(zmq.LINGER, 0)
-            one.set_hwm(_MAX_QUEUED)
+        for end in (self._pub, self._sub):
+            end.setsockopt(zmq.LINGER, 0)
+            end.set_hwm(_MAX_QUEUED)
         self._sub.setsockopt(zmq.RECONNECT_IVL, 50)
         self._sub.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        for topic in (_ALL, _topic(self._seat.number)):
+        for topic in (_ALL, _topic(self._identity.worker_id)):
             self._sub.setsockopt(zmq.SUBSCRIBE, topic)
-        self._pub.bind(self._seat.address(self._seat.number))
-        for number in self._seat.others:
-            self._sub.connect(self._seat.address(number))
+        self._pub.bind(self._identity.address(self._identity.worker_id))
+        for worker_id in self._identity.others:
+            self._sub.connect(self._identity.address(worker_id))
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._sub.fileno(), self._read)
@@ -141,44 +125,35 @@ class PeerExchange:
             self._loop.remove_reader(self._sub.fileno())
             self._context.destroy(linger=0)
 
-    def is_alive(self, worker: int) -> bool:
+    def is_alive(self, worker_id: int) -> bool:
         """Return True if another worker was heard lately."""
-        return self._peers[worker].alive_until > self._clock()
+        return self._peers[worker_id].alive_until > time.monotonic()
 
-    @property
-    def is_synchronised(self) -> bool:
-        """All others are alive, and their snapshots have arrived."""
-        return all(
-            self.is_alive(number) and peer.next is not None for number, peer in self._peers.items()
-        )
-
-    def publish(self, message: Shared) -> None:
+    def publish(self, message: SharedMessage) -> None:
         """Tell the others what this worker did; never waits, and may be lost."""
         if self._is_closed:
             return
         data = encode(message)
-        self._keep(self._seat.number, message, data)
+        self._keep(self._identity.worker_id, message, data)
         self._send(_ALL, data, number=self.num_sent)
         self.num_sent += 1
 
-    def _send(self, topic: bytes, data: bytes, *, number: int) -> bool:
-        frames = (topic, b"%d" % self._seat.number, b"%d" % number, data)
+    def _send(self, topic: bytes, data: bytes, *, number: int) -> None:
+        frames = (topic, b"%d" % self._identity.worker_id, b"%d" % number, data)
         try:
             self._pub.send_multipart(frames, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             logger.warning("a message to other workers is lost: %s", error)
-            return False
-        self.num_bytes_sent += len(data)
-        return True
 
     async def _beat(self) -> None:
         while True:
             wants = tuple(
-                number
-                for number, peer in self._peers.items()
-                if peer.next is None and self.is_alive(number)
+                worker_id
+                for worker_id, peer in self._peers.items()
+                if peer.next is None and self.is_alive(worker_id)
             )
-            beat = Beat(self._epoch, self._seat.port, self.num_sent, self._loads(), wants)
+            port = self._identity.port
+            beat = Beat(self._epoch, port, self.num_sent, self._report(), wants)
             self._send(_ALL, encode(beat), number=self.num_sent)
             await asyncio.sleep(_BEAT_S)
 
@@ -204,78 +179,78 @@ class PeerExchange:
         message = decode(data)
         if message is None or not (sender.isdigit() and number.isdigit()):
             return
-        worker, peer = int(sender), self._peers.get(int(sender))
+        worker_id = int(sender)
+        peer = self._peers.get(worker_id)
         if peer is None:
             return
         self.num_received += 1
-        self.num_bytes_received += len(data)
         if isinstance(message, Beat):
-            self._hear(worker, peer, message)
+            self._hear(worker_id, peer, message)
         elif isinstance(message, SnapshotEnd):
             peer.next = message.num_sent
         elif topic == _ALL:
-            self._follow(worker, peer, int(number))
-            self._learn(worker, message, data)
-        else:  # of a snapshot; its number is that of the worker that did it
+            self._follow(worker_id, peer, int(number))
+            self._learn(worker_id, message, data)
+        else:  # of a snapshot; its number is the id of the worker that did it
             self._learn(int(number), message, data)
 
-    def _follow(self, worker: int, peer: _Peer, number: int) -> None:
+    def _follow(self, worker_id: int, peer: _Peer, number: int) -> None:
         if peer.next is not None and number > peer.next:
-            self._miss(worker, peer)
+            self._miss(worker_id, peer)
         elif number == peer.next:
             peer.next += 1
 
-    def _learn(self, origin: int, message: Shared, data: bytes) -> None:
+    def _learn(self, origin: int, message: SharedMessage, data: bytes) -> None:
         if origin in self._peers:
             self._keep(origin, message, data)
-        if origin in self._peers or origin == self._seat.number:
+        if origin in self._peers or origin == self._identity.worker_id:
             self._listener.learn(origin, message)
 
-    def _hear(self, worker: int, peer: _Peer, beat: Beat) -> None:
+    def _hear(self, worker_id: int, peer: _Peer, beat: Beat) -> None:
         if peer.epoch != beat.epoch:
             is_restart, peer.epoch, peer.next = bool(peer.epoch), beat.epoch, None
             if is_restart:
-                logger.info("worker-%d has restarted", worker)
-                self._listener.restarted(worker)
+                logger.info("worker-%d has restarted", worker_id)
+                self._listener.restarted(worker_id)
         elif peer.next is not None and beat.num_sent > peer.next:
-            self._miss(worker, peer)
-        peer.alive_until = self._clock() + _ALIVE_S
-        self._listener.heard(worker, beat.port, beat.loads)
-        if self._seat.number in beat.wants and worker not in self._snapshots:
-            task = asyncio.create_task(self._send_snapshot(worker), name="sending a snapshot")
-            self._snapshots[worker] = task
-            task.add_done_callback(lambda _: self._snapshots.pop(worker, None))
+            self._miss(worker_id, peer)
+        peer.alive_until = time.monotonic() + _ALIVE_S
+        self._listener.heard(worker_id, beat.port, beat.report)
+        if self._identity.worker_id in beat.wants and worker_id not in self._snapshots:
+            task = asyncio.create_task(self._send_snapshot(worker_id), name="sending a snapshot")
+            self._snapshots[worker_id] = task
+            task.add_done_callback(lambda _: self._snapshots.pop(worker_id, None))
 
-    def _miss(self, worker: int, peer: _Peer) -> None:
+    def _miss(self, worker_id: int, peer: _Peer) -> None:
         self.num_lost += 1
         peer.next = None
-        logger.warning("messages of worker-%d are lost; asking for a snapshot", worker)
+        logger.warning("messages of worker-%d are lost; asking for a snapshot", worker_id)
 
-    async def _send_snapshot(self, worker: int) -> None:
+    async def _send_snapshot(self, receiver: int) -> None:
         """Send what this worker did, and its neighbour also what the receiver did before it died.
 
         Messages published meanwhile arrive before its end, in their order.
         """
-        topic = _topic(worker)
-        is_neighbour = (worker + 1) % self._seat.num_workers == self._seat.number
+        topic, own = _topic(receiver), self._identity.worker_id
+        is_neighbour = (receiver + 1) % self._identity.num_workers == own
         for at, ((origin, _), data) in enumerate(self._kept.items()):
-            if origin == self._seat.number or (origin == worker and is_neighbour):
+            if origin == own or (origin == receiver and is_neighbour):
                 self._send(topic, data, number=origin)
             if at % _PER_PASS == 0:
                 await asyncio.sleep(0)
         self._send(topic, encode(SnapshotEnd(self.num_sent)), number=self.num_sent)
         await asyncio.sleep(2 * _BEAT_S)  # the receiver's next signs of life still ask
 
-    def _keep(self, origin: int, message: Shared, data: bytes) -> None:
-        identity = message.link if isinstance(message, KeptHistory) else _identity(message)
-        self._kept.put((origin, identity), data, size=len(data))
+    def _keep(self, origin: int, message: SharedMessage, data: bytes) -> None:
+        key = message.link if isinstance(message, KeptHistory) else _prompt_key(message)
+        self._kept.put((origin, key), data, size=len(data))
 
 
-def _identity(message: SentPrompt) -> bytes:
+def _prompt_key(message: SentPrompt) -> bytes:
     if message.request_id is not None:
         return f"{message.backend} {message.request_id}".encode()
     return repr((message.backend, message.layout.tenant, message.layout.documents)).encode()
 
 
-def _topic(worker: int) -> bytes:
-    return b"%d:" % worker
+def _topic(worker_id: int) -> bytes:
+    return b"%d:" % worker_id

@@ -36,12 +36,7 @@ def result_table(result: OrderEvaluation) -> Table:
 
 
 def write_plot(result: OrderEvaluation, path: Path) -> None:
-    """Draw the difference of each arm to the baseline with its interval.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        RequestError: unsupported file type, or the file cannot be written.
-    """
+    """Draw the difference of each arm to the baseline with its interval."""
     others = [(arm.arm.name, arm.differences[result.metric]) for arm in result.arms[1:]]
     if not others:
         return

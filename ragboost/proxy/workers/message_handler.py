@@ -1,0 +1,108 @@
+"""Apply what other processes of the proxy say; knows no transport.
+
+An engine's events name blocks and requests. Only the process that sent a request knows its
+documents, so that without their messages no other one could choose a backend, or an order, by them.
+A message that is lost costs hits; none can put a document into a prompt.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ragboost.booster.tenants import bounded_name
+from ragboost.bounded_map import BoundedMap
+from ragboost.cache_sync.follower import CacheFollower
+from ragboost.cache_sync.prompt_layout import PromptLayout
+from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.workers.load_board import LoadBoard
+from ragboost.proxy.workers.messages import KeptHistory, LoadReport, SentPrompt
+from ragboost.proxy.workers.prompt_queue import PromptQueue
+from ragboost.rewriting.json_body import Link
+
+_MAX_WAITING, _MAX_DOCUMENTS = 20_000, 500_000
+_PER_PASS, _DOCUMENTS_PER_PASS = 32, 1_000  # before the event loop goes on
+
+
+class MessageHandler:
+    """Takes over loads at once and prompts in the background; used on one event loop.
+
+    Args:
+        followers: of the prefix caches, by name of the backend; prompts of others are ignored.
+        board: has this process's loads, and takes the others'.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        followers: Mapping[str, CacheFollower],
+        board: LoadBoard,
+        *,
+        max_histories: int = 1,
+    ) -> None:
+        self.learned = 0  # prompts
+        self.keepers: BoundedMap[Link, str] = BoundedMap(max_entries=max_histories)  # processes
+        self._followers = {
+            backend.key: followers[backend.name]
+            for backend in backends
+            if backend.name in followers
+        }
+        self._board = board
+        self._waiting = PromptQueue(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
+        self._has_more = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="learning prompts of others")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def report(self) -> LoadReport:
+        """Return this process's load."""
+        return LoadReport(self._board.own())
+
+    def watch(self, publish: Callable[[SentPrompt], None]) -> None:
+        """Call a function with every prompt that this process sends to a backend."""
+
+        def on_layout(backend: str, request_id: str | None, layout: PromptLayout) -> None:
+            publish(SentPrompt(backend, request_id, layout))
+
+        for key, follower in self._followers.items():
+            follower.on_layout.append(partial(on_layout, key))
+
+    def apply(self, source: str, message: SentPrompt | LoadReport | KeptHistory) -> None:
+        """Take over a message, which may arrive twice, of the process with the name `source`."""
+        match message:
+            case SentPrompt():
+                if message.backend in self._followers and _is_sound(message):
+                    self._waiting.add(message)
+                    self._has_more.set()
+            case LoadReport():
+                self._board.put(source, message.loads)
+            case KeptHistory():
+                self.keepers.put(message.link, source)
+
+    def forget_histories(self, source: str) -> None:
+        """Forget which histories a process keeps: it has restarted."""
+        for link in [link for link, keeper in self.keepers.items() if keeper == source]:
+            self.keepers.pop(link)
+
+    async def _run(self) -> None:
+        while True:
+            await self._has_more.wait()
+            self._has_more.clear()
+            while prompts := self._waiting.take(
+                max_prompts=_PER_PASS, max_documents=_DOCUMENTS_PER_PASS
+            ):
+                for prompt in prompts:
+                    await self._followers[prompt.backend].learn(prompt.request_id, prompt.layout)
+                    self.learned += 1
+                await asyncio.sleep(0)
+
+
+def _is_sound(prompt: SentPrompt) -> bool:
+    """Return False for a prompt that no proxy has sent: anybody may publish on a Redis server."""
+    names = (*prompt.layout.tenant, prompt.request_id or "")
+    return all(bounded_name(name) == name for name in names) and prompt.layout.is_sound

@@ -1,0 +1,101 @@
+"""The head of an HTTP request: its ASGI scope, or the reason to refuse it.
+
+Knows no connection. httptools finds the parts.
+"""
+
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+
+HEAD_END = b"\r\n\r\n"
+_CHECKED = frozenset({b"content-length", b"expect", b"transfer-encoding"})
+
+
+class HeadScan:
+    """The search for the end of a head that arrives in pieces."""
+
+    __slots__ = ("_tail", "num_bytes")
+
+    def __init__(self) -> None:
+        self.num_bytes = 0  # of the head so far
+        self._tail = b""  # its last three
+
+    def find_end(self, data: bytes, position: int) -> int:
+        """Return the end of the head in `data[position:]`; the end of the data if it has none."""
+        if tail := self._tail:
+            found = (tail + data[position : position + 3]).find(HEAD_END)
+            if found >= 0:
+                return position + found + len(HEAD_END) - len(tail)
+        found = data.find(HEAD_END, position)
+        return found + len(HEAD_END) if found >= 0 else len(data)
+
+    def add(self, data: bytes, position: int, end: int) -> None:
+        """Count a part of the data, up to what `find_end` has returned."""
+        self.num_bytes += end - position
+        self._tail = (self._tail + data[max(position, end - 3) : end])[-3:]
+
+
+class RequestHead:
+    """A request's target and headers, which arrive one by one."""
+
+    __slots__ = ("_coding", "content_length", "expects_continue", "headers", "is_complete", "url")
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
+        self.is_complete = False
+        self.content_length: int | None = None
+        self.expects_continue = False
+        self._coding: bytes | None = None
+
+    def add(self, name: bytes, value: bytes) -> None:
+        """Add a header, or drop a trailer."""
+        if self.is_complete:
+            return
+        name = name.lower()
+        self.headers.append((name, value))
+        if name in _CHECKED:
+            if name == b"content-length":
+                self.content_length = int(value)
+            elif name == b"transfer-encoding":
+                self._coding = value.lower()
+            else:
+                self.expects_continue = value.lower() == b"100-continue"
+
+    def problem(self, method: bytes, version: str) -> tuple[int, str] | None:
+        """Return status and message to refuse the request with; None if it is acceptable."""
+        if version not in ("1.1", "1.0"):
+            return 505, "only HTTP/1.1 and HTTP/1.0 are supported"
+        if method == b"CONNECT":
+            return 501, "CONNECT is not supported"
+        if self._coding is not None and self._coding != b"chunked":
+            return 501, "the only supported transfer-encoding is chunked"
+        return None
+
+    def without_upgrade(self, method: bytes, version: str) -> bytes:
+        """Return the head's bytes without its `upgrade`."""
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join(lines) + HEAD_END
+
+    def scope(self, method: bytes, version: str, *, root_path: str) -> dict[str, Any]:
+        """Return the ASGI scope without the connection's part of it."""
+        path, _, query = self.url.partition(b"?")
+        if not path.startswith(b"/") and path != b"*":
+            parsed = httptools.parse_url(self.url)
+            path, query = parsed.path or b"/", parsed.query or b""
+        decoded = path.decode("ascii")
+        if "%" in decoded:
+            decoded = unquote(decoded)
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "method": method.decode(),
+            "root_path": root_path,
+            "path": root_path + decoded,
+            "raw_path": root_path.encode("ascii") + path,
+            "query_string": query,
+            "headers": self.headers,
+        }

@@ -1,0 +1,151 @@
+"""The contract of a store of chat sessions.
+
+Knows a session's attributes and its turns as bytes. Does not know messages, documents or HTTP.
+"""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from ragboost.config import SessionSettings
+from ragboost.errors import SessionStoreError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSession:
+    """A session without its turns. Times are seconds since 1970."""
+
+    id: str  # unique over all owners
+    owner: str  # the user who may access it
+    created_at: float
+    used_at: float  # time of its last turn, or of its creation
+    num_turns: int = 0
+    model: str | None = None  # of turns that name none
+    system: str | None = None  # prompt
+    metadata: Mapping[str, str] = field(default_factory=dict)  # the caller's, unchanged
+
+
+class Page(NamedTuple):
+    """One page of a list of sessions; `has_more` if others follow."""
+
+    sessions: Sequence[ChatSession]
+    has_more: bool
+
+
+class ChatSessionStore(ABC):
+    """Storage of sessions and their turns. Used by one event loop, between `open` and `close`.
+
+    A session that has expired, or belongs to another owner, counts as unknown. The least recently
+    used sessions are dropped beyond the bounds. No method blocks the event loop. A method that
+    fails raises SessionStoreError, calls `on_failure`, and has changed nothing.
+
+    Raises:
+        ConfigError: the settings lack what the store needs.
+        MissingExtraError: a client is not installed.
+    """
+
+    is_shared: ClassVar[bool]  # processes on one machine may use it together
+    is_on_disk: ClassVar[bool] = False  # in a file, which may turn out to be unusable at the start
+    connects_replicas: ClassVar[bool] = False  # through `session.url`, proxies exchange messages
+
+    problem: str | None = None
+    """The last failure; None if something was written since."""
+
+    def __init__(
+        self,
+        settings: SessionSettings,
+        *,
+        clock: Callable[[], float] | None = None,
+        on_failure: Callable[[], None] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = _steady_clock() if clock is None else clock
+        self._on_failure = on_failure
+
+    def now(self) -> float:
+        """Return the time in seconds since 1970, steady while the system's clock is set."""
+        return self._clock()
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Open the store.
+
+        Raises:
+            ConfigError: the settings do not allow it.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release all resources."""
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Raise SessionStoreError if a turn could not be stored now; free without a `problem`."""
+
+    @abstractmethod
+    async def create(self, session: ChatSession) -> None:
+        """Add a session without turns."""
+
+    @abstractmethod
+    async def get(self, owner: str, session_id: str) -> ChatSession | None:
+        """Return a session, or None if it is unknown."""
+
+    @abstractmethod
+    async def turns(self, session_id: str) -> Sequence[bytes]:
+        """Return a session's turns, oldest first; empty for an unknown one."""
+
+    @abstractmethod
+    async def append(self, session: ChatSession, turn: bytes) -> bool:
+        """Add a turn to a session as `get` returned it, which counts as use.
+
+        Return False and change nothing if the session is unknown or has got another turn since.
+        """
+
+    @abstractmethod
+    async def restore(self, session: ChatSession, turns: Sequence[bytes]) -> bool:
+        """Add a session that was dropped or has expired during a turn, which counts as use.
+
+        Return False and change nothing if the session is known, or was deleted.
+
+        Args:
+            session: as `get` returned it before the turn.
+            turns: all of its turns with the new one, oldest first.
+        """
+
+    @abstractmethod
+    async def delete(self, owner: str, session_id: str) -> bool:
+        """Remove a session; return False if it is unknown."""
+
+    @abstractmethod
+    async def list(self, owner: str, *, limit: int, after: str | None = None) -> Page | None:
+        """Return a page of an owner's sessions, newest first; None if `after` is unknown.
+
+        `after` is the id of the last session of the previous page.
+        """
+
+    def _earliest(self) -> float:
+        """Return the last use below which a session has expired."""
+        return self._clock() - self._settings.ttl_s
+
+    def _failed(self, error: Exception) -> SessionStoreError:
+        if self._on_failure is not None:
+            self._on_failure()
+        if self.problem is None:
+            logger.error("the session store fails: %s", error)
+        self.problem = str(error)
+        return SessionStoreError(f"the session store fails: {error}")
+
+    def _worked(self) -> None:
+        self.problem = None
+        logger.info("the session store works again")
+
+
+def _steady_clock() -> Callable[[], float]:
+    """Return a clock that starts at the system's time and is monotonic from then on."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
