@@ -4,13 +4,11 @@ Knows numbers only. Does not know how they were predicted or reported.
 """
 
 import logging
-from bisect import bisect_left
 from collections import deque
 from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
-ERROR_BOUNDS = (-1.0, -0.5, -0.2, -0.1, -0.05, -0.01, 0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Upper bounds of the histogram's buckets: (predicted - reported) / prompt tokens."""
 
 
@@ -35,8 +33,6 @@ class FidelityTracker:
     ) -> None:
         self.warn_below = warn_below
         self.min_requests = min_requests
-        # Requests per bucket of `ERROR_BOUNDS`, since the start.
-        self.histogram = [0] * len(ERROR_BOUNDS)
         self.is_low = False  # precision or recall is below `warn_below`
         self._window: deque[tuple[int, int]] = deque(maxlen=window)
         self._predicted = self._reported = self._both = 0
@@ -48,10 +44,8 @@ class FidelityTracker:
             self._add(*self._window[0], sign=-1)
         self._window.append((predicted, reported))
         self._add(predicted, reported, sign=1)
-        error = (predicted - reported) / max(prompt_tokens, 1)
-        self.histogram[min(bisect_left(ERROR_BOUNDS, error), len(ERROR_BOUNDS) - 1)] += 1
         self._warn()
-        return error
+        return (predicted - reported) / max(prompt_tokens, 1)
 
     def read(self) -> Fidelity:
         return Fidelity(

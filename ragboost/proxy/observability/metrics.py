@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from ragboost.booster.booster import Booster
-from ragboost.cache_sync.fidelity import ERROR_BOUNDS, Fidelity
+from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.context import Context
 from ragboost.hosted.receipts import Receipt
@@ -35,6 +35,7 @@ _MAX_MODELS = 100
 _MAX_VALUES = 1024  # of a histogram, before they are added
 T = TypeVar("T")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
+_ERRORS = (-1.0, -0.5, -0.2, -0.1, -0.05, -0.01, 0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 
 
@@ -270,7 +271,7 @@ class Metrics:
             Histogram(
                 "ragboost_prediction_error_ratio",
                 "Predicted minus reported cached tokens, as a share of the prompt tokens.",
-                buckets=ERROR_BOUNDS,
+                buckets=_ERRORS,
                 registry=self.registry,
             )
         )
