@@ -144,11 +144,12 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kept = {name: _plain(part) for name, part in value.items() if name not in CACHE_MARKS}
-    content = kept.get("content")
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
-        block = content[0]
-        if set(block) == {"type", "text"} and isinstance(block["text"], str):
-            kept["content"] = block["text"]
+    for name in ANY.content:
+        content = kept.get(name)
+        if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+            block = content[0]
+            if set(block) == {"type", "text"} and isinstance(block["text"], str):
+                kept[name] = block["text"]
     return kept
 
 
