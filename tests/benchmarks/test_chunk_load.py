@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.chunk_load import measure
+from benchmarks.chunks.load import measure
 
 torch.set_num_threads(1)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.chunk_end_to_end import build_model
-from benchmarks.chunk_rates import measure
+from benchmarks.chunks.end_to_end import build_model
+from benchmarks.chunks.rates import measure
 
 torch.set_num_threads(1)
 

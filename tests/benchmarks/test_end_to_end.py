@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.end_to_end import load, measure, parse
-from benchmarks.replays import INDEPENDENT, rounds_of_sizes, stretches
-from benchmarks.served import Mode, Served, serve
+from benchmarks.engines.end_to_end import load, measure, parse
+from benchmarks.engines.replays import INDEPENDENT, rounds_of_sizes, stretches
+from benchmarks.engines.served import Mode, Served, serve
 
 # The same three documents in another order, or others.
 ORDERS = ("012", "345", "210", "678", "120", "543")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.scheduling import ROOM_ARMS, ROUTER_ARMS, measure
-from benchmarks.workloads import generate
+from benchmarks.datasets.workloads import generate
+from benchmarks.scale.scheduling import ROOM_ARMS, ROUTER_ARMS, measure
 
 
 @pytest.mark.parametrize("load", [0.5, None])

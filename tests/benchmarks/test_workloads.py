@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.workloads import GENERATORS, generate, hit_rates, load_data
+from benchmarks.datasets.workloads import GENERATORS, generate, hit_rates, load_data
 from ragboost.errors import RequestError
 
 

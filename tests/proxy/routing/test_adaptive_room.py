@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.scheduling import Engine, virtual_loop
+from benchmarks.scale.scheduling import Engine, virtual_loop
 from ragboost.booster import Planned
 from ragboost.config import Settings
 from ragboost.errors import RequestError

@@ -1,0 +1,294 @@
+"""Replay conversations through the proxy: check prefix extension and count prefilled tokens.
+
+    python -m benchmarks.agents.conversations --data PATH --json
+
+PATH is a folder of MT-RAG (questions with retrieved documents) or of agent traces (tool results).
+The engine is the tests' FakeEngine: an exact prefix cache with words and punctuation as tokens.
+Conversations are interleaved request by request; answers come from the data, no model runs. Exits
+with 1 if, through the proxy with session ids (agent traces: without), a request does not extend the
+previous one of its conversation, or a document is missing or repeated.
+"""
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from ragboost.config import Settings
+from ragboost.context import render_document
+from ragboost.proxy.app import create_app
+from ragboost.serving import serve_in_thread
+from ragboost.types import as_document
+from tests.fakes import FakeEngine, Received
+
+URL = "/v1/chat/completions"
+Message = dict[str, Any]
+
+
+@dataclass
+class Chat:
+    """One recorded conversation.
+
+    Attributes:
+        id: the data set's id.
+        steps: per request, its new messages, its documents (in the proxy's form) and the assistant
+            message that answers it.
+    """
+
+    id: str
+    steps: list[tuple[list[Message], list[Message], Message]] = field(default_factory=list)
+
+
+class Client:
+    """Client side of one conversation.
+
+    Attributes:
+        id: the data set's id of the conversation.
+        history: messages so far.
+        given: documents so far, each once.
+        last: messages that the engine received with the last request.
+        is_extending: every request began with the messages of the previous one.
+        is_complete: every request contained each of its documents exactly once.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        self.id = chat.id
+        self.steps = chat.steps
+        self.history: list[Message] = []
+        self.given: list[Message] = []
+        self.last: list[Message] = []
+        self.is_extending = self.is_complete = True
+
+    def check(self, received: Received, documents: Sequence[Message]) -> None:
+        """Compare a request as the engine received it with the previous one and the documents."""
+        messages = received.json["messages"]
+        self.is_extending &= messages[: len(self.last)] == self.last
+        self.last = messages
+        texts = "\n".join(str(message.get("content")) for message in messages)
+        unique = {_block(document) for document in documents}
+        self.is_complete &= all(texts.count(block) == 1 for block in unique)
+
+
+Body = Callable[[Client, list[Message], list[Message]], Message]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data set")
+    parser.add_argument("--retrieved", default="native", help="MT-RAG: retrieval run to use")
+    parser.add_argument("--top", type=int, default=20, help="documents per question, at most")
+    parser.add_argument("--limit", type=int, help="conversations, at most")
+    parser.add_argument(
+        "--capacity", type=int, help="prefix cache size in tokens; default: unbounded"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    if (args.data / "traces.jsonl.gz").exists():
+        chats, modes, judged = read_traces(args.data), TRACE_MODES, "passages"
+    else:
+        chats = read_questions(args.data, args.retrieved, top=args.top)
+        modes, judged = QUESTION_MODES, "ragboost_session"
+    chats = chats[: args.limit]
+    results = {
+        name: replay(chats, body, settings, capacity=args.capacity)
+        for name, (body, settings) in modes.items()
+    }
+    report = {"data": args.data.name, "conversations": len(chats), "modes": results}
+    if args.json:
+        print(json.dumps(report))
+    else:
+        show(report)
+    if not results[judged]["is_right"]:
+        sys.exit("a check failed")
+
+
+def replay(
+    chats: Sequence[Chat], body: Body, settings: Settings | None, *, capacity: int | None
+) -> dict[str, Any]:
+    """Send every request, through a proxy if `settings` are given.
+
+    Returns:
+        `requests`, `prompt_tokens`, `cached_tokens`, `prefilled_tokens`, `hit_rate`; `extending`
+        and `complete`: number of conversations with `Client.is_extending` and `is_complete`;
+        `is_right`: both hold for all conversations.
+    """
+    clients = [Client(chat) for chat in chats]
+    with FakeEngine(capacity_tokens=capacity) as engine:
+        if settings is None:
+            _send_all(clients, body, engine, engine.url)
+        else:
+            backend = settings.backend.model_copy(update={"url": engine.url})
+            app = create_app(settings.model_copy(update={"backend": backend}))
+            with serve_in_thread(app) as url:
+                _send_all(clients, body, engine, url)
+        prompt = sum(received.prompt_tokens for received in engine.requests)
+        cached = sum(received.cached_tokens for received in engine.requests)
+        num_requests = len(engine.requests)
+    extending = sum(client.is_extending for client in clients)
+    complete = sum(client.is_complete for client in clients)
+    return {
+        "requests": num_requests,
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "prefilled_tokens": prompt - cached,
+        "hit_rate": round(cached / prompt, 4),
+        "extending": extending,
+        "complete": complete,
+        "is_right": extending == complete == len(clients),
+    }
+
+
+def _send_all(clients: Sequence[Client], body: Body, engine: FakeEngine, url: str) -> None:
+    with httpx.Client(base_url=url, timeout=120) as http:
+        for client, step in _interleaved(clients):
+            new, documents, answer = step
+            choice = {"index": 0, "message": answer, "finish_reason": "stop"}
+            engine.misbehave(status=200, body=json.dumps({"choices": [choice]}).encode())
+            http.post(URL, json={"model": "m", **body(client, new, documents)}).raise_for_status()
+            client.check(engine.requests[-1], documents)
+
+
+def _interleaved(clients: Sequence[Client]) -> Iterator[tuple[Client, Any]]:
+    """Yield the first request of every conversation, then the second ones, and so on."""
+    for steps in zip_longest(*(client.steps for client in clients)):
+        for client, step in zip(clients, steps, strict=True):
+            if step is not None:
+                yield client, step
+                client.history.append(step[2])
+
+
+def _boosted(client: Client, new: list[Message], documents: list[Message]) -> Message:
+    """Return the history without documents, and this turn's documents for the proxy."""
+    client.history.extend(new)
+    ours = {"ragboost": {"documents": documents}} if documents else {}
+    return {"messages": client.history, **ours}
+
+
+def _boosted_again(client: Client, new: list[Message], documents: list[Message]) -> Message:
+    """Return the same, with the documents of earlier turns behind this turn's."""
+    client.given = [*documents, *(one for one in client.given if one not in documents)]
+    return _boosted(client, new, client.given)
+
+
+def _boosted_by_session(client: Client, new: list[Message], documents: list[Message]) -> Message:
+    """Return the history without documents, this turn's documents, and a session id."""
+    ours = {"documents": documents, "session_id": client.id}
+    client.history.extend(new)
+    return {"messages": client.history, "ragboost": ours}
+
+
+def _latest_only(client: Client, new: list[Message], documents: list[Message]) -> Message:
+    """Return a body with this turn's documents in the last message and none in the history."""
+    messages = [*client.history, *new[:-1], _with_documents(new[-1], documents)]
+    client.history.extend(new)
+    return {"messages": messages}
+
+
+def _resent(client: Client, new: list[Message], documents: list[Message]) -> Message:
+    """Return a body that resends the documents of every turn."""
+    client.history.extend([*new[:-1], _with_documents(new[-1], documents)])
+    return {"messages": client.history}
+
+
+def _tagged(client: Client, new: list[Message], documents: list[Message]) -> Message:
+    """Return a body that resends the documents of every turn between XML tags."""
+    blocks = [f'<document id="{one["id"]}">\n{one["text"]}\n</document>\n' for one in documents]
+    question = {**new[-1], "content": "".join(blocks) + new[-1]["content"]}
+    client.history.extend([*new[:-1], question])
+    return {"messages": client.history}
+
+
+def _with_documents(message: Message, documents: list[Message]) -> Message:
+    blocks = "".join(_block(document) for document in documents)
+    return {**message, "content": blocks + message["content"]}
+
+
+def _block(document: Message) -> str:
+    known = as_document(document)
+    return render_document(known, label=f"[Doc_{known.label}]")
+
+
+QUESTION_MODES: dict[str, tuple[Body, Settings | None]] = {
+    "latest_only": (_latest_only, None),
+    "resent": (_resent, None),
+    "in_text": (_tagged, Settings()),
+    "ragboost": (_boosted, Settings()),
+    "ragboost_resent": (_boosted_again, Settings()),
+    "ragboost_session": (_boosted_by_session, Settings()),
+}
+TRACE_MODES: dict[str, tuple[Body, Settings | None]] = {
+    "direct": (_boosted, None),
+    "passages": (_boosted, Settings(dedup={"passages": True})),  # type: ignore[arg-type]
+}
+
+
+def read_questions(path: Path, run: str, *, top: int) -> list[Chat]:
+    """Read MT-RAG: a question, its retrieved documents and the reference answer per turn."""
+    texts = {row["id"]: row["text"] for row in _rows(path / "corpus.jsonl.gz")}
+    lists = {row["id"]: row["doc_ids"][:top] for row in _rows(path / f"retrieved_{run}.jsonl.gz")}
+    chats: dict[str, Chat] = {}
+    for row in _rows(path / "queries.jsonl.gz"):
+        name = row["conversation_id"]
+        chat = chats.setdefault(name, Chat(name))
+        documents = [{"id": i, "text": texts[i]} for i in lists.get(row["id"], ()) if i in texts]
+        new = [{"role": "user", "content": row["question"]}]
+        chat.steps.append((new, documents, {"role": "assistant", "content": row["answers"][0]}))
+    return list(chats.values())
+
+
+def read_traces(path: Path) -> list[Chat]:
+    """Read agent traces: one request per assistant message."""
+    texts = {row["id"]: row["text"] for row in _rows(path / "corpus.jsonl.gz")}
+    chats = []
+    for row in _rows(path / "traces.jsonl.gz"):
+        chat, new, calls = Chat(row["id"]), [], 0
+        for message in row["messages"]:
+            message = {**message, "content": message.get("content", "")}
+            if "doc_id" in message:
+                message["content"] = texts[message.pop("doc_id")]
+            if message["role"] == "tool":
+                message["tool_call_id"] = f"call_{calls}"
+            for call in message.get("tool_calls", ()):
+                calls += 1
+                function = {"name": call.pop("name"), "arguments": call.pop("arguments")}
+                call.update(id=f"call_{calls}", type="function", function=function)
+            if message["role"] == "assistant":
+                chat.steps.append((new, [], message))
+                new = []
+            else:
+                new.append(message)
+        chats.append(chat)
+    return chats
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print a table."""
+    table = Table(title=f"{report['data']}, {report['conversations']} conversations")
+    names = list(next(iter(report["modes"].values())))
+    for name in ("mode", *names):
+        table.add_column(name, justify="right")
+    for mode, values in report["modes"].items():
+        table.add_row(mode, *(str(values[name]) for name in names))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Measure orders as a share of the oracle: the best order that a long offline search finds.
+
+    python -m benchmarks.ordering.oracle --data FOLDER --retriever bm25 --seconds 300 --json
+    python -m benchmarks.ordering.oracle --workload topics --contexts 2000 --capacity 100000
+
+A share is an order's gain in hit rate over the plain order, divided by the oracle's gain. The
+oracle knows all requests and may send them in any order; requests in order of arrival cannot reach
+it. Meant for 300 to 2,000 requests.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.datasets.workloads import Workload
+from benchmarks.ordering.online import Tail, replay
+from benchmarks.ordering.plan import add_workload_arguments, for_seconds, workload_of
+from ragboost.ordering import BatchPlan, plan_batch
+from ragboost.simulate import simulate
+
+WINDOW = 64
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_workload_arguments(parser, contexts=1_000)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the oracle's search")
+    parser.add_argument("--capacity", type=int, help="tokens of the cache; default: unbounded")
+    parser.add_argument("--tail", choices=("relevance", "popularity"), default="popularity")
+    args = parser.parse_args()
+    result = measure(
+        workload_of(args), seconds=args.seconds, capacity=args.capacity, tail=args.tail
+    )
+    if args.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+
+
+def measure(
+    workload: Workload, *, seconds: float, capacity: int | None = None, tail: Tail = "popularity"
+) -> dict[str, Any]:
+    """Compare the orders on one workload.
+
+    Returns:
+        `capacity`, `seconds` and `cpu_s` of the search; `hit_rate` of `plain`, `online`,
+        `window64`, `plan` and `oracle`; `share[workload]` of `online`, `window64` and `plan`.
+    """
+    cpu = time.process_time()
+    oracle = plan_batch(workload.contexts, workload.tokens, keep_improving=for_seconds(seconds))
+    cpu_s = time.process_time() - cpu
+    orders = {
+        "plain": workload.contexts,
+        "online": replay(workload, capacity, tail=tail, window=1)[0],
+        f"window{WINDOW}": replay(workload, capacity, tail=tail, window=WINDOW)[0],
+        "plan": _sent(workload, plan_batch(workload.contexts, workload.tokens)),
+        "oracle": _sent(workload, oracle),
+    }
+    rates = {
+        name: simulate(sent, workload.tokens, capacity_tokens=capacity).hit_rate
+        for name, sent in orders.items()
+    }
+    gain = rates["oracle"] - rates["plain"]
+    shares = {
+        name: round((rates[name] - rates["plain"]) / gain, 4) if gain else 1.0
+        for name in ("online", f"window{WINDOW}", "plan")
+    }
+    return {
+        "capacity": capacity,
+        "seconds": seconds,
+        "cpu_s": round(cpu_s, 1),
+        "hit_rate": {name: round(rate, 4) for name, rate in rates.items()},
+        "share": {workload.name: shares},
+    }
+
+
+def _sent(workload: Workload, plan: BatchPlan) -> list[Sequence[Hashable]]:
+    return [[workload.contexts[i][at] for at in plan.permutations[i]] for i in plan.release_order]
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a table."""
+    ((workload, shares),) = result["share"].items()
+    table = Table(title=f"{workload}: share of the oracle's gain over the plain order")
+    for heading in ("order", "hit rate", "share"):
+        table.add_column(heading, justify="left" if heading == "order" else "right")
+    for name, rate in result["hit_rate"].items():
+        share = f"{shares[name]:.1%}" if name in shares else ""
+        table.add_row(name, f"{rate:.3f}", share)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""The clients of `benchmarks.proxy.soak`: conversations of all kinds at a fixed rate of requests.
+
+Knows the proxy's HTTP API. Does not know when backends are restarted.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+_CHAT = "/v1/chat/completions"
+_DOCUMENTS = 500  # so few that all of them are met within the warm-up
+_TURNS = 6
+_TALKS = 24  # conversations at a time
+_MAX_RUNNING = 200  # beyond it the machine, not the proxy, is the limit
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Outcome:
+    """How one request ended.
+
+    Attributes:
+        started: on the monotonic clock.
+        ended: likewise.
+        problem: empty if it ended well.
+    """
+
+    started: float
+    ended: float
+    problem: str = ""
+
+
+@dataclass
+class Talk:
+    """One conversation.
+
+    Attributes:
+        kind: the way in which documents are handed over.
+        name: unique.
+        messages: the history, if the client keeps it.
+        session: id of its chat session.
+        turns: answered so far.
+    """
+
+    kind: str
+    name: str
+    messages: list[Json] = field(default_factory=list)
+    session: str = ""
+    turns: int = 0
+
+
+class Traffic:
+    """Send requests at a fixed rate, whether earlier ones are answered or not.
+
+    Args:
+        url: of the proxy.
+        rate: requests per second.
+        seed: of the clients' choices.
+
+    Attributes:
+        outcomes: of requests that failed, or were answered lately.
+        counts: of requests, by kind.
+        num_not_sent: requests that were left out, because too many had no answer yet.
+    """
+
+    def __init__(self, url: str, *, rate: float, seed: int) -> None:
+        self.outcomes: deque[Outcome] = deque(maxlen=200_000)
+        self.counts: Counter[str] = Counter()
+        self.num_not_sent = 0
+        self._url = url
+        self._rate = rate
+        self._rng = random.Random(seed)
+        self._talks: list[Talk] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._num_talks = 0
+        words = [f"word{i}" for i in range(400)]
+        self._documents = [
+            {"id": f"d{i}", "text": f"Document {i}: {' '.join(self._rng.choices(words, k=60))}."}
+            for i in range(_DOCUMENTS)
+        ]
+        self._ways: dict[str, Callable[[aiohttp.ClientSession, Talk], Awaitable[str]]] = {
+            "ragboost object": self._stateless,
+            "document tags": self._stateless,
+            "named": self._stateless,
+            "chat session": self._session_turn,
+            "leaves": self._leave,
+        }
+
+    async def run(self, until: float) -> None:
+        """Send requests until a time on the monotonic clock, and wait for the last answers."""
+        timeout = aiohttp.ClientTimeout(total=60)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(self._url, timeout=timeout, connector=connector) as client:
+            due = time.monotonic()
+            while due < until:
+                due += self._rng.expovariate(self._rate)
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                if len(self._running) >= _MAX_RUNNING:
+                    self.num_not_sent += 1
+                    continue
+                task = asyncio.create_task(self._one(client))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+            await asyncio.gather(*self._running)
+
+    async def _one(self, client: aiohttp.ClientSession) -> None:
+        talk = self._next_talk()
+        self.counts[talk.kind] += 1
+        started = time.monotonic()
+        try:
+            problem = await self._ways[talk.kind](client, talk)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            problem = f"{type(error).__name__}: {error}"[:200]
+        self.outcomes.append(Outcome(started, time.monotonic(), problem))
+        talk.turns += 1
+        if talk.turns < _TURNS:
+            self._talks.append(talk)
+        elif talk.session:
+            await self._delete(client, talk)
+
+    def _next_talk(self) -> Talk:
+        """Return a conversation that nobody else is using until it is put back."""
+        if len(self._talks) < _TALKS:
+            self._num_talks += 1
+            kinds = list(self._ways)
+            kind = self._rng.choices(kinds, (4, 2, 1, 2, 1))[0]
+            return Talk(kind, f"talk-{self._num_talks}")
+        return self._talks.pop(self._rng.randrange(len(self._talks)))
+
+    def _body(self, talk: Talk) -> Json:
+        """Return the body of the next turn, and add its message to the history."""
+        rng = self._rng
+        found = [self._documents[int(_DOCUMENTS * rng.random() ** 3)] for _ in range(6)]
+        question = f"Question {talk.turns} of {talk.name}?"
+        body: Json = {"model": "m", "stream": rng.random() < 0.4}
+        if talk.kind == "document tags":
+            tags = "\n".join(f'<document id="{d["id"]}">{d["text"]}</document>' for d in found)
+            question = f"{tags}\n\n{question}"
+        else:
+            body["ragboost"] = {"documents": found}
+        if talk.kind == "named":
+            body["ragboost"]["session_id"] = talk.name
+        talk.messages.append({"role": "user", "content": question})
+        return {**body, "messages": talk.messages}
+
+    async def _stateless(self, client: aiohttp.ClientSession, talk: Talk) -> str:
+        body = self._body(talk)
+        async with client.post(_CHAT, json=body) as response:
+            text, problem = await _read(response, is_stream=body["stream"])
+        if problem:
+            talk.messages.pop()
+        else:
+            talk.messages.append({"role": "assistant", "content": text})
+        return problem
+
+    async def _session_turn(self, client: aiohttp.ClientSession, talk: Talk) -> str:
+        if not talk.session:
+            async with client.post("/v1/sessions", json={"model": "m"}) as response:
+                if response.status != 201:
+                    return f"status {response.status}"
+                talk.session = (await response.json())["id"]
+        body = self._body(talk)
+        body["messages"], talk.messages = body["messages"][-1:], []
+        path = f"/v1/sessions/{talk.session}/chat/completions"
+        async with client.post(path, json=body) as response:
+            _, problem = await _read(response, is_stream=body["stream"])
+        return problem
+
+    async def _delete(self, client: aiohttp.ClientSession, talk: Talk) -> None:
+        started, problem = time.monotonic(), ""
+        try:
+            async with client.delete(f"/v1/sessions/{talk.session}") as response:
+                problem = "" if response.status == 200 else f"delete: status {response.status}"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            problem = f"delete: {type(error).__name__}"
+        self.outcomes.append(Outcome(started, time.monotonic(), problem))
+
+    async def _leave(self, client: aiohttp.ClientSession, talk: Talk) -> str:
+        """Disconnect before the answer, or after its first bytes."""
+        body = {**self._body(talk), "stream": True}
+        talk.messages = []
+        if self._rng.random() < 0.5:
+            try:
+                async with asyncio.timeout(0.003), client.post(_CHAT, json=body):
+                    pass
+            except TimeoutError:
+                pass
+            return ""
+        async with client.post(_CHAT, json=body) as response:
+            await response.content.readany()
+            response.close()
+        return ""
+
+
+async def _read(response: aiohttp.ClientResponse, *, is_stream: bool) -> tuple[str, str]:
+    """Return the answer's text, and the problem if there is none."""
+    if response.status != 200:
+        return "", f"status {response.status}: {(await response.text())[:160]}"
+    data = await response.read()
+    if not is_stream:
+        answer = await response.json()
+        return str(answer["choices"][0]["message"]["content"]), ""
+    if not data.rstrip().endswith(b"data: [DONE]"):
+        return "", f"the stream ended early: {data[-80:]!r}"
+    return data[:40].decode(), ""  # the history need not be right, only long
