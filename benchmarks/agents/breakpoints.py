@@ -7,7 +7,6 @@ arrival times drawn at three densities. Calls no API.
 """
 
 import argparse
-import gzip
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.agents.conversations import Chat, read_questions, read_traces
+from benchmarks.command import make_parser
+from benchmarks.datasets.conversations import Chat, read_questions, read_traces
+from benchmarks.datasets.retrieval import read_rows
 from ragboost import Booster
 from ragboost.config import PriceSettings
 from ragboost.hosted.cache_marks import CacheMarker, MarkStyle
@@ -38,13 +39,11 @@ class Arrival(NamedTuple):
 
 
 def main() -> None:
-    """Print a table, or one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
     parser.add_argument("--input", type=float, default=3.0, help="price of a million tokens")
     parser.add_argument("--limit", type=int, help="questions, conversations or traces of each set")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results = {
         f"{name}, {gap:g} s": _measure(make, gap, options)
@@ -80,9 +79,9 @@ def _independent(
     data: Path, gap: float, limit: int | None, rng: np.random.Generator
 ) -> list[Arrival]:
     folder, booster = data / "multihoprag_evidence", Booster()
-    texts = {row["id"]: row["text"] for row in _rows(folder / "corpus_padded1024.jsonl.gz")}
-    questions = {row["id"]: row["question"] for row in _rows(folder / "queries.jsonl.gz")}
-    rows = list(_rows(folder / "retrieved_dense.jsonl.gz"))[:limit]
+    texts = {row["id"]: row["text"] for row in read_rows(folder, "corpus_padded1024.jsonl*")}
+    questions = {row["id"]: row["question"] for row in read_rows(folder, "queries.jsonl*")}
+    rows = list(read_rows(folder, "retrieved_dense.jsonl*"))[:limit]
     arrivals, now = [], 0.0
     for row in rows:
         now += float(rng.exponential(gap))
@@ -305,12 +304,6 @@ WORKLOADS: Mapping[str, Callable[..., list[Arrival]]] = {
     "mtrag": _conversations,
     "taubench": _agents,
 }
-
-
-def _rows(path: Path) -> Iterator[Any]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,9 @@ with 1 if, through the proxy with session ids (agent traces: without), a request
 previous one of its conversation, or a document is missing or repeated.
 """
 
-import argparse
-import gzip
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser, report
+from benchmarks.datasets.conversations import Chat, Message, read_questions, read_traces
 from ragboost.config import Settings
 from ragboost.context import render_document
 from ragboost.proxy.app import create_app
@@ -31,21 +30,6 @@ from ragboost.types import as_document
 from tests.fakes import FakeEngine, Received
 
 URL = "/v1/chat/completions"
-Message = dict[str, Any]
-
-
-@dataclass
-class Chat:
-    """One recorded conversation.
-
-    Attributes:
-        id: the data set's id.
-        steps: per request, its new messages, its documents (in the proxy's form) and the assistant
-            message that answers it.
-    """
-
-    id: str
-    steps: list[tuple[list[Message], list[Message], Message]] = field(default_factory=list)
 
 
 class Client:
@@ -82,10 +66,7 @@ Body = Callable[[Client, list[Message], list[Message]], Message]
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the data set")
     parser.add_argument("--retrieved", default="native", help="MT-RAG: retrieval run to use")
     parser.add_argument("--top", type=int, default=20, help="documents per question, at most")
@@ -93,7 +74,6 @@ def main() -> None:
     parser.add_argument(
         "--capacity", type=int, help="prefix cache size in tokens; default: unbounded"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if (args.data / "traces.jsonl.gz").exists():
         chats, modes, judged = read_traces(args.data), TRACE_MODES, "passages"
@@ -105,11 +85,8 @@ def main() -> None:
         name: replay(chats, body, settings, capacity=args.capacity)
         for name, (body, settings) in modes.items()
     }
-    report = {"data": args.data.name, "conversations": len(chats), "modes": results}
-    if args.json:
-        print(json.dumps(report))
-    else:
-        show(report)
+    result = {"data": args.data.name, "conversations": len(chats), "modes": results}
+    report(result, args, show)
     if not results[judged]["is_right"]:
         sys.exit("a check failed")
 
@@ -234,58 +211,12 @@ TRACE_MODES: dict[str, tuple[Body, Settings | None]] = {
 }
 
 
-def read_questions(path: Path, run: str, *, top: int) -> list[Chat]:
-    """Read MT-RAG: a question, its retrieved documents and the reference answer per turn."""
-    texts = {row["id"]: row["text"] for row in _rows(path / "corpus.jsonl.gz")}
-    lists = {row["id"]: row["doc_ids"][:top] for row in _rows(path / f"retrieved_{run}.jsonl.gz")}
-    chats: dict[str, Chat] = {}
-    for row in _rows(path / "queries.jsonl.gz"):
-        name = row["conversation_id"]
-        chat = chats.setdefault(name, Chat(name))
-        documents = [{"id": i, "text": texts[i]} for i in lists.get(row["id"], ()) if i in texts]
-        new = [{"role": "user", "content": row["question"]}]
-        chat.steps.append((new, documents, {"role": "assistant", "content": row["answers"][0]}))
-    return list(chats.values())
-
-
-def read_traces(path: Path) -> list[Chat]:
-    """Read agent traces: one request per assistant message."""
-    texts = {row["id"]: row["text"] for row in _rows(path / "corpus.jsonl.gz")}
-    chats = []
-    for row in _rows(path / "traces.jsonl.gz"):
-        chat, new, calls = Chat(row["id"]), [], 0
-        for message in row["messages"]:
-            message = {**message, "content": message.get("content", "")}
-            if "doc_id" in message:
-                message["content"] = texts[message.pop("doc_id")]
-            if message["role"] == "tool":
-                message["tool_call_id"] = f"call_{calls}"
-            for call in message.get("tool_calls", ()):
-                calls += 1
-                function = {"name": call.pop("name"), "arguments": call.pop("arguments")}
-                call.update(id=f"call_{calls}", type="function", function=function)
-            if message["role"] == "assistant":
-                chat.steps.append((new, [], message))
-                new = []
-            else:
-                new.append(message)
-        chats.append(chat)
-    return chats
-
-
-def _rows(path: Path) -> Iterator[Any]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
-
-
-def show(report: dict[str, Any]) -> None:
-    """Print a table."""
-    table = Table(title=f"{report['data']}, {report['conversations']} conversations")
-    names = list(next(iter(report["modes"].values())))
+def show(result: dict[str, Any]) -> None:
+    table = Table(title=f"{result['data']}, {result['conversations']} conversations")
+    names = list(next(iter(result["modes"].values())))
     for name in ("mode", *names):
         table.add_column(name, justify="right")
-    for mode, values in report["modes"].items():
+    for mode, values in result["modes"].items():
         table.add_row(mode, *(str(values[name]) for name in names))
     Console().print(table)
 

@@ -13,7 +13,6 @@ blocks of 16. Tokens are words and punctuation marks. Layouts:
 Counts, which do not depend on the machine: docs/lab/agents.md.
 """
 
-import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -24,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.agents.roles import ARMS, Arm, Team, chain
-from benchmarks.datasets.workloads import load_data
-from benchmarks.engines.end_to_end import load_documents
-from benchmarks.engines.served import Sample
+from benchmarks.command import make_parser
+from benchmarks.datasets.retrieval import load_requests
 from ragboost.types import Request
+from scripts.http_client import Answer
 
 LAYOUTS = {
     **{name: ARMS[name] for name in ("plain", "agent_routing", "ragboost")},
@@ -43,7 +42,7 @@ class CountedCache:
     def __init__(self) -> None:
         self._blocks: set[tuple[int, tuple[str, ...]]] = set()
 
-    def send(self, _path: str, body: Mapping[str, Any]) -> Sample:
+    def send(self, _path: str, body: Mapping[str, Any]) -> Answer:
         """Add the prompt of a chat completion; return its cached tokens and a made-up note."""
         tokens = _TOKEN.findall(render(body))
         parent, cached, is_cached = 0, 0, True
@@ -54,7 +53,11 @@ class CountedCache:
             cached += _BLOCK_TOKENS * is_cached
             self._blocks.add(block)
             parent = hash(block)
-        return Sample(0.0, len(tokens), cached, answer=f"note {parent % 997}")
+        usage = {
+            "prompt_tokens": len(tokens),
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        return Answer(f"note {parent % 997}", usage)
 
 
 def render(body: Mapping[str, Any]) -> str:
@@ -78,23 +81,14 @@ def count(requests: Sequence[Request], *, layout: str, num_agents: int) -> dict[
 
 
 def main() -> None:
-    """Count and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
     parser.add_argument("--retriever", default="dense", help="retrieval run to use")
     parser.add_argument("--questions", type=int, default=150, help="questions, at most")
     parser.add_argument("--agents", type=int, default=15, help="agents, and documents each time")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    workload = load_data(options.data, retriever=options.retriever, k=options.agents)
-    documents = load_documents(options.data, corpus="extracts")
-    asked = zip(workload.questions, workload.contexts, strict=True)
-    requests = [
-        Request(question, tuple(documents[d] for d in context if d in documents))
-        for question, context in list(asked)[: options.questions]
-    ]
+    _, requests = load_requests(options.data, retriever=options.retriever, k=options.agents)
+    requests = requests[: options.questions]
     given = [document.key for request in requests for document in request.documents]
     result: dict[str, Any] = {"questions": len(requests), "given": len(given)}
     result["distinct"] = len(set(given))

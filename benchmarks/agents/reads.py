@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.agents.coding_traces import STYLES, Step, generate_session, read_files
+from benchmarks.command import make_parser, report, show_rows
 from ragboost.config import DedupSettings, Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
@@ -87,32 +86,24 @@ WIRES = {
 
 
 def main() -> None:
-    """Measure and print."""
     options = parse(sys.argv[1:])
     files = read_files(options.files)
     if len(files) < options.task_files:
         sys.exit(f"{options.files} has {len(files)} Python files of 4 to 16 KB; 4 are needed")
     rows = measure(files, options)
-    report = {"files": len(files), "sessions": options.sessions, "rows": rows}
-    if options.json:
-        print(json.dumps(report))
-    else:
-        show(report)
+    result = {"files": len(files), "sessions": options.sessions, "rows": rows}
+    report(result, options, show)
     if not all(row["is_extending"] and row["is_restored"] for row in rows):
         sys.exit("a check failed")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--files", type=Path, default=Path("ragboost"), help="folder of sources")
     parser.add_argument("--sessions", type=int, default=8, help="sessions of each style")
     parser.add_argument("--steps", type=int, default=30, help="tool calls of a session")
     parser.add_argument("--task-files", type=int, default=4, help="files of a session")
     parser.add_argument("--seed", type=int, default=1, help="of the first session")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 
 
@@ -225,13 +216,8 @@ def _count(text: str) -> int:
     return len(tokenize(text))
 
 
-def show(report: Mapping[str, Any]) -> None:
-    """Print a table."""
-    rows = report["rows"]
-    table = Table(*rows[0], title=f"{report['sessions']} sessions of each style")
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
+def show(result: Mapping[str, Any]) -> None:
+    show_rows(result["rows"], f"{result['sessions']} sessions of each style")
 
 
 if __name__ == "__main__":

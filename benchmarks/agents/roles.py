@@ -5,15 +5,13 @@ Knows request bodies and who reads what. Does not know engines or proxies.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
-from benchmarks.engines.served import Sample
 from ragboost.types import Document, Request
+from scripts.http_client import CHAT, Answer, Body
 
-CHAT = "/v1/chat/completions"
-Body = Mapping[str, Any]
 _WHO = "You are agent {number} of {total}."
 _WORK = (
     "You read one source and write a short note of what it says "
@@ -26,23 +24,14 @@ _JOIN = "Join these notes into an answer.\n{notes}\nQuestion: {question}"
 
 
 class Arm(NamedTuple):
-    """One way to run the agents.
-
-    Attributes:
-        name: in results.
-        policy: of the proxy's router.
-        is_boosted: the proxy may order and place the documents.
-        returns: a document goes to the agent that has read it.
-        is_role_last: the agent's instructions follow its document.
-        is_work_shared: what all agents are told is in front, and only who it is follows.
-    """
+    """One way to run the agents."""
 
     name: str
-    policy: Literal["cache_aware", "least_loaded"]
-    is_boosted: bool = False
-    returns: bool = False
-    is_role_last: bool = False
-    is_work_shared: bool = False
+    policy: Literal["cache_aware", "least_loaded"]  # of the proxy's router
+    is_boosted: bool = False  # the proxy may order and place the documents
+    returns: bool = False  # a document goes to the agent that has read it
+    is_role_last: bool = False  # the agent's instructions follow its document
+    is_work_shared: bool = False  # what all agents are told is in front, and only who it is follows
 
 
 ARMS = {
@@ -80,18 +69,11 @@ class Readers:
 
 
 class Team:
-    """The agents of one arm, and the tokens of their requests.
-
-    Args:
-        send: sends a body to a path.
-        num_agents: workers, not counting the manager.
-        arm: how they are run.
-        note_tokens: length of a note.
-    """
+    """The agents of one arm, not counting the manager, and the tokens of their requests."""
 
     def __init__(
         self,
-        send: Callable[[str, Body], Sample],
+        send: Callable[[str, Body], Answer],
         *,
         num_agents: int,
         arm: Arm,
@@ -146,7 +128,7 @@ class Team:
             self.num_requests += 1
             self.prompt_tokens += sample.prompt_tokens
             self.cached_tokens += sample.cached_tokens
-        return sample.answer
+        return sample.text or "-"
 
 
 def chain(team: Team, request: Request) -> str:

@@ -17,7 +17,6 @@ arms on the same engines, one after another, each with an empty cache and a prox
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.agents.roles import ARMS, Arm, Team, chain, tree
-from benchmarks.datasets.workloads import load_data
-from benchmarks.engines.end_to_end import load_documents
+from benchmarks.command import make_parser, report
+from benchmarks.datasets.retrieval import load_requests
 from benchmarks.engines.served import Counted, Served, wait_until_ready
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
@@ -46,23 +45,17 @@ TOPOLOGIES = {"chain": chain, "tree": tree}
 
 
 def main() -> None:
-    """Measure and print."""
     options = parse(sys.argv[1:])
     exit_on_sigterm()
     requests = load(options)
     with start_engines(options) as engines:
         result = measure(engines, requests, options)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    report(result, options, show)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; exit with an error if the engine is not installed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
     parser.add_argument(
@@ -77,7 +70,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--note-tokens", type=int, default=8, help="tokens that an agent writes")
     parser.add_argument("--cache-tokens", type=int, default=400_000, help="of each engine")
     parser.add_argument("--model", choices=["tiny", "wide"], default="tiny")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if reason := missing(options.engine):
         parser.error(reason)
@@ -89,13 +81,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def load(options: argparse.Namespace) -> list[Request]:
     """Read the questions, each with a document per agent."""
-    workload = load_data(options.data, retriever=options.retriever, k=options.agents)
-    documents = load_documents(options.data, corpus=options.corpus)
-    asked = zip(workload.questions, workload.contexts, strict=True)
-    return [
-        Request(question, tuple(documents[d] for d in context if d in documents))
-        for question, context in list(asked)[: options.questions]
-    ]
+    _, requests = load_requests(
+        options.data, retriever=options.retriever, k=options.agents, corpus=options.corpus
+    )
+    return requests[: options.questions]
 
 
 @contextmanager
@@ -216,7 +205,6 @@ def ratios(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Print a table for each topology."""
     console = Console()
     for topology in TOPOLOGIES:
         if topology not in result:

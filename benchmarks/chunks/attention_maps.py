@@ -12,18 +12,16 @@ of full attention, both distributions over the prompt averaged over heads and qu
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from benchmarks.chunks.quality import MODEL, SPLITS
+from benchmarks.chunks.reference import MODEL, SPLITS, load_adapter
+from benchmarks.command import make_parser, report
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.selection.view import attention_mass
 from ragboost.chunk_cache.store.lru import ChunkStore
@@ -57,8 +55,7 @@ def look(
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all policies on the same prompts of all tasks that need other documents."""
-    causal_lm = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    adapter = ModelAdapter(causal_lm)
+    adapter = load_adapter(args.model)
     policies = args.policies.split(",")
     hits: dict[str, list[float]] = {policy: [] for policy in policies}
     losses: dict[str, list[torch.Tensor]] = {policy: [] for policy in policies}
@@ -89,10 +86,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, default=MODEL, help="reference model")
     parser.add_argument("--prompts", type=int, default=10, help="prompts per task and seed")
     parser.add_argument("--documents", type=int, default=8, help="2 to 16 per prompt")
@@ -101,14 +95,14 @@ def main() -> None:
     )
     parser.add_argument("--ratio", type=float, default=0.15, help="recompute ratio")
     parser.add_argument("--policies", default=POLICIES, help="comma-separated")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     begin = time.process_time()
     result = measure(args) | {"ratio": args.ratio, "model": args.model.name}
     result["cpu_s"] = round(time.process_time() - begin)
-    if args.json:
-        print(json.dumps(result))
-        return
+    report(result, args, show)
+
+
+def show(result: dict[str, Any]) -> None:
     for policy, rate in result["hit_rate"].items():
         print(f"{policy:14} hit rate {rate:.2f}, loss by layer {result['loss'][policy]}")
 

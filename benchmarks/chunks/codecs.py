@@ -9,17 +9,14 @@ all else equal; `same_answer`, the share of answers equal to those of plain stor
 `bytes_per_token`.
 """
 
-import argparse
-import json
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from benchmarks.chunks.quality import MODEL
+from benchmarks.chunks.reference import load_adapter
+from benchmarks.command import make_parser, report, show_columns
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.runner import evaluate
-from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.codec import CODECS, pack, unpack
 from ragboost.chunk_cache.store.files import encode
@@ -55,9 +52,8 @@ class PackedStore(ChunkStore):
 def measure(codec: str, *, prompts: int, seed: int, policies: list[str]) -> dict[str, Any]:
     """Return the scores of one codec and the logits of every prompt."""
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     store = PackedStore(codec)
-    reuse = ChunkReuse(ModelAdapter(model), store)
+    reuse = ChunkReuse(load_adapter(), store)
     rows, logits = [], []
     for task in TASKS:
         drawn = [prompt.case() for prompt in make_prompts(task, prompts, seed=seed)]
@@ -77,16 +73,12 @@ def measure(codec: str, *, prompts: int, seed: int, policies: list[str]) -> dict
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=40, help="prompts per task")
     parser.add_argument("--seed", type=int, default=201)
     parser.add_argument(
         "--policies", nargs="+", default=["gradual", "reuse"], help="selection policies"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result = {
         codec: measure(codec, prompts=args.prompts, seed=args.seed, policies=args.policies)
@@ -99,11 +91,7 @@ def main() -> None:
         figures["same_answer"] = round(
             float((plain.argmax(-1) == other.argmax(-1)).double().mean()), 4
         )
-    if args.json:
-        print(json.dumps(result))
-    else:
-        for codec, figures in result.items():
-            print(codec, figures)
+    report(result, args, show_columns)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ that is computed; `fixed` the share of reused tokens that is recomputed.
 """
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,12 +32,12 @@ from benchmarks.chunks.craft_quality import (
     answer,
     baseline,
     earlier_requests,
-    load,
     warm_up,
     warmed,
 )
-from benchmarks.chunks.quality import MODEL, SPLITS
-from benchmarks.datasets.workloads import load_data
+from benchmarks.chunks.reference import MODEL, SPLITS, load_reuse
+from benchmarks.command import make_parser, report
+from benchmarks.datasets.retrieval import load_data
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
@@ -66,14 +65,10 @@ SHAPES = ((4, 12), (6, 12), (8, 12), (10, 12), (8, 8), (8, 16), (8, 24))
 
 
 class HeavyHitters(SelectionPolicy):
-    """Recompute the tokens that received most attention when their chunk was computed (H2O).
-
-    Args:
-        received: attention received by each token of the prompt, (tokens,).
-    """
+    """Recompute the tokens that received most attention when their chunk was computed (H2O)."""
 
     def __init__(self, received: torch.Tensor) -> None:
-        self._received = received
+        self._received = received  # (tokens,) of the prompt
 
     def score(self, view: SelectionView) -> torch.Tensor:
         return self._received[view.candidates]
@@ -161,7 +156,7 @@ def served(
     only chunks that were computed whole left one."""
     alpha = 1.0
     for _ in range(2):  # alpha decides which versions there are, and they decide alpha
-        craft = CraftReuse(load(model), alpha=alpha, early_stop=False, **options)
+        craft = CraftReuse(load_reuse(model), alpha=alpha, early_stop=False, **options)
         warm_up(craft, articles, seed=seed)
         alpha = craft.alpha = alpha_for(craft, articles.cases, ratio=target)
     return craft
@@ -172,7 +167,7 @@ def quality(model: Path, seed: int, asked: int) -> Rows:
     rows: Rows = {}
     reuse, variants, articles = warmed(model, seed=seed, asked=asked)
     whole = CraftReuse(reuse, variants=variants, alpha=0.0, early_stop=False)
-    received = received_attention(load(model), articles, seed=seed)
+    received = received_attention(load_reuse(model), articles, seed=seed)
 
     def note(method: str, case: Case, outcome: Outcome) -> None:
         rows.setdefault(method, []).append((case.task, outcome))
@@ -323,7 +318,7 @@ def trace(model: Path, data: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
     for name in ("paper", "cautious change"):
         for alpha in args.alphas:
-            craft = CraftReuse(load(model), alpha=alpha, early_stop=False, **FORMS[name])
+            craft = CraftReuse(load_reuse(model), alpha=alpha, early_stop=False, **FORMS[name])
             found[f"{name}, alpha {alpha:g}"] = _replay(craft, requests, question, alone)
             print(f"trace: {name} at {alpha}", file=sys.stderr)
     return found
@@ -356,9 +351,7 @@ def _replay(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated")
     parser.add_argument("--model", type=Path, default=MODEL, help="reference model")
     parser.add_argument("--split", choices=SPLITS, default="test", help="prompts to evaluate on")
@@ -373,7 +366,6 @@ def main() -> None:
     parser.add_argument(
         "--alphas", type=float, nargs="+", default=[0.25, 0.5, 1.0], help="for trace"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     names = args.parts.split(",")
     if "trace" in names and args.data is None:
@@ -385,10 +377,11 @@ def main() -> None:
             continue
         seeds = SPLITS[args.split][: args.seeds]
         result[name] = summary([PARTS[name](args.model, seed, args.articles) for seed in seeds])
-    if args.json:
-        print(json.dumps(result))
-        return
-    for name in names:
+    report(result, args, show)
+
+
+def show(result: dict[str, Any]) -> None:
+    for name in result.keys() & {*PARTS, "trace"}:
         print(f"\n{name}")
         for method, cell in result[name].items():
             print(f"  {method:40} {cell}")

@@ -11,7 +11,6 @@ chosen at random or by `gradual`. `place` is the mean rank (1 to 12) of the toke
 another chunk, in each version's recompute order.
 """
 
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -21,19 +20,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM
 
 from benchmarks.chunks.articles import DOCUMENTS, LENGTH, Articles, make_articles
+from benchmarks.chunks.reference import load_reuse, mean_and_error
 from benchmarks.parts import part
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
-from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.influence import Order
-from ragboost.chunk_cache.store.lru import ChunkStore
 from research.craft.reuse import CraftReuse
 from research.craft.variants import Variants
 from research.tasks import NUM_VALUES, first_id
@@ -117,17 +113,11 @@ def baseline(craft: CraftReuse, case: Case, *, policy: SelectionPolicy, ratio: f
     return Outcome(right, ratio, rows / done.num_tokens, stopped=False)
 
 
-def load(model: Path) -> ChunkReuse:
-    """Return a model with an empty store."""
-    causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    return ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=2 << 30))
-
-
 def warmed(
     model: Path, *, seed: int, asked: int, documents: int = DOCUMENTS, length: int = LENGTH
 ) -> tuple[ChunkReuse, Variants, Articles]:
     """Return the chunk versions stored by the earlier requests, and the questions."""
-    reuse = load(model)
+    reuse = load_reuse(model)
     articles = make_articles(seed=seed, asked=asked, size=documents, length=length)
     variants = Variants(capacity=100_000)
     # Recompute everything, so that every request stores a version for its context.
@@ -214,10 +204,9 @@ def run(
             means = [
                 estimate([float(getattr(o, field)) for o in run[task, method]]).mean for run in runs
             ]
-            found = estimate(means)
-            cell[field] = round(found.mean, 4)
+            cell[field], error = mean_and_error(means)
             if field == "score":
-                cell["error"] = None if math.isnan(found.error) else round(found.error, 4)
+                cell["error"] = error
         result.setdefault(task, {})[method] = cell
     return {
         "craft": result,

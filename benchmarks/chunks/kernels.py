@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from benchmarks.chunks.ttft import best
+from benchmarks.command import make_parser
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 
@@ -60,9 +61,7 @@ def measure(args: argparse.Namespace, block: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--keys", type=int, default=32_768, help="context length, tokens")
     parser.add_argument("--heads", type=int, default=28, help="query heads")
     parser.add_argument("--kv-heads", type=int, default=4, help="KV heads")
@@ -73,7 +72,6 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3, help="runs per backend")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: no accelerator available")

@@ -8,17 +8,15 @@
 the reduced cache.
 """
 
-import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from benchmarks.chunks.quality import MODEL
+from benchmarks.chunks.reference import MODEL, load_adapter
 from benchmarks.chunks.ttft import CHUNK, QUESTION, SYSTEM, build
+from benchmarks.command import make_parser, report
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.lru import ChunkStore
@@ -67,8 +65,7 @@ def step_ms(num_tokens: int, kept: list[int | None]) -> dict[str, float]:
 
 
 def scores(model: Path, prompts: int, kept: list[int | None]) -> dict[str, dict[str, float]]:
-    causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    adapter = ModelAdapter(causal_lm)
+    adapter = load_adapter(model)
     reuse = ChunkReuse(adapter, ChunkStore())
     found: dict[str, dict[str, float]] = {}
     for task in TASKS:
@@ -87,13 +84,10 @@ def scores(model: Path, prompts: int, kept: list[int | None]) -> dict[str, dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, default=MODEL, help="reference model of score")
     parser.add_argument("--tokens", type=int, default=8000, help="prompt length for step_ms")
     parser.add_argument("--prompts", type=int, default=100, help="prompts per task for score")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result: dict[str, Any] = {
         "tokens": args.tokens,
@@ -101,9 +95,10 @@ def main() -> None:
         "score": scores(args.model, args.prompts, [None, 52, 28, 16]),
         "prompt_tokens_of_score": 101,
     }
-    if args.json:
-        print(json.dumps(result))
-        return
+    report(result, args, show)
+
+
+def show(result: dict[str, Any]) -> None:
     print("milliseconds per decoding step, by tokens kept:", result["step_ms"])
     for task, by_kept in result["score"].items():
         print(f"  {task:10}", by_kept)

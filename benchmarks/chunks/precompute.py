@@ -7,7 +7,6 @@ thread. `prefill_share` is the time per chunk relative to a plain prefill of the
 system prompt; 1 is the minimum.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chunks.ttft import build
+from benchmarks.command import make_parser
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
@@ -64,13 +64,9 @@ def measure(adapter: ModelAdapter, *, num_chunks: int, top_n: int) -> dict[str, 
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--chunks", type=int, default=24, help="chunks in the corpus")
     parser.add_argument("--layers", type=int, default=8, help="layers of the random model")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     torch.set_num_threads(1)
     adapter = build("small", layers=args.layers, device="cpu")

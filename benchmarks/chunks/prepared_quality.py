@@ -7,7 +7,6 @@ neighbours of each chunk. For plain KV, policies that need offline measures (`ca
 `hybrid-offline`) get them measured after five neighbours.
 """
 
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -16,10 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM
-
 from benchmarks.chunks.articles import DOCUMENTS, SOURCES, Articles, make_articles
+from benchmarks.chunks.reference import load_adapter, mean_and_error, rounded
 from benchmarks.parts import part
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.metrics import estimate
@@ -63,8 +60,7 @@ def measure_seed(
     parts: Path | None,
 ) -> dict[Key, EvalRow]:
     """Evaluate one corpus; return a row per task, policy, number of neighbours and ratio."""
-    causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    adapter = ModelAdapter(causal_lm)
+    adapter = load_adapter(model)
     articles = make_articles(seed=seed, asked=asked)
     rows: dict[Key, EvalRow] = {}
 
@@ -108,24 +104,17 @@ def summarise(runs: Sequence[dict[Key, EvalRow]]) -> dict[str, Any]:
     lower = []
     for key in runs[0]:
         task, policy, top_n, ratio = key
-        found = estimate([run[key].score for run in runs])
-        for table, value in ((score, found.mean), (error, found.error)):
+        found = mean_and_error([run[key].score for run in runs])
+        for table, value in zip((score, error), found, strict=True):
             cells = table.setdefault(task, {}).setdefault(policy, {}).setdefault(str(top_n), {})
-            cells[ratio] = None if math.isnan(value) else round(value, 4)
+            cells[ratio] = value
         plain = (task, policy, 0, ratio)
         if top_n > 0 and plain in runs[0]:
             change = estimate([run[key].score - run[plain].score for run in runs])
             if change.mean < 0 and not change.mean > -2 * (change.error or 0):
-                lower.append(
-                    {
-                        "task": task,
-                        "policy": policy,
-                        "top_n": top_n,
-                        "ratio": ratio,
-                        "change": round(change.mean, 4),
-                        "error": None if math.isnan(change.error) else round(change.error, 4),
-                    }
-                )
+                named = {"task": task, "policy": policy, "top_n": top_n, "ratio": ratio}
+                means = {"change": rounded(change.mean), "error": rounded(change.error)}
+                lower.append(named | means)
     return {"score": score, "error": error, "lower": lower}
 
 

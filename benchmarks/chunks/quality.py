@@ -6,15 +6,13 @@
     python -m benchmarks.chunks.quality --craft --json                     # see craft_quality
     python -m benchmarks.chunks.quality --documents 16 --haystack 8 --policies full,reuse,a3
 
-The model is the project's own, trained on these tasks by scripts/train_reference_model.py. The
-splits share no prompts with the training stream or with each other. `score[task][policy][ratio]` is
-the accuracy; `normalised` is the share of the loss of full reuse that is recovered (FusionRAG
-eq. 11; null for the control task `local`, which loses nothing); `kl` is the divergence from full
-attention. All are means over seeds; `error` is the standard error between seeds.
+`score[task][policy][ratio]` is the accuracy of the reference model; `normalised` is the share of
+the loss of full reuse that is recovered (FusionRAG eq. 11; null for the control task `local`, which
+loses nothing); `kl` is the divergence from full attention. All are means over seeds; `error` is the
+standard error between seeds.
 """
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -24,24 +22,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM
-
 from benchmarks.chunks import craft_quality, prepared_quality
 from benchmarks.chunks.articles import SOURCES
+from benchmarks.chunks.reference import MODEL, SPLITS, load_reuse, mean_and_error, rounded
+from benchmarks.command import make_parser, report
 from benchmarks.parts import part
-from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.eval.metrics import estimate, normalised
+from ragboost.chunk_cache.eval.metrics import normalised
 from ragboost.chunk_cache.eval.runner import EvalRow, evaluate
-from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure as measure_offline
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES
-from ragboost.chunk_cache.store.lru import ChunkStore
 from research.tasks import TASKS, make_prompts
 
-MODEL = Path(__file__).parents[1] / "models" / "reference"
-SPLITS = {"development": (101, 102, 103), "test": (201, 202, 203)}
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 UNFAIR = ("oracle", "full", "reuse")
 """Policies excluded as the default: an upper bound that knows the answer, and the two extremes."""
@@ -63,8 +55,7 @@ def measure(
 ) -> list[EvalRow]:
     """Evaluate `prompts` prompts of every task, drawn with this seed; finished tasks are saved in
     `parts`."""
-    causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=1 << 28))
+    reuse = load_reuse(model)
     names = "all" if policies == list(POLICIES) else "+".join(policies)
 
     def on_task(task: str) -> list[Any]:
@@ -109,15 +100,11 @@ def summarise(runs: list[list[EvalRow]]) -> dict[str, Any]:
     divergence: Scores = {}
     for same in zip(*runs, strict=True):
         task, policy, ratio = same[0].task, same[0].policy, f"{same[0].ratio:g}"
-        mean = estimate([row.score for row in same])
-        score.setdefault(task, {}).setdefault(policy, {})[ratio] = round(mean.mean, 4)
-        error.setdefault(task, {}).setdefault(policy, {})[ratio] = (
-            None if math.isnan(mean.error) else round(mean.error, 4)
-        )
-        kl = estimate([row.kl for row in same]).mean
-        divergence.setdefault(task, {}).setdefault(policy, {})[ratio] = round(kl, 4)
-    for found in (score, error, divergence):
-        fill_ends(found)
+        found = *mean_and_error([r.score for r in same]), mean_and_error([r.kl for r in same])[0]
+        for table, value in zip((score, error, divergence), found, strict=True):
+            table.setdefault(task, {}).setdefault(policy, {})[ratio] = value
+    for table in (score, error, divergence):
+        fill_ends(table)
     for task, by_policy in score.items():
         full, reuse = by_policy["full"]["1"], by_policy["reuse"]["0"]
         assert full is not None
@@ -126,9 +113,7 @@ def summarise(runs: list[list[EvalRow]]) -> dict[str, Any]:
             for ratio, value in by_ratio.items():
                 assert value is not None
                 won = normalised(value, full=full, reuse=reuse) if task != "local" else math.nan
-                share.setdefault(task, {}).setdefault(policy, {})[ratio] = (
-                    None if math.isnan(won) else round(won, 4)
-                )
+                share.setdefault(task, {}).setdefault(policy, {})[ratio] = rounded(won)
     return {"score": score, "error": error, "normalised": share, "kl": divergence}
 
 
@@ -191,16 +176,11 @@ def measure_offline_stage(args: argparse.Namespace) -> None:
             parts=args.parts,
         )
         show_it = prepared_quality.show
-    if args.json:
-        print(json.dumps(result))
-    else:
-        show_it(result)
+    report(result, args, show_it)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, default=MODEL, help="reference model")
     parser.add_argument("--split", choices=SPLITS, default="test", help="prompts to evaluate on")
     parser.add_argument("--prompts", type=int, default=100, help="prompts per task and seed")
@@ -225,7 +205,6 @@ def main() -> None:
     )
     parser.add_argument("--parts", type=Path, help="folder of finished parts, to resume from")
     parser.add_argument("--craft", action="store_true", help="measure Cache-Craft")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if args.neighbours or args.craft:
         measure_offline_stage(args)
@@ -259,10 +238,7 @@ def main() -> None:
         "haystack": args.haystack,
         "cpu_s": round(time.process_time() - begin),
     }
-    if args.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    report(result, args, show)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from rich.table import Table
 from benchmarks.chunks.tier_media import media
 from benchmarks.chunks.tier_models import CHUNK, CHUNKS, QUESTION, SYSTEM, Bench, Clockwork, Model
 from benchmarks.chunks.tier_storage import sweep, two_settings
+from benchmarks.command import make_parser
 from ragboost.chunk_cache.store.speeds import Speeds, preload_depth
 from ragboost.chunk_cache.store.tiered import TieredStore
 
@@ -192,10 +193,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=6, help="requests in the queue")
     parser.add_argument("--ratio", type=float, default=0.15, help="recompute ratio")
     parser.add_argument("--real", action="store_true", help="use a real model")
@@ -205,7 +203,6 @@ def main() -> None:
         choices=("media", "layerwise", "queue", "fallback", "storage"),
         help="run one part",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     torch.set_num_threads(1)  # leaves a core for loading
     result: dict[str, Any] = {}

@@ -26,6 +26,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
+from benchmarks.command import make_parser
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
@@ -167,9 +168,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--tokens", default="2000,4000,8000", help="prompt lengths")
     parser.add_argument("--ratios", default="0,0.05,0.15,0.3", help="recompute ratios")
     parser.add_argument(
@@ -182,7 +181,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--disk", action="store_true", help="measure KV on disk as well")
     parser.add_argument("--repeats", type=int, help="default: more for shorter prompts")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: no accelerator available")

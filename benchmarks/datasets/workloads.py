@@ -1,14 +1,10 @@
-"""Workloads for benchmarks: generated requests, and retrieval runs read from disk.
+"""Workloads of requests, which are lists of documents in relevance order, and generated ones.
 
-A request is a list of documents in relevance order. Does not know ordering or engines.
+Does not know ordering or engines.
 """
 
-import gzip
-import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,31 +21,18 @@ CAPACITIES: Mapping[str, int | None] = {
 NUM_DOCUMENTS = 5_000
 DOCUMENT_TOKENS = (200, 1_200)
 
-# Assumed document length for data sets whose corpus holds only extracts.
-_WHOLE_DOCUMENT_TOKENS = {"multihoprag_evidence": 1_000}
-_CHARACTERS_PER_TOKEN = 4
-
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests with the lengths of their documents.
-
-    Attributes:
-        name: label in results.
-        contexts: documents of each request, most relevant first.
-        tokens: token count of each document.
-        questions: question of each request; empty for generated workloads.
-        conversations: positions of the requests of each conversation, in turn order; empty for
-            independent requests.
-    """
+    """Requests with the lengths of their documents; generated ones have no questions."""
 
     name: str
-    contexts: list[list[Hashable]]
-    tokens: dict[Hashable, int]
+    contexts: list[list[Hashable]]  # of each request, most relevant first
+    tokens: dict[Hashable, int]  # of each document
     questions: tuple[str, ...] = ()
-    conversations: tuple[tuple[int, ...], ...] = ()
+    conversations: tuple[tuple[int, ...], ...] = ()  # positions of their requests, turn by turn
 
 
 def hit_rates(
@@ -151,90 +134,3 @@ def _distinct(draw: Callable[[tuple[int, ...]], Rows], k: int, *, head: Rows) ->
         count = np.cumsum(is_new, axis=1)
         if n == 0 or count[:, -1].min() >= k:
             return rows[is_new & (count <= k)].reshape(n, k)
-
-
-def load_data(
-    path: Path | str, *, workload: str | None = None, retriever: str = "dense", k: int = 15
-) -> Workload:
-    """Read requests from a folder.
-
-    The folder holds either `document_tokens.json.gz` and `{workload}_*.jsonl`, or
-    `retrieved_{retriever}.jsonl`, `queries.jsonl` and `corpus.jsonl` (document lengths: one token
-    per four characters; 1,000 for MultiHop-RAG, whose corpus holds extracts only). All may be
-    gzipped. Lists are cut to `k`.
-
-    Raises:
-        RequestError: a file is missing; the message lists the files present.
-    """
-    folder = Path(path)
-    lengths = folder / "document_tokens.json.gz"
-    if lengths.is_file():
-        if workload is None:
-            raise RequestError(
-                f"{folder} holds several workloads: choose one of zipf, topics, neardup"
-            )
-        rows = list(_read(_only(folder, f"{workload}_*.jsonl*")))
-        with gzip.open(lengths, "rt", encoding="utf-8") as file:
-            tokens = json.load(file)
-        return Workload(workload, contexts=[row["doc_ids"][:k] for row in rows], tokens=tokens)
-    rows = list(_read(_only(folder, f"retrieved_{retriever}.jsonl*")))
-    contexts = [row["doc_ids"][:k] for row in rows]
-    queries = {row["id"]: row for row in _read(_only(folder, "queries.jsonl*"))}
-    asked = [queries.get(row["id"], {}) for row in rows]
-    return Workload(
-        f"{folder.name}/{retriever}",
-        contexts=contexts,
-        tokens=_document_tokens(folder, contexts),
-        questions=tuple(query.get("question", "") for query in asked),
-        conversations=_conversations(asked),
-    )
-
-
-def read_rows(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:
-    """Read the rows of the folder's first file that matches the pattern, plain or gzipped.
-
-    Raises:
-        RequestError: no file matches.
-    """
-    return _read(_only(folder, pattern))
-
-
-def _document_tokens(folder: Path, contexts: Iterable[Iterable[Hashable]]) -> dict[Hashable, int]:
-    used = {document for context in contexts for document in context}
-    if folder.name in _WHOLE_DOCUMENT_TOKENS:
-        return dict.fromkeys(used, _WHOLE_DOCUMENT_TOKENS[folder.name])
-    tokens: dict[Hashable, int] = {
-        row["id"]: max(1, len(row["text"]) // _CHARACTERS_PER_TOKEN)
-        for row in _read(_only(folder, "corpus.jsonl*"))
-        if row["id"] in used
-    }
-    if missing := used - tokens.keys():
-        raise RequestError(
-            f"{folder}: the corpus lacks {len(missing)} documents, such as {missing.pop()!r}"
-        )
-    return tokens
-
-
-def _conversations(asked: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], ...]:
-    turns: dict[str, list[int]] = {}
-    for i, query in enumerate(asked):
-        if "conversation_id" in query:
-            turns.setdefault(query["conversation_id"], []).append(i)
-    return tuple(
-        tuple(sorted(positions, key=lambda i: asked[i]["turn"])) for positions in turns.values()
-    )
-
-
-def _only(folder: Path, pattern: str) -> Path:
-    found = sorted(folder.glob(pattern))
-    if not found:
-        there = ", ".join(sorted(file.name for file in folder.glob("*.jsonl*"))) or "no .jsonl file"
-        raise RequestError(f"{folder} has no {pattern}; it has {there}")
-    return found[0]
-
-
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TextIO
 
 import httpx
 
+from benchmarks.command import make_parser
 from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
@@ -252,9 +253,7 @@ def tokens_per_word(server_url: str) -> float:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--engine", choices=["vllm", "sglang", "embedded"], required=True, help="engine to start"
     )
@@ -278,7 +277,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--trace", type=argparse.FileType("w"), help="write one JSON line per request to this file"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if reason := missing(options.engine):
         parser.error(reason)

@@ -6,7 +6,6 @@
 Requests go over HTTP on loopback and stream; the time is that of the first byte, in milliseconds.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -18,6 +17,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser, report
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.serving import serve_in_thread
@@ -26,16 +26,12 @@ HITS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, help="model directory; default: the built-in model")
     parser.add_argument("--tokens", type=int, default=4000, help="prompt length")
     parser.add_argument("--repeats", type=int, default=7, help="repeats per hit length")
     parser.add_argument("--num-threads", type=int, default=1, help="compute threads")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result = measure(
         EngineSettings(
@@ -47,10 +43,7 @@ def main() -> None:
         repeats=args.repeats,
         seed=args.seed,
     )
-    if args.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    report(result, args, show)
 
 
 def measure(settings: EngineSettings, *, tokens: int, repeats: int, seed: int) -> dict[str, Any]:
@@ -118,7 +111,6 @@ def first_token(client: httpx.Client, prompt: list[int]) -> tuple[float, float, 
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table."""
     table = Table(title=f"{result['model']}, prompts of {result['tokens']:,} tokens")
     for name in ("hit", "cached tokens", "TTFT ms", "CPU ms", "speed-up"):
         table.add_column(name, justify="right")

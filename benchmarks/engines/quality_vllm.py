@@ -9,9 +9,9 @@ behind the system prompt. Runs in vLLM's environment.
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks.chunks.reference import MODEL
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.runner import evaluate
@@ -20,7 +20,6 @@ from ragboost.chunk_cache.store.lru import ChunkStore
 from research.tasks import TASKS, make_prompts
 from tests.engines.offline_vllm import ReuseLLM
 
-MODEL = Path(__file__).parents[1] / "models" / "reference"
 POLICIES = ("gradual", "a3", "fusionrag", "cacheblend", "epic", "hybrid")
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 Row = tuple[str, float]

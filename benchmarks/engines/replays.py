@@ -3,28 +3,22 @@
 Knows workloads and request bodies. Does not know engines.
 """
 
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.engines.served import Sample, Served
+from benchmarks.engines.served import Served
 from ragboost.booster.booster import Booster
 from ragboost.types import Request
+from scripts.http_client import CHAT, COMPLETIONS, Answer
 
 INDEPENDENT = ("plain", "boosted", "online")
-REUSING = ("plain", "order", "reuse", "order_reuse")
 TURNS = ("plain", "boosted")
 STRETCHES = 20
 ANSWER_TOKENS = 8
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
 _CHARACTERS_PER_TOKEN = 2  # fewer than the tiny models' 2.5, so that no prompt is too long
 
 Body = dict[str, Any]
@@ -41,7 +35,7 @@ class Turn(NamedTuple):
     """One turn of a conversation, with its sample in each mode."""
 
     number: int
-    samples: Mapping[str, Sample]
+    samples: Mapping[str, Answer]
 
 
 def replay_independent(
@@ -54,14 +48,10 @@ def replay_independent(
 ) -> dict[str, Any]:
     """Send independent requests: plain, planned as a batch, and boosted one by one.
 
-    Args:
-        served: an engine for each mode of INDEPENDENT.
-        requests: the whole set.
-        count: number of requests to measure.
-        sample: `first`: the first ones, planned by themselves. `stretches`: STRETCHES runs of
-            consecutive requests in the plan of the whole set, each sent after its predecessor in
-            the plan; the other modes get the same requests in the order of the set.
-        at_once: requests sent concurrently to one mode before the next mode gets its round.
+    Of the whole set `count` are measured. `sample="first"`: the first ones, planned by themselves;
+    `"stretches"`: STRETCHES runs of consecutive requests in the plan of the whole set, each sent
+    after its predecessor in the plan, while the other modes get the same requests in the order of
+    the set. A mode gets `at_once` requests before the next mode gets its round.
     """
     if sample == "first":
         requests = requests[:count]
@@ -91,65 +81,6 @@ def replay_independent(
         **ratios(figures["plain"], figures["boosted"]),
         **{f"online_{name}": x for name, x in ratios(figures["plain"], figures["online"]).items()},
     }
-
-
-def replay_reusing(
-    served: Mapping[str, Served],
-    requests: Sequence[Request],
-    *,
-    count: int,
-    at_once: int,
-    ratio: float,
-) -> dict[str, Any]:
-    """Send the first `count` requests on arrival: as they are, ordered, with chunk reuse, and both.
-
-    The engines that reuse chunks have stored the documents of these requests before.
-
-    Args:
-        served: an engine for each mode of REUSING.
-        requests: the whole set.
-        count: number of requests to measure.
-        at_once: requests sent concurrently to one mode before the next mode gets its round.
-        ratio: share of the reused tokens to recompute.
-    """
-    requests, reuse = requests[:count], {"policy": "gradual", "ratio": ratio}
-    stored = {mode: store_documents(served[mode], requests) for mode in ("reuse", "order_reuse")}
-    bodies = {
-        "plain": [completion(request, boost=False) for request in requests],
-        "order": [completion(request, boost=True) for request in requests],
-        "reuse": [completion(request, boost=True, reuse=reuse) for request in requests],
-        "order_reuse": [completion(request, boost=True, reuse=reuse) for request in requests],
-    }
-    send_interleaved(served, {mode: rounds(sent, at_once) for mode, sent in bodies.items()})
-    figures: dict[str, Any] = {mode: served[mode].summary() for mode in REUSING}
-    return {
-        "requests": len(requests),
-        "recompute_ratio": ratio,
-        "stored_ahead": stored["reuse"],
-        **figures,
-        **{
-            f"{mode}_{name}": value
-            for mode in REUSING[1:]
-            for name, value in ratios(figures["plain"], figures[mode]).items()
-        },
-    }
-
-
-def store_documents(served: Served, requests: Sequence[Request]) -> dict[str, Any]:
-    """Let an engine store all documents of these requests, as `ragboost precompute` does."""
-    documents = {each.key: each for request in requests for each in request.documents}
-    with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder) / "corpus.jsonl"
-        rows = (
-            {"id": each.id, "title": each.title, "text": each.text} for each in documents.values()
-        )
-        corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        command = [sys.executable, "-m", "ragboost", "precompute", "--engine", served.engine_url]
-        command += ["--corpus", str(corpus), "--top-n", "0", "--concurrency", "1", "--json"]
-        done = subprocess.run(command, check=True, capture_output=True)
-    served.reset()
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
 
 
 def stretches(total: int, count: int) -> list[tuple[int, int]]:
@@ -198,12 +129,8 @@ def replay_turns(
 ) -> dict[str, Any]:
     """Send conversations turn by turn; both modes resend the history unchanged.
 
-    Args:
-        served: an engine for each mode of TURNS.
-        conversations: the turns of each conversation.
-        count: number of requests to send.
-        at_once: concurrent conversations; a round holds a turn of each.
-        max_prompt_tokens: a conversation ends before a turn whose prompt would exceed this.
+    A round holds a turn of `at_once` conversations; `count` requests are sent in all. A
+    conversation ends before a turn whose prompt would exceed `max_prompt_tokens`.
     """
     waiting = [
         Conversation(f"conversation-{number}", requests, max_prompt_tokens=max_prompt_tokens)
@@ -216,7 +143,7 @@ def replay_turns(
         running = waiting[: min(at_once, count - len(turns))]
         if not running:
             break
-        by_conversation: list[dict[str, Sample]] = [{} for _ in running]
+        by_conversation: list[dict[str, Answer]] = [{} for _ in running]
         for mode in TURNS:
             bodies = [conversation.body(mode) for conversation in running]
             measured = served[mode].measure(CHAT, bodies)
@@ -268,10 +195,10 @@ class Conversation:
         body["ragboost"]["session_id"] = self._name
         return {**body, "messages": self._histories[mode], "max_tokens": ANSWER_TOKENS}
 
-    def add_turn(self, samples: Mapping[str, Sample]) -> Turn:
+    def add_turn(self, samples: Mapping[str, Answer]) -> Turn:
         """Append each mode's response to its history and return the finished turn."""
         for mode, sample in samples.items():
-            self._histories[mode].append({"role": "assistant", "content": sample.answer})
+            self._histories[mode].append({"role": "assistant", "content": sample.text or "-"})
             self._longest = max(self._longest, sample.prompt_tokens)
         self._turns += 1
         return Turn(self._turns, samples)
@@ -286,7 +213,9 @@ def turn_figures(turns: Iterable[Turn]) -> dict[str, Any]:
     for mode in TURNS:
         of_mode = [sample[mode] for sample in samples]
         computed = sum(sample.prompt_tokens - sample.cached_tokens for sample in of_mode)
-        figures[f"{mode}_ttft_p50_ms"] = round(statistics.median(s.ttft_ms for s in of_mode), 1)
+        figures[f"{mode}_ttft_p50_ms"] = round(
+            statistics.median(a.ttft_s * 1000 for a in of_mode), 1
+        )
         figures[f"{mode}_prefill_tokens"] = computed
     for name, figure in (("ttft_ratio", "ttft_p50_ms"), ("prefill_ratio", "prefill_tokens")):
         ratio = figures[f"plain_{figure}"] / max(figures[f"boosted_{figure}"], 1)
@@ -323,9 +252,9 @@ def completion(request: Request, *, boost: bool, reuse: Mapping[str, Any] | None
 
 def _progress(text: str, served: Mapping[str, Served], started: float) -> None:
     medians = (
-        f"{mode} {statistics.median(sample.ttft_ms for sample in engine.samples):.0f} ms"
+        f"{mode} {statistics.median(answer.ttft_s for answer in engine.answers):.3f} s"
         for mode, engine in served.items()
-        if engine.samples
+        if engine.answers
     )
     seconds = f"after {time.monotonic() - started:.0f} s"
     print(text, seconds, *medians, sep=", ", file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ The engines run side by side and get small groups of requests alternately, so th
 modes alike. Knows request bodies. Does not know workloads.
 """
 
-import json
 import re
 import statistics
 import time
@@ -18,6 +17,7 @@ import httpx
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
+from scripts.http_client import SOURCES, Answer, Body, ask
 from tests.engines.servers import EngineServer, Kind, Shape
 
 COUNTERS = re.compile(
@@ -26,17 +26,6 @@ COUNTERS = re.compile(
     re.MULTILINE,
 )
 _SETTLE_S = 0.5  # engines update their metrics after a step
-Body = Mapping[str, Any]
-
-
-class Sample(NamedTuple):
-    """Measured response to one request; `reused_tokens` came from stored chunks."""
-
-    ttft_ms: float
-    prompt_tokens: int
-    cached_tokens: int
-    answer: str
-    reused_tokens: int = 0
 
 
 class Counted(NamedTuple):
@@ -50,14 +39,10 @@ class Counted(NamedTuple):
 
 
 class Served:
-    """An engine behind its own proxy.
-
-    Attributes:
-        samples: responses to the requests of `measure`.
-    """
+    """An engine behind its own proxy."""
 
     def __init__(self, server: EngineServer, client: httpx.Client) -> None:
-        self.samples: list[Sample] = []
+        self.answers: list[Answer] = []  # to the requests of `measure`
         self._server = server
         self._client = client
         self._excluded: list[Counted] = []
@@ -70,20 +55,20 @@ class Served:
 
     def reset(self) -> None:
         """Clear the engine's cache and restart counting."""
-        self.samples.clear()
+        self.answers.clear()
         self._excluded.clear()
         self._server.clear_cache()
         # NOTE: vLLM publishes the cleared cache with its next step only.
         self.send("/v1/completions", {"prompt": "Run one more engine step."})
         self._start = self.counters()
 
-    def measure(self, path: str, bodies: Sequence[Body]) -> list[Sample]:
+    def measure(self, path: str, bodies: Sequence[Body]) -> list[Answer]:
         """Send measured requests concurrently, in this order."""
         with ThreadPoolExecutor(len(bodies)) as pool:
             futures = [pool.submit(self.send, path, body) for body in bodies]
-            samples = [future.result() for future in futures]
-        self.samples += samples
-        return samples
+            answers = [future.result() for future in futures]
+        self.answers += answers
+        return answers
 
     def prepare(self, path: str, body: Body) -> None:
         """Send an unmeasured request that prepares the cache."""
@@ -91,36 +76,9 @@ class Served:
         self.send(path, body)
         self._excluded.append(self.counters().since(before))
 
-    def send(self, path: str, body: Body) -> Sample:
-        """Send one streaming request; the first event with text counts as the first token."""
-        body = {
-            "model": "tiny",
-            "max_tokens": 1,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **body,
-        }
-        usage: dict[str, Any] = {}
-        started, first, answer = time.perf_counter(), 0.0, ""
-        with self._client.stream("POST", path, json=body) as response:
-            if response.status_code != 200:
-                raise RuntimeError(f"{response.status_code}: {response.read()!r}")
-            for event in _events(response):
-                choice = (event.get("choices") or [{}])[0]
-                piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-                if not first and (piece or choice.get("finish_reason")):
-                    first = time.perf_counter()
-                answer += piece
-                usage = event.get("usage") or usage
-        details = usage.get("prompt_tokens_details") or {}
-        return Sample(
-            (first - started) * 1000,
-            prompt_tokens=usage["prompt_tokens"],
-            cached_tokens=details.get("cached_tokens") or 0,
-            answer=answer or "-",
-            reused_tokens=(usage.get("ragboost") or {}).get("approx_cached_tokens", 0),
-        )
+    def send(self, path: str, body: Body) -> Answer:
+        """Send one streaming request."""
+        return ask(self._client, path, {"model": "tiny", "max_tokens": 1, **body})
 
     def counters(self) -> Counted:
         """Return the engine's counters since its start."""
@@ -137,33 +95,27 @@ class Served:
         counted = self.counters().since(self._start)
         for excluded in self._excluded:
             counted = counted.since(excluded)
-        ttft = [sample.ttft_ms for sample in self.samples]
+        ttft = [answer.ttft_s * 1000 for answer in self.answers]
         quantiles = statistics.quantiles(ttft, n=20, method="inclusive")
-        prompt = sum(sample.prompt_tokens for sample in self.samples)
-        cached = sum(sample.cached_tokens for sample in self.samples)
-        reused = sum(sample.reused_tokens for sample in self.samples)
+        tokens = {name: sum(each.sources[name] for each in self.answers) for name in SOURCES}
+        computed = tokens["computed"] + tokens["recomputed"]
         return {
             "hit_rate": round(counted.cached / max(counted.prompt, 1), 4),
             "ttft_p50_ms": round(statistics.median(ttft), 1),
             "ttft_p95_ms": round(quantiles[-1], 1),
             "ttft_mean_ms": round(statistics.fmean(ttft), 1),
             "ttft_quartiles_ms": [round(quantiles[i], 1) for i in (4, 9, 14)],
-            "prompt_tokens": prompt,
-            "prefill_tokens": prompt - cached - reused,
-            **({"reused_tokens": reused} if reused else {}),
+            "prompt_tokens": sum(tokens.values()),
+            "prefill_tokens": computed,
+            "tokens": tokens,
         }
 
 
 class Mode(NamedTuple):
-    """One way to serve.
+    """One way to serve."""
 
-    Attributes:
-        settings: sections of the proxy's settings.
-        chunks: settings of chunk reuse in vLLM; None: vLLM as it is.
-    """
-
-    settings: Mapping[str, Any] = {}
-    chunks: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = {}  # sections of the proxy's settings
+    chunks: Mapping[str, Any] | None = None  # settings of chunk reuse; None: the engine as it is
 
 
 @contextmanager
@@ -219,9 +171,3 @@ def wait_until_ready(app: Any, *, reuses: bool = False) -> None:
         if time.monotonic() > end:
             raise RuntimeError("the proxy does not follow the engine after 30 s")
         time.sleep(0.05)
-
-
-def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in response.iter_lines():
-        if line.startswith("data: {"):
-            yield json.loads(line.removeprefix("data: "))

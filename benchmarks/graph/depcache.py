@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from benchmarks.command import make_parser
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine.builtin import build_model
 from ragboost.graph.depcache import DepCache
@@ -237,9 +238,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--workload", choices=WORKLOADS, default="zipf", help="distribution of the entities"
     )
@@ -267,7 +266,6 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=1, help="compute threads")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     result = measure(args)

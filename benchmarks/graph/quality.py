@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.command import make_parser
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.graph.depcache import DepCache
@@ -116,9 +117,7 @@ def variants(args: argparse.Namespace, cases: list[GraphCase]) -> dict[str, Answ
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--models", type=Path, default=MODELS, help="folder of the reference models"
     )
@@ -129,7 +128,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="prefix of the variants to run")
     parser.add_argument("--policy", default=DEFAULT_POLICY, help="selection policy")
     parser.add_argument("--seed", type=int, default=20_000)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     args.ratios = [float(ratio) for ratio in args.ratios.split(",")]
     cases = draw_cases(args.cases, seed=args.seed)

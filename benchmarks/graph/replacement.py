@@ -24,6 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser, report
 from ragboost.chunk_cache.eviction import EvictionPolicy
 from research.eviction import POLICIES
 from research.eviction.belady import Belady
@@ -217,10 +218,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--workload", choices=WORKLOADS, action="append", help="distribution of the entities"
     )
@@ -236,13 +234,9 @@ def main() -> None:
     parser.add_argument("--queue", type=int, default=32, help="waiting requests")
     parser.add_argument("--sweep", type=int, nargs="+", help="queue lengths to compare")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result = run(args, lambda text: print(text, file=sys.stderr, flush=True))
-    if args.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    report(result, args, show)
 
 
 if __name__ == "__main__":

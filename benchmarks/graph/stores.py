@@ -7,7 +7,6 @@ graph is random, with the size of the largest one in the DepCache paper (RGB: 54
 74,394 relations). A lookup returns all two-hop paths from one entity; wall time, in milliseconds.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -16,6 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from benchmarks.command import make_parser
 
 Triplets = list[tuple[str, str, str]]
 Lookup = Callable[[str], Iterable[Any]]
@@ -142,15 +143,12 @@ def measure(name: str, triplets: Triplets, roots: list[str]) -> dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--stores", default="sqlite", help="stores to compare, comma-separated")
     parser.add_argument("--entities", type=int, default=54_544, help="entities of the graph")
     parser.add_argument("--edges", type=int, default=74_394, help="relations of the graph")
     parser.add_argument("--lookups", type=int, default=300, help="measured lookups")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     triplets = make_graph(entities=args.entities, edges=args.edges, seed=args.seed)
     heads = [head for head, _, _ in triplets]

@@ -8,7 +8,6 @@ Draws questions with `research.order_tasks`, serves the model by `ragboost engin
 count, so the load of the machine does not matter. The models come from `scripts/train_order_model`.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import make_parser
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.serving import serve_in_thread
@@ -71,16 +71,13 @@ def lines(results: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--model", type=Path, action="append", help="model directory, repeatable; default: both"
     )
     parser.add_argument("--questions", type=int, default=600, help="single questions")
     parser.add_argument("--conversations", type=int, default=200, help="of three turns")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     exit_on_sigterm()
     results = {}

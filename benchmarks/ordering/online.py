@@ -7,8 +7,6 @@ Search, ordering and insertion of each request are timed together, in microsecon
 grows to `--contexts` contexts. Hit rates come from the prefix-cache simulator.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser, report
 from benchmarks.datasets.workloads import CAPACITIES, Workload, hit_rates
 from benchmarks.ordering.plan import add_workload_arguments, workload_of
 from ragboost.config import OrderingSettings
@@ -34,10 +33,7 @@ Micros = npt.NDArray[np.float64]
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add_workload_arguments(parser, contexts=100_000)
     parser.add_argument(
         "--tail",
@@ -64,10 +60,7 @@ def main() -> None:
         prior=warm(args.data, k=args.k, limit=args.warm) if args.warm else None,
         unbounded=args.unbounded,
     )
-    if args.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    report(result, args, show)
 
 
 def warm(folder: Path, *, k: int, limit: int) -> CorpusPrior:
@@ -166,7 +159,6 @@ def _order(
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table."""
     table = Table(
         title=f"{result['workload']}: {result['contexts']} contexts, windows of {result['window']}"
     )

@@ -8,8 +8,6 @@ oracle knows all requests and may send them in any order; requests in order of a
 it. Meant for 300 to 2,000 requests.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser, report
 from benchmarks.datasets.workloads import Workload
 from benchmarks.ordering.online import Tail, replay
 from benchmarks.ordering.plan import add_workload_arguments, for_seconds, workload_of
@@ -27,10 +26,7 @@ WINDOW = 64
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add_workload_arguments(parser, contexts=1_000)
     parser.add_argument("--seconds", type=float, default=60.0, help="of the oracle's search")
     parser.add_argument("--capacity", type=int, help="tokens of the cache; default: unbounded")
@@ -39,10 +35,7 @@ def main() -> None:
     result = measure(
         workload_of(args), seconds=args.seconds, capacity=args.capacity, tail=args.tail
     )
-    if args.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    report(result, args, show)
 
 
 def measure(
@@ -87,7 +80,6 @@ def _sent(workload: Workload, plan: BatchPlan) -> list[Sequence[Hashable]]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table."""
     ((workload, shares),) = result["share"].items()
     table = Table(title=f"{workload}: share of the oracle's gain over the plain order")
     for heading in ("order", "hit rate", "share"):

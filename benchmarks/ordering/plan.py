@@ -8,7 +8,6 @@ simulator. Times are seconds of wall and processor time, memory is peak RSS in M
 """
 
 import argparse
-import json
 import resource
 import statistics
 import time
@@ -19,7 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.datasets.workloads import Workload, generate, hit_rates, load_data
+from benchmarks.command import make_parser, report
+from benchmarks.datasets.retrieval import load_data
+from benchmarks.datasets.workloads import Workload, generate, hit_rates
 from ragboost.index.clustering import EXACT_CONTEXTS, KeepImproving, Linkage
 from ragboost.ordering import BatchPlan, plan_batch
 
@@ -28,10 +29,7 @@ PAPER_CONTEXTS = 4_000
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add_workload_arguments(parser, contexts=12_000)
     parser.add_argument("--repeats", type=int, default=3, help="plans; build_s is the median")
     parser.add_argument(
@@ -52,10 +50,7 @@ def main() -> None:
         improve_s=args.improve,
         paper=args.paper,
     )
-    if args.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    report(result, args, show)
 
 
 def add_workload_arguments(parser: argparse.ArgumentParser, *, contexts: int) -> None:
@@ -66,7 +61,6 @@ def add_workload_arguments(parser: argparse.ArgumentParser, *, contexts: int) ->
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--data", type=Path, help="folder of retrieval runs to use instead")
     parser.add_argument("--retriever", default="dense", help="retrieval run of the folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def workload_of(args: argparse.Namespace) -> Workload:
@@ -139,7 +133,6 @@ def _hit_rates(workload: Workload, plan: BatchPlan) -> dict[str, float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table."""
     table = Table(title=f"{result['workload']}: {result['contexts']} contexts")
     table.add_column("token hit rate at")
     for name in result["hit_rate"]:

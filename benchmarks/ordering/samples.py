@@ -8,7 +8,6 @@ and for the median request. The defaults are those of `benchmarks.engines.end_to
 padded`.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Hashable, Sequence
@@ -18,7 +17,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.datasets.workloads import load_data
+from benchmarks.command import make_parser
+from benchmarks.datasets.retrieval import load_data
 from benchmarks.engines.replays import stretches
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
@@ -47,17 +47,13 @@ class Replay(NamedTuple):
 
 
 def main() -> None:
-    """Replay the samples and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
     parser.add_argument("--retriever", default="dense", help="retrieval run of the folder")
     parser.add_argument("--k", type=int, default=10, help="documents per request")
     parser.add_argument("--document-tokens", type=int, default=420, help="tokens per document")
     parser.add_argument("--question-tokens", type=int, default=150, help="question and hints")
     parser.add_argument("--cache-tokens", type=int, default=400_000, help="prefix cache size")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     lengths = Lengths(options.document_tokens, options.question_tokens, options.cache_tokens)
     contexts = load_data(options.data, retriever=options.retriever, k=options.k).contexts

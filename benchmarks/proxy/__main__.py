@@ -30,6 +30,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser
 from benchmarks.proxy.targets import KEY, Target, known_peers, last_cpu, running
 from scripts.processes import exit_on_sigterm
 
@@ -52,10 +53,7 @@ class Round:
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=300, help="maximum requests per round")
     parser.add_argument("--seconds", type=float, default=3.0, help="approximate length of a round")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per target")
@@ -64,7 +62,6 @@ def main() -> None:
     )
     parser.add_argument("--body", action="append", choices=tuple(BODIES), help="bodies to send")
     parser.add_argument("--workers", type=int, default=0, help="also with so many workers")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     exit_on_sigterm()
     names = args.only or list(known_peers())

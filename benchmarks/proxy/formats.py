@@ -6,7 +6,6 @@ Times `extract` and `replace` in microseconds on decoded JSON, with the document
 JSON decoding and encoding are not included.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -17,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser, report
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.formats import find_format, make_formats
@@ -27,19 +27,12 @@ _WORDS = ("lease", "rent", "tenant", "owner", "clause", "deposit", "notice", "mo
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=31, help="repeats per shape and size")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result = measure(repeats=args.repeats, seed=args.seed)
-    if args.json:
-        print(json.dumps(result))
-    else:
-        show(result)
+    report(result, args, show)
 
 
 def measure(*, repeats: int, seed: int) -> dict[str, Any]:
@@ -172,7 +165,6 @@ SHAPES: dict[str, Callable[[Sequence[str]], dict[str, Any]]] = {
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table."""
     table = Table("shape", "size", "documents", "extract µs", "replace µs")
     for name, sizes in result["shapes"].items():
         for size, row in sizes.items():

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchmarks.command import make_parser
 from tests.fuzz.driver import Episode, Report
 from tests.fuzz.oracle import KINDS, Fault
 from tests.fuzz.requests import Asked, Reply
@@ -33,15 +34,12 @@ _SHOWN = 5
 
 def main() -> None:
     """Run the episodes and print; exit with 1 if a rule was broken."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="requests to send")
     # FastAPI keeps the routes of every app until the process ends: long runs need few apps.
     parser.add_argument("--seed", type=int, default=2026, help="seed of the run")
     parser.add_argument("--episode", type=int, default=5_000, help="requests to one app")
     parser.add_argument("--replay", metavar="CASE", help="repeat a failing case instead")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # thousands of backends fail on purpose
     if options.replay:

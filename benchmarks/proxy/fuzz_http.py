@@ -17,7 +17,6 @@ from tests.fuzz.http_driver import HttpDriver, HttpRecorder
 
 
 def main() -> None:
-    """Send and compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

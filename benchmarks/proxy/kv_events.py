@@ -7,7 +7,6 @@ proxied request, in microseconds. `hook_put_*` is the wall time that the hook ad
 step, in microseconds, with a proxy that accepts the connection and never responds.
 """
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -16,6 +15,7 @@ import socket
 import time
 from collections import deque
 
+from benchmarks.command import make_parser
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
@@ -164,12 +164,9 @@ def measure_hook(encoded: list[bytes]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--blocks", type=int, default=200_000, help="blocks stored and removed")
     parser.add_argument("--block-size", type=int, default=16, help="tokens per block")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     encoded, last = make_batches(options.blocks, options.block_size)
     figures = measure_stream(encoded, options.blocks, last)

@@ -10,7 +10,6 @@ bounds, the text of their rewritten messages. The index gets sequences of shared
 without the settings of `ragboost serve` for the garbage collector.
 """
 
-import argparse
 import gc
 import json
 import random
@@ -25,6 +24,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser
 from ragboost.booster import Booster
 from ragboost.config import Settings
 from ragboost.proxy.garbage import short_collections
@@ -46,12 +46,9 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in _KINDS:
         print(json.dumps(_KINDS[sys.argv[1]](int(sys.argv[2]))))
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--sessions", type=int, default=10_000, help="conversations of each kind")
     parser.add_argument("--nodes", type=int, default=100_000, help="nodes of the context index")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     exit_on_sigterm()
     result = {}

@@ -6,7 +6,6 @@ One chat completion with eight documents in a `ragboost` object goes through the
 backend on loopback. Another request with half of these documents has warmed the app before.
 """
 
-import argparse
 import asyncio
 import dataclasses
 import json
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from benchmarks.command import make_parser
 from benchmarks.proxy.mock_backend import Backend
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
@@ -140,9 +140,7 @@ async def _ask(app: Any, body: bytes) -> None:
 
 
 def main() -> None:
-    """Count and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with names")
+    parser = make_parser(__doc__)
     args = parser.parse_args()
     figures = asyncio.run(count_request()).figures()
     if args.json:

@@ -12,9 +12,7 @@ grows if its slope is above both that interval and a small figure, `_SMALL`. An 
 the request was running when an engine was killed; all others count.
 """
 
-import argparse
 import asyncio
-import json
 import os
 import re
 import statistics
@@ -34,6 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchmarks.command import make_parser, report
 from benchmarks.proxy.soak_proxy import read_stages
 from benchmarks.proxy.soak_traffic import Outcome, Traffic
 from benchmarks.proxy.targets import ROOT, free_port, listens, stop
@@ -244,14 +243,11 @@ def is_caused(outcome: Outcome, kills: Sequence[float]) -> bool:
 
 def main() -> None:
     """Run and print; exit with 1 after an error that was not caused, or if something grew."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the run")
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=0, help="seed of the clients")
     parser.add_argument("--plot", type=Path, help="write the samples to an .svg or .png file")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     exit_on_sigterm()
     if options.plot:
@@ -262,7 +258,7 @@ def main() -> None:
     result = _result(soak, traffic)
     if options.plot:
         _plot(options.plot, soak.samples)
-    print(json.dumps(result)) if options.json else _show(result)
+    report(result, options, _show)
     has_grown = result["grown"] and options.minutes >= _JUDGED_MINUTES
     sys.exit(1 if result["errors"] or has_grown else 0)
 

@@ -27,6 +27,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser, report
 from benchmarks.proxy.__main__ import BODIES, requests_for, run_round
 from benchmarks.proxy.targets import Target, first_cpu, free_port, last_cpu, listens, spawn, stop
 from ragboost.config import Settings
@@ -145,20 +146,14 @@ def main() -> None:
     if sys.argv[1:2] == ["server"]:
         _serve(*sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--body", action="append", choices=tuple(BODIES), help="bodies to send")
     parser.add_argument("--requests", type=int, default=40, help="requests per block")
     parser.add_argument("--blocks", type=int, default=15, help="measured blocks per server")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     exit_on_sigterm()
     result = {body: _measure(body, args) for body in args.body or ("1k", "45k", "400k")}
-    if args.json:
-        print(json.dumps(result))
-    else:
-        _print_table(result)
+    report(result, args, _print_table)
 
 
 def _measure(body: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:

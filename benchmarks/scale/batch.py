@@ -9,7 +9,6 @@ output, across the borders of the windows. Counts are exact; times and memory ar
 process.
 """
 
-import argparse
 import json
 import os
 import random
@@ -26,6 +25,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser, report
 from benchmarks.datasets.workloads import Workload, generate
 from benchmarks.parts import part
 from ragboost.simulate import HitRate, SimulatedCache
@@ -44,17 +44,13 @@ _WORDS = ("the", "lease", "was", "signed", "in", "spring", "and", "names", "both
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--workload", choices=("zipf", "topics", "neardup"), default="zipf")
     parser.add_argument("--windows", type=int, nargs="+", default=[10_000, 0], help="0: whole file")
     parser.add_argument("--words", type=int, default=0, help="of each text in the lines; 0: ids")
     parser.add_argument("--cache-tokens", type=int, default=400_000)
     parser.add_argument("--folder", type=Path, required=True, help="for the files; they stay")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     exit_on_sigterm()
     workload = generate(args.workload, args.lines)
@@ -62,7 +58,7 @@ def main() -> None:
         workload, args.windows, words=args.words, cache_tokens=args.cache_tokens, folder=args.folder
     )
     result = {"workload": args.workload, "lines": args.lines, "words": args.words, "rows": rows}
-    print(json.dumps(result)) if args.json else show(result)
+    report(result, args, show)
 
 
 def measure(
@@ -184,7 +180,6 @@ def _text(name: object, words: int) -> str:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table."""
     table = Table(title=f"{result['workload']}: {result['lines']:,} lines")
     for heading in ("window", "time, s", "CPU, s", "peak, MB", "hit rate", "plain"):
         table.add_column(heading, justify="right")

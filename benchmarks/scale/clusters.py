@@ -10,7 +10,6 @@ second; a request itself costs what `docs/lab/proxy-cost.md` says. `hits` simula
 virtual time (`simulation`); its figures are the same on every machine.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser
 from benchmarks.datasets.workloads import generate
 from benchmarks.parts import part
 from benchmarks.scale.costs import CACHED_SHARE, PROMPT_TOKENS, UnitCosts, unit_costs
@@ -42,15 +42,11 @@ MIN_REQUESTS = 960
 
 
 def main() -> None:
-    """Measure, simulate and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--tokens-per-s", type=int, default=50_000, help="new ones, of an engine")
     parser.add_argument("--only", choices=("costs", "hits"))
     parser.add_argument("--max-engines", type=int, default=64, help="of the simulated clusters")
     parser.add_argument("--parts", type=Path, help="folder of finished parts, to go on from")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     console = Console(stderr=True)
     result: dict[str, Any] = {}
@@ -129,7 +125,6 @@ def hit_rows(
 
 
 def show(name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table."""
     table = Table(*rows[0], title=name)
     for row in rows:
         table.add_row(*[f"{value:,}" for value in row.values()])

@@ -14,7 +14,6 @@ answered), `doubled` or `crossed`. `recovered_turns` and `recovered_s` say when 
 proxy repairs itself: from the fault). Counts are valid on a busy machine, seconds are not.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -32,6 +31,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser
 from ragboost.types import Document
 from scripts.cluster import BALANCERS, Cluster, ClusterProcess, installed_balancer
 from scripts.cluster_traffic import ClusterClient, Talk, Turn, hit_rate, num_moved
@@ -50,16 +50,12 @@ Act = Callable[[Cluster], Awaitable[None]]
 
 
 def main() -> None:
-    """Run all faults and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--before", type=int, default=240, help="turns before each fault")
     parser.add_argument("--during", type=int, default=80, help="turns until it is repaired")
     parser.add_argument("--after", type=int, default=240, help="turns after it, at most")
     parser.add_argument("--only", nargs="*", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--balancer", choices=[*BALANCERS, "none"], default=installed_balancer())
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     balancer = None if args.balancer == "none" else args.balancer
     sizes = (args.before, args.during, args.after)

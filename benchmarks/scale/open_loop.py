@@ -27,6 +27,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.command import make_parser
 from benchmarks.engines.end_to_end import MAX_MODEL_LEN, load
 from benchmarks.engines.replays import completion
 from benchmarks.engines.served import wait_until_ready
@@ -128,7 +129,6 @@ class Bench:
 
 
 def main() -> None:
-    """Measure and print."""
     options = parse()
     exit_on_sigterm()
     loaded = load(options)
@@ -197,9 +197,7 @@ def medians(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def parse() -> argparse.Namespace:
     """Parse the command line; exit with an error if the engine is not installed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
     parser.add_argument("--corpus", choices=["padded", "extracts"], default="extracts")
@@ -217,7 +215,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the first repeat's arrivals")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each arm, in turn")
     parser.add_argument("--plot", type=Path, metavar="F.svg", help="goodput over load")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     options.arm = options.arm or list(SHOWN)
     options.arrivals = options.arrivals or ["poisson"]

@@ -20,7 +20,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.datasets.workloads import GENERATORS, Workload, generate, load_data
+from benchmarks.command import make_parser
+from benchmarks.datasets.retrieval import load_data
+from benchmarks.datasets.workloads import GENERATORS, Workload, generate
 from benchmarks.scale.load_arms import Arrivals, arms, arrival_gaps, compare_rows, load_figures
 from benchmarks.scale.scheduling import PREFILL_TOKENS_PER_S, Run, virtual_loop
 from ragboost.ordering import plan_batch
@@ -128,7 +130,6 @@ def sweep(
 
 
 def main() -> None:
-    """Simulate and print."""
     options = parse()
     if options.data:
         made = [load_data(options.data, retriever=options.retriever, k=options.k)]
@@ -166,10 +167,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--workload", choices=tuple(GENERATORS), action="append")
     parser.add_argument("--data", type=Path, help="folder of a retrieval workload instead")
     parser.add_argument("--retriever", default="dense")
@@ -184,7 +182,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=32, help="of saturation, per engine")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plot", type=Path, metavar="F.svg", help="goodput over load")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if options.plot:
         check_plot(options.plot)
@@ -219,7 +216,6 @@ def plot(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def show(results: Sequence[Mapping[str, Any]]) -> None:
-    """Print tables."""
     console = Console()
     for result in results:
         table = Table(*result["rows"][0], title=f"{result['workload']}, simulated")

@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import make_parser
 from benchmarks.datasets.workloads import GENERATORS, Workload, generate
 from benchmarks.scale.load_arms import Response, arrival_gaps
 from ragboost.config import Settings
@@ -264,10 +265,7 @@ def compare(
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--workload", choices=tuple(GENERATORS), action="append", help="workloads to run"
     )
@@ -276,7 +274,6 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=1, help="prompts prefilled concurrently")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=("waiting_room", "router"), help="run one part")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     console = Console(stderr=True)
     parts = {"waiting_room": ROOM_ARMS, "router": ROUTER_ARMS}
@@ -294,7 +291,6 @@ def main() -> None:
 
 
 def show(name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table."""
     table = Table(title=name)
     for column in rows[0]:
         table.add_column(column)

@@ -9,7 +9,6 @@ every worker's layouts, and send all workers the resident tokens of the requests
 processor time of one thread, in microseconds per prompt.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -19,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.command import make_parser
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prefix_mirror import Changes
@@ -34,15 +34,11 @@ DOCUMENTS = 15
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=2000)
     parser.add_argument("--tokens", type=int, default=4000, help="of a prompt")
     parser.add_argument("--stored", type=float, default=0.5, help="share that was not cached")
     parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     result = measure(
         args.prompts, tokens=args.tokens, stored=args.stored, block_size=args.block_size

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.chunks.attention_maps import measure
-from benchmarks.chunks.quality import MODEL
+from benchmarks.chunks.reference import MODEL
 
 torch.set_num_threads(1)
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from benchmarks.chunks.craft_paper import chain_of, quality, summary, trace
-from benchmarks.chunks.quality import MODEL
+from benchmarks.chunks.reference import MODEL
 from ragboost.chunk_cache.store.influence import Influence
 from research.craft.variants import Variant, Variants
 

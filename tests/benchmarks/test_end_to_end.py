@@ -100,7 +100,7 @@ def test_requests_alone_reuse_the_prefix_where_plain_ones_do_not(
 def test_what_prepares_the_cache_does_not_count(served: dict[str, Served], tmp_path: Path) -> None:
     result = run(served, workload(tmp_path), "--requests", "4")
 
-    assert [len(mode.samples) for mode in served.values()] == [4, 4, 4]
+    assert [len(mode.answers) for mode in served.values()] == [4, 4, 4]
     boosted = result["boosted"]
     cached = 1 - boosted["prefill_tokens"] / boosted["prompt_tokens"]
     assert boosted["hit_rate"] == pytest.approx(cached, abs=0.001)
