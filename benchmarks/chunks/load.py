@@ -34,7 +34,7 @@ from typing import Any
 from benchmarks.chunks.served import AS_SENT, Served, build_model, draw, request_body, serve
 from benchmarks.command import make_parser
 from benchmarks.datasets.retrieval import load_requests
-from benchmarks.scale.load_arms import arrival_gaps
+from benchmarks.scale.load import arrival_gaps
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.config import EngineSettings
 from ragboost.demo.workload import WorkloadTurn

@@ -25,6 +25,7 @@ import subprocess
 import sys
 from typing import Any
 
+from benchmarks.command import make_parser
 from scripts.processes import exit_on_sigterm
 from tests.engines.servers import environment, missing, python
 
@@ -39,9 +40,9 @@ FORWARDED = ("tokens", "layers", "workers", "questions", "dtype", "seeds", "prom
 def run_part(engine: Any, part: str, args: argparse.Namespace) -> dict[str, Any]:
     """Run one part in the engine's environment and return its last line."""
     options = [f"--{name}={getattr(args, name)}" for name in FORWARDED]
-    module = f"benchmarks.engines.chunks_{engine}"
+    module = ["-W", "ignore", "-m", "benchmarks.engines.chunk_parts"]
     done = subprocess.run(
-        [*python(engine), "-W", "ignore", "-m", module, part, *options],
+        [*python(engine), *module, engine, part, *options],
         env=environment(engine),
         stdout=subprocess.PIPE,
         text=True,
@@ -54,7 +55,7 @@ def run_part(engine: Any, part: str, args: argparse.Namespace) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = make_parser(__doc__)
     parser.add_argument("--engine", choices=tuple(PARTS), default="vllm")
     parser.add_argument("--only", default="", help="parts, separated by commas; default: all")
     parser.add_argument("--tokens", default="1024,4096,8192", help="prompt lengths of `ttft`")
@@ -72,20 +73,18 @@ def main() -> None:
     parser.add_argument("--seeds", default="201,202,203", help="prompts of `quality`")
     parser.add_argument("--prompts", type=int, default=100, help="of `quality`, per task and seed")
     parser.add_argument("--policies", default="", help="of `quality`; default: six")
-    parser.add_argument("--json", action="store_true", help="print one object on the last line")
     args = parser.parse_args()
     exit_on_sigterm()
-    reason = missing(args.engine)
-    if reason:
+    if reason := missing(args.engine):
         sys.exit(reason)
     result: dict[str, Any] = {"engine": args.engine, "layers": args.layers}
     known = PARTS[args.engine]
     for part in args.only.split(",") if args.only else known:
         if part not in known:
             parser.error(f"--only: {args.engine} has no part {part!r}, only {', '.join(known)}")
-        told = run_part(args.engine, part, args)
-        print(part, json.dumps(told))
-        result.update(told)
+        figures = run_part(args.engine, part, args)
+        print(part, json.dumps(figures))
+        result.update(figures)
     if args.json:
         print(json.dumps(result))
 

@@ -11,53 +11,39 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
+
+from scripts.http_client import COMPLETIONS, Body, Json, ask_async
 
 TIMEOUT_S = 900.0
 
 
-async def send(
-    client: httpx.AsyncClient, body: Mapping[str, Any], started: float
-) -> dict[str, Any]:
+async def send(client: httpx.AsyncClient, body: Body, started: float) -> Json:
     """Send one streaming request; times are seconds since `started`."""
-    arrived = time.perf_counter() - started
-    usage: dict[str, Any] = {}
-    first, error = 0.0, None
     try:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                error = f"{response.status_code}: {(await response.aread())[:200]!r}"
-            async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line.removeprefix("data: "))
-                choice = (event.get("choices") or [{}])[0]
-                if not first and (choice.get("text") or choice.get("finish_reason")):
-                    first = time.perf_counter() - started
-                usage = event.get("usage") or usage
-    except httpx.HTTPError as failed:
-        error = repr(failed)
-    details = usage.get("prompt_tokens_details") or {}
+        answer = await ask_async(client, COMPLETIONS, body)
+    except httpx.HTTPError as error:
+        return {"error": repr(error)}
+    arrived = answer.sent - started
     return {
         "arrived": arrived,
-        "first_token": first,
-        "prompt_tokens": usage.get("prompt_tokens", 0),
-        "cached_tokens": details.get("cached_tokens") or 0,
-        "error": error if error or first else "no token",
+        "first_token": arrived + answer.ttft_s,
+        "prompt_tokens": answer.prompt_tokens,
+        "cached_tokens": answer.cached_tokens,
+        "error": None,
     }
 
 
-async def drive(url: str, plan: list[dict[str, Any]], *, clients: int) -> list[dict[str, Any]]:
+async def drive(url: str, plan: list[Json], *, clients: int) -> list[Json]:
     """Send all requests; the responses are in the order of the plan."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
         started = time.perf_counter()
         if clients:
-            results: list[dict[str, Any]] = [{}] * len(plan)
+            results: list[Json] = [{}] * len(plan)
             left = iter(enumerate(plan))
             await asyncio.gather(*(_client(client, left, results, started) for _ in range(clients)))
             return results
@@ -71,16 +57,15 @@ async def drive(url: str, plan: list[dict[str, Any]], *, clients: int) -> list[d
 
 async def _client(
     client: httpx.AsyncClient,
-    left: Iterator[tuple[int, dict[str, Any]]],
-    results: list[dict[str, Any]],
+    left: Iterator[tuple[int, Json]],
+    results: list[Json],
     started: float,
 ) -> None:
-    for number, line in left:
-        results[number] = await send(client, line["body"], started)
+    for place, line in left:
+        results[place] = await send(client, line["body"], started)
 
 
 def main() -> None:
-    """Send the plan and write the responses."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

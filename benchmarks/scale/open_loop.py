@@ -1,16 +1,18 @@
-"""Measure scheduling on a real engine under open-loop load: hit rate, TTFT, goodput.
+"""Measure scheduling under open-loop load, on a real engine or in a simulation: TTFT, goodput.
 
+    python -m benchmarks.scale.open_loop --engine simulated --workload neardup --json
     python -m benchmarks.scale.open_loop --engine vllm --data PATH --json
     python -m benchmarks.scale.open_loop --engine embedded --data PATH --requests 40 --load 0.9 \\
         --arm plain --arm online --arm adaptive
 
-One engine, and a fresh proxy and an empty cache for each run. Saturation is measured first: the
+A real engine gets a fresh proxy and an empty cache for each run. Saturation is measured first: the
 plain requests per second that `--saturation-clients` clients get which wait for each response. Then
 each arm gets the same requests at the same times, at each share of saturation, from a driver
 process of its own, `--repeats` times with other times, all arms in turn; `--clients N` adds closed
 loops. The TTFT bound of goodput is TTFT_BOUND times the median TTFT of plain requests that find the
 engine idle. Each run begins with WARM_UP unmeasured requests, one at a time.
-`benchmarks.scale.open_loop_model` simulates the same.
+
+The simulation (`simulated_load`) is in virtual time: the same figures on every machine.
 """
 
 import argparse
@@ -27,12 +29,25 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report
+from benchmarks.datasets.workloads import GENERATORS
 from benchmarks.engines.end_to_end import MAX_MODEL_LEN, load
 from benchmarks.engines.replays import completion
 from benchmarks.engines.served import wait_until_ready
-from benchmarks.scale.load_arms import Response, arms, arrival_gaps, compare_rows, load_figures
-from benchmarks.scale.open_loop_model import LOADS, SHOWN, TTFT_BOUND, WARM_UP, plot, show
+from benchmarks.scale.load import (
+    ARMS,
+    LOADS,
+    SHOWN,
+    TTFT_BOUND,
+    WARM_UP,
+    Response,
+    arrival_gaps,
+    compare_rows,
+    load_figures,
+    plot,
+    show,
+)
+from benchmarks.scale.simulated_load import simulate
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
 from ragboost.plots import check_plot
@@ -46,13 +61,7 @@ Lines = list[dict[str, Any]]
 
 
 class Bench:
-    """The engine and the requests of all runs.
-
-    Args:
-        server: the engine, started.
-        requests: the measured ones, behind the unmeasured ones.
-        options: of the command line.
-    """
+    """The engine and the requests of all runs, the measured ones behind the unmeasured ones."""
 
     def __init__(
         self, server: EngineServer, requests: Sequence[Request], options: argparse.Namespace
@@ -94,7 +103,7 @@ class Bench:
 
     @contextmanager
     def _proxy(self, arm: str) -> Iterator[str]:
-        app = create_app(Settings(backend={"url": self._server.url}, **arms()[arm]))
+        app = create_app(Settings(backend={"url": self._server.url}, **ARMS[arm]))
         with serve_in_thread(app) as url:
             self._server.clear_cache()
             self._server.post(
@@ -111,9 +120,8 @@ class Bench:
         return [self._line({"prompt": context.render()}) for context in plan.contexts]
 
     def _line(self, body: dict[str, Any]) -> dict[str, Any]:
-        fixed = {"model": "tiny", "temperature": 0, "max_tokens": self._options.answer_tokens}
-        stream = {"stream": True, "stream_options": {"include_usage": True}}
-        return {"gap_s": 0.0, "body": {**fixed, **stream, **body}}
+        fixed = {"model": "tiny", "max_tokens": self._options.answer_tokens}
+        return {"gap_s": 0.0, "body": {**fixed, **body}}
 
     def _drive(self, url: str, lines: Lines, *, clients: int) -> Lines:
         with tempfile.TemporaryDirectory() as folder:
@@ -131,6 +139,19 @@ class Bench:
 def main() -> None:
     options = parse()
     exit_on_sigterm()
+    if options.engine == "simulated":
+        result = simulate(options)
+        results = result["results"]
+    else:
+        result = serve(options)
+        results = [result]
+    if options.plot:
+        plot(options.plot, results[0])
+    report(result, options, lambda _: show(results))
+
+
+def serve(options: argparse.Namespace) -> dict[str, Any]:
+    """Start the engine and measure all arms on it."""
     loaded = load(options)
     requests = loaded.requests[: options.requests + WARM_UP]
     server = EngineServer(
@@ -143,11 +164,11 @@ def main() -> None:
         bench = Bench(server, requests, options)
         full = bench.saturation()
         rows = measure(bench, full, len(requests) - WARM_UP, options)
-    result = {
+    return {
         "engine": options.engine,
         "workload": loaded.workload.name,
         "corpus": options.corpus,
-        "k": loaded.k,
+        "k": max(map(len, loaded.workload.contexts)),
         "requests": len(requests) - WARM_UP,
         "cache_tokens": options.cache_tokens,
         "seed": options.seed,
@@ -156,12 +177,6 @@ def main() -> None:
         "rows": rows,
         **compare_rows([row for row in rows if row["arrivals"] != "closed"]),
     }
-    if options.plot:
-        plot(options.plot, result)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        show([result])
 
 
 def measure(
@@ -198,31 +213,42 @@ def medians(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
 def parse() -> argparse.Namespace:
     """Parse the command line; exit with an error if the engine is not installed."""
     parser = make_parser(__doc__)
-    parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
-    parser.add_argument("--corpus", choices=["padded", "extracts"], default="extracts")
+    parser.add_argument(
+        "--engine", choices=["simulated", "vllm", "sglang", "embedded"], required=True
+    )
+    parser.add_argument("--data", type=Path, help="folder of a retrieval workload")
     parser.add_argument("--retriever", help="default: native if present, else dense")
-    parser.add_argument("--requests", type=int, default=200, help="measured requests per run")
-    parser.add_argument("--k", type=int, help="documents per request; default: 10")
-    parser.add_argument("--arm", choices=tuple(arms()), action="append", help="default: three")
+    parser.add_argument("--requests", type=int, help="per run; default: 200, simulated 600")
+    parser.add_argument("--k", type=int, help="documents per request; default: 10, simulated 15")
+    parser.add_argument("--arm", choices=tuple(ARMS), action="append", help="default: three")
     parser.add_argument("--load", type=float, action="append", help="share of saturation")
     parser.add_argument("--arrivals", choices=("poisson", "bursts"), action="append")
-    parser.add_argument("--clients", type=int, action="append", default=[], help="closed loops")
-    parser.add_argument("--saturation-clients", type=int, default=32)
+    parser.add_argument("--saturation-clients", type=int, default=32, help="per engine")
     parser.add_argument("--cache-tokens", type=int, default=100_000, help="prefix cache size")
-    parser.add_argument("--answer-tokens", type=int, default=1)
-    parser.add_argument("--model", choices=["tiny", "wide", "deep"], default="tiny")
     parser.add_argument("--seed", type=int, default=1, help="of the first repeat's arrivals")
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each arm, in turn")
     parser.add_argument("--plot", type=Path, metavar="F.svg", help="goodput over load")
+    real = parser.add_argument_group("real engines")
+    real.add_argument("--corpus", choices=["padded", "extracts"], default="extracts")
+    real.add_argument("--clients", type=int, action="append", default=[], help="closed loops")
+    real.add_argument("--answer-tokens", type=int, default=1)
+    real.add_argument("--model", choices=["tiny", "wide", "deep"], default="tiny")
+    real.add_argument("--repeats", type=int, default=1, help="runs of each arm, in turn")
+    simulated = parser.add_argument_group("simulation")
+    simulated.add_argument("--workload", choices=tuple(GENERATORS), action="append")
+    simulated.add_argument("--lanes", type=int, default=1, help="prompts computed concurrently")
+    simulated.add_argument("--replicas", type=int, default=1)
     options = parser.parse_args()
+    if options.plot:
+        check_plot(options.plot)
+    if options.engine == "simulated":
+        options.requests = options.requests or 600
+        return options
+    options.requests = options.requests or 200
     options.arm = options.arm or list(SHOWN)
     options.arrivals = options.arrivals or ["poisson"]
     if options.load is None:
         options.load = [] if options.clients else list(LOADS)
-    if options.plot:
-        check_plot(options.plot)
-    if reason := missing(options.engine):
+    if reason := missing(options.engine) or (None if options.data else "--data is missing"):
         parser.error(reason)
     if options.model != "tiny" and options.engine == "embedded":
         parser.error("--model applies to vLLM and SGLang; the embedded engine has a built-in model")

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmarks.datasets.workloads import Workload
-from benchmarks.scale.load_arms import arrival_gaps
-from benchmarks.scale.scheduling import virtual_loop
+from benchmarks.scale.load import arrival_gaps
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
@@ -29,6 +28,7 @@ from ragboost.proxy.upstream.backends import Backends
 from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.fakes.prefix_cache import Block, PrefixCache
+from tests.fakes.virtual_time import virtual_loop
 
 TOKENS_PER_S = 50_000  # that an engine computes
 BLOCK_SIZE = 64

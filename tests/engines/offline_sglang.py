@@ -13,7 +13,8 @@ import torch
 import zmq
 
 from ragboost.chunk_cache.sglang.flags import BACKEND
-from tests.engines.random_model import VOCABULARY, Prompts, make_model
+from tests.engines.offline import OfflineEngine
+from tests.engines.random_model import VOCABULARY, make_model
 
 
 class Reports:
@@ -36,8 +37,8 @@ class Reports:
         while number not in self._early:
             if not self._socket.poll(60_000):
                 raise RuntimeError(f"the engine has not reported request {number}")
-            told: tuple[int, dict[str, Any]] = msgspec.msgpack.decode(self._socket.recv())
-            self._early[told[0]] = told[1]
+            request_id, report = msgspec.msgpack.decode(self._socket.recv())
+            self._early[request_id] = report
         return self._early.pop(number)
 
     def close(self) -> None:
@@ -45,20 +46,11 @@ class Reports:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class ReuseSGLang:
-    """SGLang with chunk reuse; a context manager that stops it.
+class ReuseSGLang(OfflineEngine):
+    """SGLang with chunk reuse, for a random model of some sizes.
 
-    Args:
-        shape: sizes of the model.
-        dtype: its dtype.
-        page_size: tokens per page.
-        tokens: tokens that the KV pool holds.
-        settings: of chunk reuse.
-        options: arguments of `sglang.Engine`.
-
-    Attributes:
-        reference: the same model in transformers.
-        engine: SGLang.
+    The KV pool holds `tokens`; `settings` are of chunk reuse, `options` arguments of
+    `sglang.Engine`.
     """
 
     def __init__(
@@ -93,44 +85,40 @@ class ReuseSGLang:
             **{"log_level": "error", "disable_overlap_schedule": True, **options},
         )
 
-    def __enter__(self) -> "ReuseSGLang":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
         self.engine.shutdown()
         self.reports.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def sampling(
-        self, positions: Any = None, *, max_tokens: int = 1, **told: Any
+        self, positions: Any = None, *, max_tokens: int = 1, **options: Any
     ) -> dict[str, Any]:
-        """Return parameters of a request; `told` are the fields of `ragboost`."""
+        """Return parameters of a request."""
         sampling: dict[str, Any] = {
             "max_new_tokens": max_tokens,
             "temperature": 0,
             "ignore_eos": True,
         }
         if positions is not None:
-            entry = {"version": 1, "chunks": positions, **told}
+            entry = {"version": 1, "chunks": positions, **options}
             sampling["custom_params"] = {"ragboost": json.dumps(entry)}
         return sampling
 
-    def run(self, tokens: list[int], positions: Any = None, **told: Any) -> dict[str, Any]:
+    def run(self, tokens: list[int], positions: Any = None, **options: Any) -> dict[str, Any]:
         """Run one request; return SGLang's output, with the engine's report."""
         reply_to = self.reports.address() if positions is not None else None
         if reply_to is not None:
-            told["reply_to"] = reply_to
+            options["reply_to"] = reply_to
         output: dict[str, Any] = self.engine.generate(
-            input_ids=tokens, sampling_params=self.sampling(positions, **told)
+            input_ids=tokens, sampling_params=self.sampling(positions, **options)
         )
         output["report"] = None if reply_to is None else self.reports.take(reply_to[1])
         return output
 
-    def logprobs(self, tokens: list[int], positions: Any = None, **told: Any) -> torch.Tensor:
-        """Return the log-probabilities of the next token, (vocabulary,)."""
+    def logprobs(self, tokens: list[int], positions: Any = None, **options: Any) -> torch.Tensor:
         output: dict[str, Any] = self.engine.generate(
             input_ids=tokens,
-            sampling_params=self.sampling(positions, **told),
+            sampling_params=self.sampling(positions, **options),
             return_logprob=True,
             top_logprobs_num=VOCABULARY,
         )
@@ -139,12 +127,6 @@ class ReuseSGLang:
             found[token] = logprob
         return found
 
-    @torch.no_grad()
-    def exact(self, tokens: list[int]) -> torch.Tensor:
-        """Return the log-probabilities that transformers computes for the next token."""
-        logits = self.reference(torch.tensor([tokens])).logits[0, -1]
-        return torch.log_softmax(logits.float(), -1)
-
     def flush(self) -> None:
         """Empty the prefix cache, once the engine is idle."""
         flushing = self.engine.tokenizer_manager.flush_cache(timeout_s=60)
@@ -152,23 +134,14 @@ class ReuseSGLang:
         if not result.success:
             raise RuntimeError(f"the prefix cache was not emptied: {result.message}")
 
-    def cpu_seconds(self) -> float:
-        """Return the CPU seconds that SGLang's processes have used."""
+    def clock(self) -> float:
+        """Return the CPU seconds that all of SGLang's processes have used."""
         times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
         return sum(one.user + one.system for one in times)
 
-    def seconds(self, tokens: list[int], positions: Any = None, **told: Any) -> float:
-        """Return the CPU seconds to the first token, with an empty prefix cache."""
-        self.flush()
-        return self.cached_seconds(tokens, positions, **told)
+    def report(self, output: Any) -> dict[str, Any]:
+        report: dict[str, Any] = output["report"]
+        return report
 
-    def cached_seconds(self, tokens: list[int], positions: Any = None, **told: Any) -> float:
-        """Return the CPU seconds to the first token, with the prefix cache as it is."""
-        begin = self.cpu_seconds()
-        self.run(tokens, positions, **told)
-        return self.cpu_seconds() - begin
-
-    def learn(self, prompts: Prompts) -> None:
-        """Let the store take every chunk out of a request that has it alone."""
-        for number in range(len(prompts.chunks)):
-            self.run(*prompts.prompt([number]))
+    def answer(self, output: Any) -> list[int]:
+        return list(output["output_ids"])

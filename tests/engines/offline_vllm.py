@@ -13,28 +13,19 @@ import torch
 from transformers import LlamaForCausalLM
 from vllm import LLM, SamplingParams
 
-from tests.engines.random_model import VOCABULARY, Prompts, make_model
+from tests.engines.offline import OfflineEngine
+from tests.engines.random_model import VOCABULARY, make_model
 
 WORKER = "ragboost.chunk_cache.vllm.worker.ChunkWorker"
 CONNECTOR = "ragboost.chunk_cache.vllm.connector"
 
 
-class ReuseLLM:
-    """vLLM with chunk reuse.
+class ReuseLLM(OfflineEngine):
+    """vLLM with chunk reuse, for a random model of some sizes, or a trained one in a folder.
 
-    Args:
-        model: sizes of a random model, or the folder of a trained one.
-        dtype: its dtype.
-        blocks: blocks of 32 tokens in the prefix cache.
-        settings: `kv_connector_extra_config`.
-        options: arguments of `vllm.LLM`.
-
-    Attributes:
-        reference: the same model in transformers.
-        llm: vLLM.
+    `blocks` of 32 tokens are in the prefix cache; `settings` are the connector's extra config, and
+    `options` arguments of `vllm.LLM`.
     """
-
-    reference: LlamaForCausalLM
 
     def __init__(
         self,
@@ -82,12 +73,12 @@ class ReuseLLM:
         *,
         max_tokens: int = 1,
         logprobs: int | None = None,
-        **told: Any,
+        **options: Any,
     ) -> SamplingParams:
-        """Return parameters of a request; `told` are the fields of `ragboost`."""
+        """Return parameters of a request."""
         extra = None
         if positions is not None:
-            entry = {"version": 1, "chunks": positions, **told}
+            entry = {"version": 1, "chunks": positions, **options}
             extra = {"kv_transfer_params": {"ragboost": entry}}
         return SamplingParams(
             max_tokens=max_tokens,
@@ -98,39 +89,30 @@ class ReuseLLM:
             extra_args=extra,
         )
 
-    def run(self, tokens: list[int], positions: Any = None, **told: Any) -> Any:
-        """Run one request and return vLLM's output."""
-        sampling = self.sampling(positions, **told)
+    def run(self, tokens: list[int], positions: Any = None, **options: Any) -> Any:
+        sampling = self.sampling(positions, **options)
         prompt = {"prompt_token_ids": tokens}
         return self.llm.generate([prompt], sampling, use_tqdm=False)[0]
 
-    def logprobs(self, tokens: list[int], positions: Any = None, **told: Any) -> torch.Tensor:
-        """Return the log-probabilities of the next token, (vocabulary,)."""
-        output = self.run(tokens, positions, logprobs=VOCABULARY, **told)
+    def logprobs(self, tokens: list[int], positions: Any = None, **options: Any) -> torch.Tensor:
+        output = self.run(tokens, positions, logprobs=VOCABULARY, **options)
         found = torch.full((VOCABULARY,), float("nan"))
         for token, entry in output.outputs[0].logprobs[0].items():
             found[token] = entry.logprob
         return found
 
-    @torch.no_grad()
-    def exact(self, tokens: list[int]) -> torch.Tensor:
-        """Return the log-probabilities that transformers computes for the next token."""
-        logits = self.reference(torch.tensor([tokens])).logits[0, -1]
-        return torch.log_softmax(logits.float(), -1)
+    def report(self, output: Any) -> dict[str, Any]:
+        report: dict[str, Any] = output.kv_transfer_params["ragboost"]
+        return report
 
-    def seconds(self, tokens: list[int], positions: Any = None, **told: Any) -> float:
-        """Return the seconds to the first token, with an empty prefix cache: CPU seconds, or wall
-        time with several workers."""
+    def answer(self, output: Any) -> list[int]:
+        return list(output.outputs[0].token_ids)
+
+    def flush(self) -> None:
         self.llm.reset_prefix_cache()
-        return self.cached_seconds(tokens, positions, **told)
 
-    def cached_seconds(self, tokens: list[int], positions: Any = None, **told: Any) -> float:
-        """Return the same with the prefix cache as it is."""
-        begin = self._clock()
-        self.run(tokens, positions, **told)
-        return self._clock() - begin
+    def clock(self) -> float:
+        """Return CPU seconds, or wall time with several workers."""
+        return self._clock()
 
-    def learn(self, prompts: Prompts) -> None:
-        """Let the store take every chunk out of a request that has it alone."""
-        for number in range(len(prompts.chunks)):
-            self.run(*prompts.prompt([number]))
+    def stop(self) -> None: ...

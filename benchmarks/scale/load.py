@@ -1,17 +1,17 @@
 """Ways to schedule requests, arrivals in an open loop, and the figures of a run under load.
 
-Shared by the measured and the simulated open-loop benchmarks, which compare the same arms. Knows no
-engine.
+Knows no engine.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-WINDOWS = (8, 16, 64, 256, 512)
-BOUNDS_MS = (5.0, 20.0, 50.0, 200.0)
-HOLD_MS = 1000.0
+from benchmarks.command import show_rows
+from ragboost.plots import line_plot
+
 BURST = 8  # requests that arrive at once, on average
 Arrivals = Literal["poisson", "bursts"]
 
@@ -20,31 +20,17 @@ PLAIN: dict[str, Any] = {
     "hints": {"order": False},
     "waiting_room": {"mode": "off"},
 }
-ONLINE: dict[str, Any] = {"waiting_room": {"mode": "off"}}
-
-
-def arms() -> dict[str, dict[str, Any]]:
-    """Return sections of the proxy's settings by arm; `planned` has its requests reordered."""
-    windows = {
-        f"window {size}, {bound:g} ms{', hold' if hold else ''}": {
-            "waiting_room": {
-                "mode": "window",
-                "max_batch": size,
-                "window_ms": bound,
-                "hold_for_prefill_ms": HOLD_MS if hold else 0.0,
-            }
-        }
-        for size in WINDOWS
-        for bound in BOUNDS_MS
-        for hold in (False, True)
-    }
-    return {
-        "plain": PLAIN,
-        "online": ONLINE,
-        "adaptive": {"waiting_room": {"mode": "adaptive"}},
-        "planned": PLAIN,
-        **windows,
-    }
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": PLAIN,
+    "online": {"waiting_room": {"mode": "off"}},
+    "adaptive": {"waiting_room": {"mode": "adaptive"}},
+    "planned": PLAIN,
+}
+"""Sections of the proxy's settings; `planned` has its requests reordered."""
+SHOWN = ("plain", "online", "adaptive")
+LOADS = (0.3, 0.6, 0.8, 0.9, 1.0, 1.1, 1.2)
+TTFT_BOUND = 10.0
+WARM_UP = 8  # unmeasured requests that find the engine idle
 
 
 def arrival_gaps(count: int, *, per_s: float, arrivals: Arrivals, seed: int) -> list[float]:
@@ -88,10 +74,8 @@ def load_figures(responses: Sequence[Response], *, ttft_bound_s: float) -> dict[
 def compare_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Compare adaptive with plain and online, over the rows of one workload and engine.
 
-    Returns:
-        `peak_goodput_per_s` by arm, over all loads; `adaptive_over_plain` and
-        `adaptive_over_online`, ratios of these; `worst_p99_ratio`, the greatest ratio of the
-        adaptive p99 to that of online at the same load, and `worst_p99_at`.
+    `peak_goodput_per_s` is over all loads, and `adaptive_over_*` are ratios of it;
+    `worst_p99_ratio` is the greatest ratio of the adaptive p99 to that of online at the same load.
     """
     peaks: dict[str, float] = {}
     for row in rows:
@@ -111,3 +95,30 @@ def compare_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         result["worst_p99_ratio"] = round(ratios[worst], 3)
         result["worst_p99_at"] = list(worst)
     return result
+
+
+def plot(path: Path, result: Mapping[str, Any]) -> None:
+    """Draw goodput over load."""
+    rows = result["rows"]
+    first = rows[0]["arrivals"]
+    lines = {
+        arm: [
+            (row["load"], row["goodput_per_s"])
+            for row in rows
+            if row["arm"] == arm and row["arrivals"] == first
+        ]
+        for arm in dict.fromkeys(row["arm"] for row in rows)
+    }
+    line_plot(
+        path,
+        lines,
+        x_label="offered load, relative to plain saturation",
+        y_label="requests per second within the TTFT bound",
+        title=f"{result['workload']} ({first})",
+    )
+
+
+def show(results: Sequence[Mapping[str, Any]]) -> None:
+    for result in results:
+        show_rows(result["rows"], result["workload"])
+        print({name: value for name, value in result.items() if name != "rows"})
