@@ -6,20 +6,17 @@
 Prints each difference with the seed of its stream; the exit code is 1 if there is one.
 """
 
-import argparse
 import asyncio
 import sys
+from typing import Any
 
-from rich.console import Console
-
+from benchmarks.command import make_parser, report
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.fuzz.http_driver import HttpDriver, HttpRecorder
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--streams", type=int, default=10_000, help="connections to send")
     parser.add_argument("--first", type=int, default=0, help="seed of the first stream")
     arguments = parser.parse_args()
@@ -30,12 +27,13 @@ def main() -> None:
     ):
         driver = HttpDriver(recorder, port=proxy.port)
         asyncio.run(driver.run(range(arguments.first, arguments.first + arguments.streams)))
-    console = Console()
-    for problem in driver.problems:
-        console.print(problem, markup=False, soft_wrap=True)
-    for result, count in driver.counts.most_common():
-        console.print(f"{count:8} {result}")
+    result = {"problems": driver.problems, "counts": dict(driver.counts.most_common())}
+    report(result, arguments, show)
     sys.exit(bool(driver.problems))
+
+
+def show(result: dict[str, Any]) -> None:
+    print(*result["problems"], *(f"{n:8} {name}" for name, n in result["counts"].items()), sep="\n")
 
 
 if __name__ == "__main__":

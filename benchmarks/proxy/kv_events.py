@@ -9,13 +9,12 @@ step, in microseconds, with a proxy that accepts the connection and never respon
 
 import asyncio
 import itertools
-import json
 import random
 import socket
 import time
 from collections import deque
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
@@ -171,9 +170,10 @@ def main() -> None:
     encoded, last = make_batches(options.blocks, options.block_size)
     figures = measure_stream(encoded, options.blocks, last)
     figures |= measure_request_path() | measure_hook(encoded)
-    if options.json:
-        print(json.dumps(figures))
-        return
+    report(figures, options, show)
+
+
+def show(figures: dict[str, float]) -> None:
     for name, value in figures.items():
         print(f"{name:24} {value:12,.2f}")
 

@@ -21,10 +21,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report, show_rows
 from ragboost.booster import Booster
 from ragboost.config import Settings
 from ragboost.proxy.garbage import short_collections
@@ -56,13 +54,12 @@ def main() -> None:
         num = args.nodes if kind.startswith("nodes") else args.sessions
         command = [sys.executable, "-m", "benchmarks.proxy.memory", kind, str(num)]
         result[kind] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    if args.json:
-        print(json.dumps(result))
-        return
+    report(result, args, show)
+
+
+def show(result: dict[str, Any]) -> None:
     for kind, figures in result.items():
-        table = Table(*figures, title=kind)
-        table.add_row(*(f"{value:,}" for value in figures.values()))
-        Console().print(table)
+        show_rows([figures], kind)
 
 
 def _library_sessions(num: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report
 from benchmarks.proxy.mock_backend import Backend
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
@@ -26,19 +26,12 @@ _PATH = "/v1/chat/completions"
 
 
 class PathCounter:
-    """A profiler that notes every call of our code; classes count when an object is created.
-
-    Attributes:
-        files: of the package, in which a function was called.
-        classes: of which an object was created or a method called.
-        num_calls: of our functions.
-        num_switches: calls from one file of the package into another.
-    """
+    """A profiler that notes every call of our code; a class counts once a method is called."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
         self.classes: dict[str, type] = {}
-        self.num_calls = self.num_switches = 0
+        self.num_calls = self.num_switches = 0  # the latter from one file into another
         self._last = ""
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
@@ -143,9 +136,10 @@ def main() -> None:
     parser = make_parser(__doc__)
     args = parser.parse_args()
     figures = asyncio.run(count_request()).figures()
-    if args.json:
-        print(json.dumps(figures, indent=1))
-        return
+    report(figures, args, show)
+
+
+def show(figures: dict[str, Any]) -> None:
     for name, count in figures.items():
         if isinstance(count, int):
             print(f"{name:10} {count}")

@@ -19,7 +19,6 @@ import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, pairwise
@@ -27,6 +26,7 @@ from pathlib import Path
 from subprocess import STDOUT, Popen
 from typing import Any, NamedTuple
 
+import httpx
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -68,36 +68,22 @@ _GAUGES = {
 
 @dataclass
 class Sample:
-    """The proxy's process at one time.
+    """The proxy's process at one time."""
 
-    Attributes:
-        minute: since the start.
-        values: by name.
-    """
-
-    minute: float
+    minute: float  # since the start
     values: dict[str, float]
 
 
 @dataclass
 class Slope:
-    """Growth of one value after the warm-up.
+    """Growth of one value after the warm-up."""
 
-    Attributes:
-        first: mean of the first span.
-        last: mean of the last span.
-        highest: of all samples after the warm-up.
-        per_hour: slope.
-        interval: half of its 95 % interval.
-        grows: the slope is above its interval and above a small figure.
-    """
-
-    first: float
-    last: float
-    highest: float
+    first: float  # mean of the first span
+    last: float  # mean of the last span
+    highest: float  # of all samples
     per_hour: float
-    interval: float
-    grows: bool = False
+    interval: float  # half of the slope's 95 % interval
+    grows: bool = False  # the slope is above its interval and above a small figure
 
 
 @dataclass
@@ -146,7 +132,7 @@ class Soak:
             stop(proxy)
 
     def _spawn_engine(self, port: int) -> Popen[bytes]:
-        command = [sys.executable, "-m", "benchmarks.proxy.soak_engine", str(port)]
+        command = [sys.executable, "-m", "benchmarks.fake_engine", str(port), "--floods"]
         self.engines[port] = _spawn(command, log=Path(os.devnull))
         return self.engines[port]
 
@@ -170,7 +156,7 @@ class Soak:
                 try:
                     values = await asyncio.to_thread(_read_values, proxy)
                     self.samples.append(Sample((now - started) / 60, values))
-                except OSError:
+                except (OSError, httpx.HTTPError):
                     self.num_missed += 1
                 progress.update(task, completed=now - started)
                 await asyncio.sleep(every_s)
@@ -206,8 +192,7 @@ def _read_values(proxy: _Watched) -> dict[str, float]:
             "threads": float(process.num_threads()),
         }
     values |= read_stages(proxy.memory_port)
-    with urllib.request.urlopen(f"{proxy.url}/metrics", timeout=30) as response:
-        text = response.read().decode()
+    text = httpx.get(f"{proxy.url}/metrics", timeout=30).text
     for name, pattern in _GAUGES.items():
         if found := pattern.search(text):
             values[name] = float(found[1])

@@ -9,28 +9,20 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-import aiohttp
+import httpx
 
-_CHAT = "/v1/chat/completions"
+from scripts.http_client import CHAT, Json
+
 _DOCUMENTS = 500  # so few that all of them are met within the warm-up
 _TURNS = 6
 _TALKS = 24  # conversations at a time
 _MAX_RUNNING = 200  # beyond it the machine, not the proxy, is the limit
 
-Json = dict[str, Any]
-
 
 @dataclass
 class Outcome:
-    """How one request ended.
-
-    Attributes:
-        started: on the monotonic clock.
-        ended: likewise.
-        problem: empty if it ended well.
-    """
+    """How one request ended; times are on the monotonic clock."""
 
     started: float
     ended: float
@@ -39,41 +31,22 @@ class Outcome:
 
 @dataclass
 class Talk:
-    """One conversation.
+    """One conversation."""
 
-    Attributes:
-        kind: the way in which documents are handed over.
-        name: unique.
-        messages: the history, if the client keeps it.
-        session: id of its chat session.
-        turns: answered so far.
-    """
-
-    kind: str
+    kind: str  # the way in which documents are handed over
     name: str
-    messages: list[Json] = field(default_factory=list)
-    session: str = ""
-    turns: int = 0
+    messages: list[Json] = field(default_factory=list)  # the history, if the client keeps it
+    session: str = ""  # id of its chat session
+    turns: int = 0  # answered so far
 
 
 class Traffic:
-    """Send requests at a fixed rate, whether earlier ones are answered or not.
-
-    Args:
-        url: of the proxy.
-        rate: requests per second.
-        seed: of the clients' choices.
-
-    Attributes:
-        outcomes: of requests that failed, or were answered lately.
-        counts: of requests, by kind.
-        num_not_sent: requests that were left out, because too many had no answer yet.
-    """
+    """Send requests at a fixed rate a second, whether earlier ones are answered or not."""
 
     def __init__(self, url: str, *, rate: float, seed: int) -> None:
         self.outcomes: deque[Outcome] = deque(maxlen=200_000)
-        self.counts: Counter[str] = Counter()
-        self.num_not_sent = 0
+        self.counts: Counter[str] = Counter()  # by kind
+        self.num_not_sent = 0  # too many had no answer yet
         self._url = url
         self._rate = rate
         self._rng = random.Random(seed)
@@ -85,7 +58,7 @@ class Traffic:
             {"id": f"d{i}", "text": f"Document {i}: {' '.join(self._rng.choices(words, k=60))}."}
             for i in range(_DOCUMENTS)
         ]
-        self._ways: dict[str, Callable[[aiohttp.ClientSession, Talk], Awaitable[str]]] = {
+        self._ways: dict[str, Callable[[httpx.AsyncClient, Talk], Awaitable[str]]] = {
             "ragboost object": self._stateless,
             "document tags": self._stateless,
             "named": self._stateless,
@@ -95,9 +68,8 @@ class Traffic:
 
     async def run(self, until: float) -> None:
         """Send requests until a time on the monotonic clock, and wait for the last answers."""
-        timeout = aiohttp.ClientTimeout(total=60)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(self._url, timeout=timeout, connector=connector) as client:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=self._url, timeout=60, limits=limits) as client:
             due = time.monotonic()
             while due < until:
                 due += self._rng.expovariate(self._rate)
@@ -110,13 +82,13 @@ class Traffic:
                 task.add_done_callback(self._running.discard)
             await asyncio.gather(*self._running)
 
-    async def _one(self, client: aiohttp.ClientSession) -> None:
+    async def _one(self, client: httpx.AsyncClient) -> None:
         talk = self._next_talk()
         self.counts[talk.kind] += 1
         started = time.monotonic()
         try:
             problem = await self._ways[talk.kind](client, talk)
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except httpx.HTTPError as error:
             problem = f"{type(error).__name__}: {error}"[:200]
         self.outcomes.append(Outcome(started, time.monotonic(), problem))
         talk.turns += 1
@@ -150,63 +122,60 @@ class Traffic:
         talk.messages.append({"role": "user", "content": question})
         return {**body, "messages": talk.messages}
 
-    async def _stateless(self, client: aiohttp.ClientSession, talk: Talk) -> str:
+    async def _stateless(self, client: httpx.AsyncClient, talk: Talk) -> str:
         body = self._body(talk)
-        async with client.post(_CHAT, json=body) as response:
-            text, problem = await _read(response, is_stream=body["stream"])
+        response = await client.post(CHAT, json=body)
+        text, problem = _read(response, is_stream=body["stream"])
         if problem:
             talk.messages.pop()
         else:
             talk.messages.append({"role": "assistant", "content": text})
         return problem
 
-    async def _session_turn(self, client: aiohttp.ClientSession, talk: Talk) -> str:
+    async def _session_turn(self, client: httpx.AsyncClient, talk: Talk) -> str:
         if not talk.session:
-            async with client.post("/v1/sessions", json={"model": "m"}) as response:
-                if response.status != 201:
-                    return f"status {response.status}"
-                talk.session = (await response.json())["id"]
+            response = await client.post("/v1/sessions", json={"model": "m"})
+            if response.status_code != 201:
+                return f"status {response.status_code}"
+            talk.session = response.json()["id"]
         body = self._body(talk)
         body["messages"], talk.messages = body["messages"][-1:], []
         path = f"/v1/sessions/{talk.session}/chat/completions"
-        async with client.post(path, json=body) as response:
-            _, problem = await _read(response, is_stream=body["stream"])
-        return problem
+        response = await client.post(path, json=body)
+        return _read(response, is_stream=body["stream"])[1]
 
-    async def _delete(self, client: aiohttp.ClientSession, talk: Talk) -> None:
+    async def _delete(self, client: httpx.AsyncClient, talk: Talk) -> None:
         started, problem = time.monotonic(), ""
         try:
-            async with client.delete(f"/v1/sessions/{talk.session}") as response:
-                problem = "" if response.status == 200 else f"delete: status {response.status}"
-        except (aiohttp.ClientError, TimeoutError) as error:
+            status = (await client.delete(f"/v1/sessions/{talk.session}")).status_code
+            problem = "" if status == 200 else f"delete: status {status}"
+        except httpx.HTTPError as error:
             problem = f"delete: {type(error).__name__}"
         self.outcomes.append(Outcome(started, time.monotonic(), problem))
 
-    async def _leave(self, client: aiohttp.ClientSession, talk: Talk) -> str:
+    async def _leave(self, client: httpx.AsyncClient, talk: Talk) -> str:
         """Disconnect before the answer, or after its first bytes."""
         body = {**self._body(talk), "stream": True}
         talk.messages = []
         if self._rng.random() < 0.5:
             try:
-                async with asyncio.timeout(0.003), client.post(_CHAT, json=body):
-                    pass
+                async with asyncio.timeout(0.003):
+                    await client.post(CHAT, json=body)
             except TimeoutError:
                 pass
             return ""
-        async with client.post(_CHAT, json=body) as response:
-            await response.content.readany()
-            response.close()
+        async with client.stream("POST", CHAT, json=body) as response:
+            await anext(response.aiter_raw(), b"")
         return ""
 
 
-async def _read(response: aiohttp.ClientResponse, *, is_stream: bool) -> tuple[str, str]:
+def _read(response: httpx.Response, *, is_stream: bool) -> tuple[str, str]:
     """Return the answer's text, and the problem if there is none."""
-    if response.status != 200:
-        return "", f"status {response.status}: {(await response.text())[:160]}"
-    data = await response.read()
+    if response.status_code != 200:
+        return "", f"status {response.status_code}: {response.text[:160]}"
+    data = response.content
     if not is_stream:
-        answer = await response.json()
-        return str(answer["choices"][0]["message"]["content"]), ""
+        return str(response.json()["choices"][0]["message"]["content"]), ""
     if not data.rstrip().endswith(b"data: [DONE]"):
         return "", f"the stream ended early: {data[-80:]!r}"
     return data[:40].decode(), ""  # the history need not be right, only long

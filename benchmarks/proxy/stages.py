@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import make_parser, report
-from benchmarks.proxy.__main__ import BODIES, requests_for, run_round
+from benchmarks.proxy.rounds import BODIES, requests_for, run_round
 from benchmarks.proxy.targets import Target, first_cpu, free_port, last_cpu, listens, spawn, stop
 from ragboost.config import Settings
 from ragboost.proxy.server import listen, make_server, serve

@@ -33,19 +33,12 @@ _OFFLINE = {
 
 @dataclass(frozen=True)
 class Target:
-    """A running server to measure.
-
-    Attributes:
-        name: key in the results.
-        process: root of its process tree.
-        port: port on loopback.
-        in_object: requests carry documents in a `ragboost` object instead of a message.
-    """
+    """A running server to measure."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]  # root of its process tree
     port: int
-    in_object: bool = False
+    in_object: bool = False  # requests carry documents in a `ragboost` object
 
     def cpu_ns(self) -> int:
         """Return the processor time of the process tree in nanoseconds, over all threads."""
@@ -55,17 +48,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Peer:
-    """Command line of a server.
+    """Command line of a server."""
 
-    Attributes:
-        program: path of the executable, or None if it is not installed.
-        command: returns the arguments for a port, the backend's URL and a folder for its files.
-        num_cpus: CPUs that it may use, from the first one on.
-    """
-
-    program: Path | None
-    command: Callable[[int, str, Path], Sequence[str]]
-    num_cpus: int = 1
+    program: Path | None  # None: not installed
+    command: Callable[[int, str, Path], Sequence[str]]  # port, backend's URL, folder of its files
+    num_cpus: int = 1  # that it may use, from the first one on
 
     def start(self, port: int, backend: str, folder: Path) -> subprocess.Popen[bytes]:
         """Start the server without waiting until it listens."""

@@ -120,7 +120,7 @@ def run(name: str, *, balancer: str | None, sizes: tuple[int, int, int]) -> dict
 
     def engine(number: int, port: int) -> Sequence[str]:
         path = str(folder / f"{number}.jsonl")
-        return [sys.executable, "-m", "benchmarks.scale.faults_engine", str(port), path]
+        return [sys.executable, "-m", "benchmarks.fake_engine", str(port), "--prompts", path]
 
     env = {"RAGBOOST_TOKENS__ASK_BACKEND": "false", "RAGBOOST_INDEX__CAPACITY_TOKENS": "60000"}
     workers = 2 if name == "worker killed" else 1
@@ -139,12 +139,7 @@ def run(name: str, *, balancer: str | None, sizes: tuple[int, int, int]) -> dict
 
 
 class _Traffic:
-    """Conversations without end, `_AT_ONCE` at a time.
-
-    Attributes:
-        talks: by name.
-        client: that holds them.
-    """
+    """Conversations without end, `_AT_ONCE` at a time."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self.talks: dict[str, Talk] = {}
