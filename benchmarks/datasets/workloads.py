@@ -1,6 +1,6 @@
 """Workloads of requests, which are lists of documents in relevance order, and generated ones.
 
-Does not know ordering or engines.
+Does not know how orders are found, nor engines.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.errors import RequestError
+from ragboost.ordering import BatchPlan
 from ragboost.simulate import simulate
 
 CAPACITIES: Mapping[str, int | None] = {
@@ -33,6 +34,12 @@ class Workload:
     tokens: dict[Hashable, int]  # of each document
     questions: tuple[str, ...] = ()
     conversations: tuple[tuple[int, ...], ...] = ()  # positions of their requests, turn by turn
+
+
+def planned_orders(workload: Workload, plan: BatchPlan) -> list[list[Hashable]]:
+    """Return the documents of each request as planned, in the order of release."""
+    contexts = workload.contexts
+    return [[contexts[i][at] for at in plan.permutations[i]] for i in plan.release_order]
 
 
 def hit_rates(

@@ -14,12 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.command import make_parser, report
 from benchmarks.datasets.workloads import CAPACITIES, Workload, hit_rates
-from benchmarks.ordering.plan import add_workload_arguments, workload_of
+from benchmarks.ordering.plan import add_workload_arguments, show_hit_rates, workload_of
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
 from ragboost.ordering import CorpusPrior, RecentContexts, order_documents, plan_window
@@ -80,11 +78,7 @@ def measure(
 ) -> dict[str, Any]:
     """Replay the requests once per cache capacity, with an index of that capacity.
 
-    Returns:
-        `workload`, `contexts`, `tail`, `window`; wall time per request with the unbounded index
-        (`p50_us`, `p99_us`, `mean_us`), and thread processor time, which is less noisy
-        (`cpu_p50_us`, `cpu_p99_us`); `hit_rate` and `baseline_hit_rate` by cache capacity in
-        tokens.
+    Times are of the unbounded index: wall, and processor time of the thread, which is less noisy.
     """
     capacities = {"unbounded": None} if unbounded else CAPACITIES
     rates: dict[str, float] = {}
@@ -98,11 +92,9 @@ def measure(
         "contexts": len(workload.contexts),
         "tail": tail,
         "window": window,
-        "p50_us": round(float(np.percentile(micros, 50)), 1),
-        "p99_us": round(float(np.percentile(micros, 99)), 1),
+        **{f"p{p}_us": round(float(np.percentile(micros, p)), 1) for p in (50, 99)},
         "mean_us": round(float(micros.mean()), 1),
-        "cpu_p50_us": round(float(np.percentile(cpu_micros, 50)), 1),
-        "cpu_p99_us": round(float(np.percentile(cpu_micros, 99)), 1),
+        **{f"cpu_p{p}_us": round(float(np.percentile(cpu_micros, p)), 1) for p in (50, 99)},
         "hit_rate": rates,
         "baseline_hit_rate": hit_rates(workload.contexts, workload.tokens),
     }
@@ -116,11 +108,7 @@ def replay(
     window: int,
     prior: CorpusPrior | None = None,
 ) -> tuple[Orders, Micros, Micros]:
-    """Order all requests.
-
-    Returns:
-        The orders, and microseconds of wall and processor time per request, (requests,) each.
-    """
+    """Return the orders, and microseconds of wall and processor time per request."""
     index = ContextIndex(capacity_tokens=capacity, max_nodes=2 * len(workload.contexts) + 1)
     recent = RecentContexts(prior)
     settings = OrderingSettings(tail=tail)
@@ -159,20 +147,10 @@ def _order(
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(
-        title=f"{result['workload']}: {result['contexts']} contexts, windows of {result['window']}"
-    )
-    table.add_column("token hit rate at")
-    for name in result["hit_rate"]:
-        table.add_column(name, justify="right")
-    for label, field in (
-        ("plain order", "baseline_hit_rate"),
-        (f"RAGBoost ({result['tail']})", "hit_rate"),
-    ):
-        table.add_row(label, *(f"{result[field][name]:.3f}" for name in result["hit_rate"]))
-    console = Console()
-    console.print(table)
-    console.print(f"per request: p50 {result['p50_us']} us, p99 {result['p99_us']} us")
+    title = f"{result['workload']}: {result['contexts']} contexts, windows of {result['window']}"
+    rates = {"plain order": result["baseline_hit_rate"]}
+    show_hit_rates(rates | {f"RAGBoost ({result['tail']})": result["hit_rate"]}, title)
+    print(f"per request: p50 {result['p50_us']} us, p99 {result['p99_us']} us")
 
 
 if __name__ == "__main__":

@@ -9,17 +9,13 @@ it. Meant for 300 to 2,000 requests.
 """
 
 import time
-from collections.abc import Hashable, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.command import make_parser, report
-from benchmarks.datasets.workloads import Workload
+from benchmarks.command import make_parser, report, show_rows
+from benchmarks.datasets.workloads import Workload, planned_orders
 from benchmarks.ordering.online import Tail, replay
 from benchmarks.ordering.plan import add_workload_arguments, for_seconds, workload_of
-from ragboost.ordering import BatchPlan, plan_batch
+from ragboost.ordering import plan_batch
 from ragboost.simulate import simulate
 
 WINDOW = 64
@@ -41,12 +37,7 @@ def main() -> None:
 def measure(
     workload: Workload, *, seconds: float, capacity: int | None = None, tail: Tail = "popularity"
 ) -> dict[str, Any]:
-    """Compare the orders on one workload.
-
-    Returns:
-        `capacity`, `seconds` and `cpu_s` of the search; `hit_rate` of `plain`, `online`,
-        `window64`, `plan` and `oracle`; `share[workload]` of `online`, `window64` and `plan`.
-    """
+    """Compare the orders on one workload."""
     cpu = time.process_time()
     oracle = plan_batch(workload.contexts, workload.tokens, keep_improving=for_seconds(seconds))
     cpu_s = time.process_time() - cpu
@@ -54,8 +45,8 @@ def measure(
         "plain": workload.contexts,
         "online": replay(workload, capacity, tail=tail, window=1)[0],
         f"window{WINDOW}": replay(workload, capacity, tail=tail, window=WINDOW)[0],
-        "plan": _sent(workload, plan_batch(workload.contexts, workload.tokens)),
-        "oracle": _sent(workload, oracle),
+        "plan": planned_orders(workload, plan_batch(workload.contexts, workload.tokens)),
+        "oracle": planned_orders(workload, oracle),
     }
     rates = {
         name: simulate(sent, workload.tokens, capacity_tokens=capacity).hit_rate
@@ -75,19 +66,14 @@ def measure(
     }
 
 
-def _sent(workload: Workload, plan: BatchPlan) -> list[Sequence[Hashable]]:
-    return [[workload.contexts[i][at] for at in plan.permutations[i]] for i in plan.release_order]
-
-
 def show(result: dict[str, Any]) -> None:
     ((workload, shares),) = result["share"].items()
-    table = Table(title=f"{workload}: share of the oracle's gain over the plain order")
-    for heading in ("order", "hit rate", "share"):
-        table.add_column(heading, justify="left" if heading == "order" else "right")
-    for name, rate in result["hit_rate"].items():
-        share = f"{shares[name]:.1%}" if name in shares else ""
-        table.add_row(name, f"{rate:.3f}", share)
-    Console().print(table)
+    rows = [
+        {"order": name, "hit rate": f"{rate:.3f}", "share": f"{shares.get(name, 1):.1%}"}
+        for name, rate in result["hit_rate"].items()
+        if name != "plain"
+    ]
+    show_rows(rows, f"{workload}: share of the oracle's gain over the plain order")
 
 
 if __name__ == "__main__":

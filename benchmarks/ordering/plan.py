@@ -11,18 +11,15 @@ import argparse
 import resource
 import statistics
 import time
-from collections.abc import Hashable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_rows
 from benchmarks.datasets.retrieval import load_data
-from benchmarks.datasets.workloads import Workload, generate, hit_rates
+from benchmarks.datasets.workloads import Workload, generate, hit_rates, planned_orders
 from ragboost.index.clustering import EXACT_CONTEXTS, KeepImproving, Linkage
-from ragboost.ordering import BatchPlan, plan_batch
+from ragboost.ordering import plan_batch
 
 PAPER_CONTEXTS = 4_000
 """Largest batch planned by default with the paper's quadratic linkage, which then takes minutes."""
@@ -80,11 +77,9 @@ def measure(
 ) -> dict[str, Any]:
     """Plan the workload and simulate its hit rates.
 
-    Returns:
-        `workload`, `contexts`, `is_exact` (clustered as a whole, not in parts); `build_s` (median
-        seconds of a full plan: clustering, document orders and release order), `cpu_s`;
-        `hit_rate`, `baseline_hit_rate` and `paper_hit_rate` (None if not run) by cache capacity in
-        tokens; `paper_build_s`; `peak_rss_mb` of the process after the default plan.
+    `is_exact`: clustered as a whole, not in parts. `build_s`: median of full plans, that is
+    clustering, document orders and release order. Hit rates are by cache capacity in tokens; those
+    of the paper None if not run. `peak_rss_mb` is of the process after the default plan.
     """
     walls, cpus = [], []
     for _ in range(repeats):
@@ -105,7 +100,7 @@ def measure(
         "build_s": round(statistics.median(walls), 3),
         "cpu_s": round(statistics.median(cpus), 3),
         "peak_rss_mb": round(peak_rss_mb),
-        "hit_rate": _hit_rates(workload, plan),
+        "hit_rate": hit_rates(planned_orders(workload, plan), workload.tokens),
         "baseline_hit_rate": hit_rates(workload.contexts, workload.tokens),
         "paper_hit_rate": None,
         "paper_build_s": None,
@@ -115,7 +110,7 @@ def measure(
         started = time.perf_counter()
         paper_plan = plan_batch(workload.contexts, workload.tokens, linkage=linkage)
         result["paper_build_s"] = round(time.perf_counter() - started, 3)
-        result["paper_hit_rate"] = _hit_rates(workload, paper_plan)
+        result["paper_hit_rate"] = hit_rates(planned_orders(workload, paper_plan), workload.tokens)
     return result
 
 
@@ -125,28 +120,26 @@ def for_seconds(seconds: float) -> KeepImproving:
     return lambda: time.monotonic() < end
 
 
-def _hit_rates(workload: Workload, plan: BatchPlan) -> dict[str, float]:
-    orders: list[list[Hashable]] = [
-        [workload.contexts[i][at] for at in plan.permutations[i]] for i in plan.release_order
-    ]
-    return hit_rates(orders, workload.tokens)
+def show_hit_rates(rates: Mapping[str, Mapping[str, float]], title: str) -> None:
+    """Print a row for each kind of orders, and a column for each capacity."""
+    show_rows(
+        [
+            {"token hit rate at": name, **{size: f"{rate:.3f}" for size, rate in by_size.items()}}
+            for name, by_size in rates.items()
+        ],
+        title,
+    )
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['workload']}: {result['contexts']} contexts")
-    table.add_column("token hit rate at")
-    for name in result["hit_rate"]:
-        table.add_column(name, justify="right")
-    for label, field in (
-        ("plain order", "baseline_hit_rate"),
-        ("paper (distance)", "paper_hit_rate"),
-        ("RAGBoost (savings)", "hit_rate"),
-    ):
-        if result[field] is not None:
-            table.add_row(label, *(f"{rate:.3f}" for rate in result[field].values()))
-    console = Console()
-    console.print(table)
-    console.print(
+    rates = {
+        "plain order": result["baseline_hit_rate"],
+        "paper (distance)": result["paper_hit_rate"],
+        "RAGBoost (savings)": result["hit_rate"],
+    }
+    title = f"{result['workload']}: {result['contexts']} contexts"
+    show_hit_rates({name: rate for name, rate in rates.items() if rate is not None}, title)
+    print(
         f"planned in {result['build_s']} s ({result['cpu_s']} s of CPU), "
         f"peak memory {result['peak_rss_mb']} MB"
     )

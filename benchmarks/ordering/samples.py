@@ -8,21 +8,17 @@ and for the median request. The defaults are those of `benchmarks.engines.end_to
 padded`.
 """
 
-import json
 import statistics
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report, show_rows
 from benchmarks.datasets.retrieval import load_data
+from benchmarks.datasets.workloads import Workload, planned_orders
 from benchmarks.engines.replays import stretches
-from ragboost.config import OrderingSettings
-from ragboost.index import ContextIndex
-from ragboost.ordering import order_documents, plan_batch
+from benchmarks.ordering.online import replay as order_on_arrival
+from ragboost.ordering import plan_batch
 from ragboost.simulate import SimulatedCache
 
 FIRST = (100, 200, 400, 600, 1200)
@@ -62,15 +58,7 @@ def main() -> None:
     if len(contexts) > STRETCH_REQUESTS:
         rows.append(compare_stretches(contexts, lengths))
     rows.append(compare(f"all {len(contexts)}", contexts, lengths))
-    if options.json:
-        print(json.dumps(rows))
-        return
-    table = Table(
-        *(name.replace("_", " ") for name in rows[0]), title=f"{options.data.name}, k = {options.k}"
-    )
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
+    report(rows, options, lambda rows: show_rows(rows, f"{options.data.name}, k = {options.k}"))
 
 
 def compare(name: str, contexts: Orders, lengths: Lengths) -> dict[str, Any]:
@@ -108,25 +96,22 @@ def row(name: str, contexts: Orders, boosted: Replay, lengths: Lengths) -> dict[
     }
 
 
-def plan(contexts: Orders, lengths: Lengths) -> tuple[list[Sequence[Hashable]], tuple[int, ...]]:
+def plan(contexts: Orders, lengths: Lengths) -> tuple[list[list[Hashable]], tuple[int, ...]]:
     """Return the planned document orders in release order, and their positions in `contexts`."""
-    tokens = {document: lengths.document for context in contexts for document in context}
-    planned = plan_batch(contexts, tokens)
-    orders = [[contexts[i][j] for j in planned.permutations[i]] for i in planned.release_order]
-    return orders, planned.release_order
+    workload = _workload(contexts, lengths)
+    planned = plan_batch(workload.contexts, workload.tokens)
+    return planned_orders(workload, planned), planned.release_order
 
 
-def order_online(contexts: Orders, lengths: Lengths) -> list[Sequence[Hashable]]:
+def order_online(contexts: Orders, lengths: Lengths) -> Orders:
     """Return the document order of each request, boosted on arrival."""
-    index = ContextIndex(capacity_tokens=lengths.cache)
-    settings = OrderingSettings()
-    orders: list[Sequence[Hashable]] = []
-    for context in contexts:
-        tokens = [lengths.document] * len(context)
-        found = order_documents(index, context, tokens, settings=settings)
-        orders.append([context[i] for i in found.permutation])
-        index.insert(orders[-1], tokens)
-    return orders
+    workload = _workload(contexts, lengths)
+    return order_on_arrival(workload, lengths.cache, tail="relevance", window=1)[0]
+
+
+def _workload(contexts: Orders, lengths: Lengths) -> Workload:
+    tokens = {document: lengths.document for context in contexts for document in context}
+    return Workload("", [list(context) for context in contexts], tokens)
 
 
 def replay(orders: Orders, lengths: Lengths, *, preparing: frozenset[int] = frozenset()) -> Replay:

@@ -8,73 +8,43 @@ step, in microseconds, with a proxy that accepts the connection and never respon
 """
 
 import asyncio
-import itertools
 import random
 import socket
 import time
-from collections import deque
 
 from benchmarks.command import make_parser, report
+from benchmarks.scale.event_batches import event_batches
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
-from ragboost.engine_hooks.events import (
-    BlockRemoved,
-    BlockStored,
-    Event,
-    EventBatch,
-    decode_batch,
-    encode_batch,
-)
+from ragboost.engine_hooks.events import BlockStored, decode_batch
 from ragboost.engine_hooks.reporter import Reporter
 from ragboost.index import IndexEntry
 from ragboost.rewriting.tenants import TenantKey, Tenants
 
 BLOCKS_PER_PROMPT = 250
-PROMPTS_HELD = 400
+CACHE_PROMPTS = 400  # of more, the oldest is evicted
 
 
-def make_batches(num_blocks: int, block_size: int) -> tuple[list[bytes], list[int]]:
-    """Return encoded event batches and the token ids of the last prompt.
-
-    Each batch stores one prompt and, once PROMPTS_HELD are held, evicts the oldest; every second
-    prompt extends the previous one.
-    """
-    dice, numbers = random.Random(0), itertools.count(1)
-    held: deque[list[int]] = deque()
-    encoded: list[bytes] = []
-    made, last = 0, [0]
-    while made < num_blocks:
-        events: list[Event] = []
-        if len(held) > PROMPTS_HELD:
-            evicted = reversed(held.popleft())
-            events = [BlockRemoved(block_hashes=[h], medium="GPU", group_idx=0) for h in evicted]
-            made += len(events)
-        hashes = [next(numbers) * 0x9E3779B97F4A7C15 % 2**64 for _ in range(BLOCKS_PER_PROMPT)]
-        tokens = [dice.randrange(150_000) for _ in range(BLOCKS_PER_PROMPT * block_size)]
-        parent = held[-1][-1] if held and len(held) % 2 else None
-        events.append(
-            BlockStored(
-                block_hashes=list(hashes),
-                parent_block_hash=parent,
-                token_ids=list(tokens),
-                block_size=block_size,
-                medium="GPU",
-                extra_keys=[None] * len(hashes),
-                group_idx=0,
-                kv_cache_spec_kind="full_attention",
-                session_id=f"request-{len(encoded)}",
-            )
-        )
-        made += len(hashes)
-        held.append(hashes)
-        last = tokens
-        encoded.append(encode_batch(EventBatch(ts=1.0 + len(encoded), events=tuple(events))))
-    return encoded, last
+def make_batches(num_prompts: int, block_size: int) -> list[bytes]:
+    return event_batches(
+        num_prompts,
+        num_blocks=BLOCKS_PER_PROMPT,
+        block_size=block_size,
+        cache_prompts=CACHE_PROMPTS,
+        is_chained=True,
+        extra_keys=[None] * BLOCKS_PER_PROMPT,
+        kv_cache_spec_kind="full_attention",
+    )
 
 
-def measure_stream(encoded: list[bytes], num_blocks: int, last: list[int]) -> dict[str, float]:
+def measure_stream(encoded: list[bytes]) -> dict[str, float]:
+    num_evicted = max(0, len(encoded) - CACHE_PROMPTS)
+    num_blocks = BLOCKS_PER_PROMPT * (len(encoded) + num_evicted)
+    *_, stored = decode_batch(encoded[-1]).events
+    assert isinstance(stored, BlockStored)
+    last = stored.token_ids
     stream = EventStream("benchmark")
     stream.connected()
     start = time.process_time()
@@ -86,7 +56,7 @@ def measure_stream(encoded: list[bytes], num_blocks: int, last: list[int]) -> di
         decode_batch(data)
     decode = time.process_time() - start
     stream.mirror.check_integrity()
-    names = [f"request-{i}" for i in range(len(encoded))]
+    names = [f"{number:032x}" for number in range(len(encoded))]
     start = time.process_time()
     for name in names:
         stream.resident_tokens(name)
@@ -114,7 +84,7 @@ def measure_request_path(*, num_requests: int = 2000, num_documents: int = 10) -
     key, tenants = TenantKey("model", ""), Tenants(Settings())
     follower, stream = CacheFollower(name, tenants), EventStream()
     stream.connected()
-    stream.receive(0, make_batches(BLOCKS_PER_PROMPT, 16)[0][0])
+    stream.receive(0, make_batches(1, 16)[0])
     follower.streams["stream"], follower.capacity_tokens = stream, 100_000
     index = tenants.get(key).booster(name).index
     asyncio.run(follower.step())
@@ -164,11 +134,11 @@ def measure_hook(encoded: list[bytes]) -> dict[str, float]:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--blocks", type=int, default=200_000, help="blocks stored and removed")
+    parser.add_argument("--blocks", type=int, default=200_000, help="blocks stored")
     parser.add_argument("--block-size", type=int, default=16, help="tokens per block")
     options = parser.parse_args()
-    encoded, last = make_batches(options.blocks, options.block_size)
-    figures = measure_stream(encoded, options.blocks, last)
+    encoded = make_batches(options.blocks // BLOCKS_PER_PROMPT, options.block_size)
+    figures = measure_stream(encoded)
     figures |= measure_request_path() | measure_hook(encoded)
     report(figures, options, show)
 

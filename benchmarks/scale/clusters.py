@@ -10,15 +10,13 @@ second; a request itself costs what `docs/lab/proxy-cost.md` says. `hits` simula
 virtual time (`simulation`); its figures are the same on every machine.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report, show_rows
 from benchmarks.datasets.workloads import generate
 from benchmarks.parts import part
 from benchmarks.scale.costs import CACHED_SHARE, PROMPT_TOKENS, UnitCosts, unit_costs
@@ -58,12 +56,7 @@ def main() -> None:
     if args.only != "costs":
         clusters = [each for each in HITS if each.engines <= args.max_engines]
         result["hits"] = hit_rows(clusters, parts=args.parts, progress=console.print)
-    if args.json:
-        print(json.dumps(result))
-        return
-    for name in ("costs", "hits"):
-        if name in result:
-            show(name, result[name])
+    report(result, args, show)
 
 
 def cost_rows(costs: UnitCosts, *, tokens_per_s: int) -> list[dict[str, Any]]:
@@ -124,11 +117,9 @@ def hit_rows(
     return rows
 
 
-def show(name: str, rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(*rows[0], title=name)
-    for row in rows:
-        table.add_row(*[f"{value:,}" for value in row.values()])
-    Console().print(table)
+def show(result: dict[str, Any]) -> None:
+    for name in result.keys() - {"unit_costs"}:
+        show_rows(result[name], name)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,17 @@ import asyncio
 import random
 import time
 import tracemalloc
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.scale.workers import make_prompts
+from benchmarks.scale.event_batches import event_batches
+from benchmarks.scale.workers import learn, make_prompts
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
-from ragboost.engine_hooks.events import BlockRemoved, BlockStored, EventBatch, encode_batch
 from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.peers.messages import encode
 from ragboost.proxy.routing.assignment import RoutingRequest
@@ -39,36 +38,20 @@ _TENANT = TenantKey("m", "")
 
 
 class UnitCosts(NamedTuple):
-    """Costs of one proxy process.
+    """Costs of one proxy process."""
 
-    Attributes:
-        event_bytes: for a prompt that any engine computes.
-        event_us: to decode and apply them, and for the index.
-        layout_bytes: of the message that tells another process the documents of a prompt.
-        learn_us: to take it over.
-        search_us: per engine, to route a request.
-        load_bytes: per busy engine, of a load report.
-        load_us: per busy engine, to take over a load report.
-        mirror_bytes: of an engine's blocks in memory.
-    """
-
-    event_bytes: float
-    event_us: float
-    layout_bytes: float
-    learn_us: float
-    search_us: float
-    load_bytes: float
-    load_us: float
-    mirror_bytes: float
+    event_bytes: float  # for a prompt that any engine computes
+    event_us: float  # to decode and apply them, and for the index
+    layout_bytes: float  # of the message that tells another process the documents of a prompt
+    learn_us: float  # to take it over
+    search_us: float  # per engine, to route a request
+    load_bytes: float  # per busy engine, of a load report
+    load_us: float  # per busy engine, to take over a load report
+    mirror_bytes: float  # of an engine's blocks in memory
 
 
 def unit_costs(*, prompts: int = 400, engines: int = 100) -> UnitCosts:
-    """Measure all costs.
-
-    Args:
-        prompts: that are followed, and routed.
-        engines: for the costs per engine.
-    """
+    """Measure all costs over so many prompts, and those per engine over so many engines."""
     event_bytes, event_us, mirror_bytes = asyncio.run(_follow(prompts))
     layouts = [encode(prompt) for prompt in make_prompts(prompts, tokens=PROMPT_TOKENS)]
     load_bytes, load_us = _loads(engines)
@@ -89,27 +72,13 @@ def steady_batches(num: int, *, cache_blocks: int, num_blocks: int = _BLOCKS) ->
 
     The first ones fill the cache; `num` follow.
     """
-    rng = random.Random(0)
-    held: deque[list[int | bytes]] = deque()
-    batches = []
     num_filling = -(-cache_blocks // num_blocks)
-    for number in range(num_filling + num):
-        hashes: list[int | bytes] = [rng.getrandbits(64) for _ in range(num_blocks)]
-        stored = BlockStored(
-            block_hashes=hashes,
-            token_ids=[rng.randrange(150_000) for _ in range(num_blocks * BLOCK_SIZE)],
-            block_size=BLOCK_SIZE,
-            medium="GPU",
-            group_idx=0,
-            session_id=f"{number:032x}",
-        )
-        removed: list[BlockRemoved] = []
-        if len(held) >= num_filling:
-            gone = held.popleft()[::-1]
-            removed = [BlockRemoved(block_hashes=gone, medium="GPU", group_idx=0)]
-        held.append(hashes)
-        batches.append(encode_batch(EventBatch(float(number), [*removed, stored], 0)))
-    return batches
+    return event_batches(
+        num_filling + num,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        cache_prompts=num_filling,
+    )
 
 
 async def _follow(num: int) -> tuple[float, float, float]:
@@ -139,11 +108,9 @@ async def _follow(num: int) -> tuple[float, float, float]:
 
 
 async def _learn(num: int) -> float:
-    follower = CacheFollower("e", Tenants(Settings()))
     prompts = make_prompts(num, tokens=PROMPT_TOKENS)
     started = time.thread_time()
-    for prompt in prompts:
-        await follower.learn(prompt.request_id, prompt.layout)
+    await learn(prompts)
     return (time.thread_time() - started) / num * 1e6
 
 

@@ -43,24 +43,15 @@ Send = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 
 class Cluster(NamedTuple):
-    """The system that is simulated.
-
-    Attributes:
-        engines: their number.
-        proxies: their number; a request arrives at a random one.
-        delay_s: until a proxy has an event, another proxy's layout or its load.
-        are_layouts_shared: proxies tell each other the documents of their prompts, as workers do,
-            and replicas that share Redis.
-        capacity_tokens: of an engine's prefix cache.
-        load: computed tokens, were none cached, as a share of what the engines can compute.
-    """
+    """The system that is simulated; a request arrives at a random proxy."""
 
     engines: int
     proxies: int
-    delay_s: float = 0.001
+    delay_s: float = 0.001  # until a proxy has an event, another proxy's layout or its load
+    # Proxies tell each other the documents of their prompts, as workers and replicas do.
     are_layouts_shared: bool = False
-    capacity_tokens: int = 200_000
-    load: float = 0.7
+    capacity_tokens: int = 200_000  # of an engine's prefix cache
+    load: float = 0.7  # computed tokens, were none cached, as a share of what engines can compute
 
 
 class FastCache(PrefixCache):
@@ -79,17 +70,10 @@ class FastCache(PrefixCache):
 
 
 class SimulatedEngine:
-    """An engine with a prefix cache and one lane.
-
-    Attributes:
-        on_batch: called with the number and the bytes of each event batch.
-        prompt_tokens: of all prompts.
-        cached_tokens: of them, at the time of their prefill.
-        num_bytes: of all event batches.
-    """
+    """An engine with a prefix cache and one lane, which counts tokens and bytes of its events."""
 
     def __init__(self, capacity_tokens: int) -> None:
-        self.on_batch: Callable[[int, bytes], None] = lambda *_: None
+        self.on_batch: Callable[[int, bytes], None] = lambda *_: None  # number and bytes
         self.prompt_tokens = self.cached_tokens = self.num_bytes = 0
         self._cache = FastCache(BLOCK_SIZE, capacity_tokens, publish=self._publish)
         self._lane = asyncio.Lock()
@@ -112,17 +96,10 @@ class SimulatedEngine:
 
 
 class SimulatedProxy:
-    """A proxy: it follows every engine, and chooses one for each request.
-
-    Attributes:
-        board: of the others' loads.
-        followers: by name of the engine.
-        too_many: cached tokens that were predicted and not found.
-        too_few: cached tokens that were found and not predicted.
-    """
+    """A proxy: it follows every engine, and chooses one for each request."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
-        self.too_many = self.too_few = 0
+        self.too_many = self.too_few = 0  # cached tokens predicted in vain, and not predicted
         backends = Backends.of(settings)
         tenants = Tenants(settings)
         self._tenant = tenants.get(_TENANT)

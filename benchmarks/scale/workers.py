@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 
 from benchmarks.command import make_parser
+from benchmarks.scale.event_batches import event_batches
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
-from ragboost.engine_hooks.events import BlockStored, EventBatch, encode_batch
 from ragboost.proxy.peers.messages import SentPrompt, decode, encode
 from ragboost.rewriting.tenants import TenantKey, Tenants
 
@@ -48,7 +48,8 @@ def main() -> None:
 
 def measure(num: int, *, tokens: int, stored: float, block_size: int) -> dict[str, Any]:
     """Return the figures of one worker, and what they come to with several."""
-    batches = make_batches(num, num_blocks=round(tokens * stored / block_size), size=block_size)
+    num_blocks = round(tokens * stored / block_size)
+    batches = event_batches(num, num_blocks=num_blocks, block_size=block_size)
     changes: list[Changes] = []
     stream = EventStream(on_change=changes.append)
     stream.connected()
@@ -58,7 +59,7 @@ def measure(num: int, *, tokens: int, stored: float, block_size: int) -> dict[st
     encode_us = _us(lambda: data.extend(encode(prompt) for prompt in prompts), num)
     decoded: list[Any] = []
     decode_us = _us(lambda: decoded.extend(decode(each) for each in data), num)
-    learn_us = _us(lambda: asyncio.run(_learn(decoded)), num)
+    learn_us = _us(lambda: asyncio.run(learn(decoded)), num)
     per_prompt = {
         "event_bytes": round(sum(map(len, batches)) / num),
         "layout_bytes": round(sum(map(len, data)) / num),
@@ -93,25 +94,6 @@ def _totals(one: dict[str, float], num_workers: int) -> dict[str, Any]:
     }
 
 
-def make_batches(num: int, *, num_blocks: int, size: int) -> list[bytes]:
-    """Return one encoded batch of stored blocks per prompt."""
-    rng = random.Random(0)
-    batches = []
-    for number in range(num):
-        hashes = [rng.getrandbits(64) for _ in range(num_blocks)]
-        ids = [rng.randrange(150_000) for _ in range(num_blocks * size)]
-        event = BlockStored(
-            block_hashes=list(hashes),
-            token_ids=list(ids),
-            block_size=size,
-            medium="GPU",
-            group_idx=0,
-            session_id=f"{number:032x}",
-        )
-        batches.append(encode_batch(EventBatch(float(number), [event], 0)))
-    return batches
-
-
 def make_prompts(num: int, *, tokens: int) -> Sequence[SentPrompt]:
     """Return one layout per prompt, of documents from a shared pool behind one system prompt."""
     rng = random.Random(1)
@@ -134,7 +116,7 @@ def make_prompts(num: int, *, tokens: int) -> Sequence[SentPrompt]:
     return prompts
 
 
-async def _learn(prompts: Sequence[SentPrompt]) -> None:
+async def learn(prompts: Sequence[SentPrompt]) -> None:
     follower = CacheFollower("127.0.0.1:8000", Tenants(Settings()))
     for prompt in prompts:
         await follower.learn(prompt.request_id, prompt.layout)
