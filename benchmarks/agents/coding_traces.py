@@ -36,14 +36,8 @@ def generate_session(
     """Draw a session over `num_files` of the files.
 
     Of the steps about 40 % read a file, 30 % edit one (half of them read it again at once to see
-    the edit), and 30 % search the files or run the tests.
-
-    Args:
-        files: texts by path.
-        style: how files are shown, one of STYLES.
-        seed: of all choices.
-        num_steps: tool calls.
-        num_files: files that the task is about.
+    the edit), and 30 % search the files or run the tests. The style, one of STYLES, is how files
+    are shown.
     """
     choose = random.Random(seed)
     names = choose.sample(sorted(files), num_files)

@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_rows
 from benchmarks.datasets.conversations import Chat, Message, read_questions, read_traces
 from ragboost.config import Settings
 from ragboost.context import render_document
@@ -33,23 +31,15 @@ URL = "/v1/chat/completions"
 
 
 class Client:
-    """Client side of one conversation.
-
-    Attributes:
-        id: the data set's id of the conversation.
-        history: messages so far.
-        given: documents so far, each once.
-        last: messages that the engine received with the last request.
-        is_extending: every request began with the messages of the previous one.
-        is_complete: every request contained each of its documents exactly once.
-    """
+    """Client side of one conversation, which checks what the engine receives of it."""
 
     def __init__(self, chat: Chat) -> None:
         self.id = chat.id
         self.steps = chat.steps
         self.history: list[Message] = []
-        self.given: list[Message] = []
-        self.last: list[Message] = []
+        self.documents: list[Message] = []  # so far, each once
+        self.last: list[Message] = []  # that the engine received with the last request
+        # Every request began with the messages of the one before; each document was in it once.
         self.is_extending = self.is_complete = True
 
     def check(self, received: Received, documents: Sequence[Message]) -> None:
@@ -96,10 +86,7 @@ def replay(
 ) -> dict[str, Any]:
     """Send every request, through a proxy if `settings` are given.
 
-    Returns:
-        `requests`, `prompt_tokens`, `cached_tokens`, `prefilled_tokens`, `hit_rate`; `extending`
-        and `complete`: number of conversations with `Client.is_extending` and `is_complete`;
-        `is_right`: both hold for all conversations.
+    `extending` and `complete` count conversations; `is_right`: they are all.
     """
     clients = [Client(chat) for chat in chats]
     with FakeEngine(capacity_tokens=capacity) as engine:
@@ -155,8 +142,8 @@ def _boosted(client: Client, new: list[Message], documents: list[Message]) -> Me
 
 def _boosted_again(client: Client, new: list[Message], documents: list[Message]) -> Message:
     """Return the same, with the documents of earlier turns behind this turn's."""
-    client.given = [*documents, *(one for one in client.given if one not in documents)]
-    return _boosted(client, new, client.given)
+    client.documents = [*documents, *(d for d in client.documents if d not in documents)]
+    return _boosted(client, new, client.documents)
 
 
 def _boosted_by_session(client: Client, new: list[Message], documents: list[Message]) -> Message:
@@ -212,13 +199,8 @@ TRACE_MODES: dict[str, tuple[Body, Settings | None]] = {
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['data']}, {result['conversations']} conversations")
-    names = list(next(iter(result["modes"].values())))
-    for name in ("mode", *names):
-        table.add_column(name, justify="right")
-    for mode, values in result["modes"].items():
-        table.add_row(mode, *(str(values[name]) for name in names))
-    Console().print(table)
+    rows = [{"mode": mode, **values} for mode, values in result["modes"].items()]
+    show_rows(rows, f"{result['data']}, {result['conversations']} conversations")
 
 
 if __name__ == "__main__":

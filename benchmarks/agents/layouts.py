@@ -13,17 +13,13 @@ blocks of 16. Tokens are words and punctuation marks. Layouts:
 Counts, which do not depend on the machine: docs/lab/agents.md.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.agents.roles import ARMS, Arm, Team, chain
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report, show_columns
 from benchmarks.datasets.retrieval import load_requests
 from ragboost.types import Request
 from scripts.http_client import Answer
@@ -89,19 +85,13 @@ def main() -> None:
     options = parser.parse_args()
     _, requests = load_requests(options.data, retriever=options.retriever, k=options.agents)
     requests = requests[: options.questions]
-    given = [document.key for request in requests for document in request.documents]
-    result: dict[str, Any] = {"questions": len(requests), "given": len(given)}
-    result["distinct"] = len(set(given))
+    keys = [document.key for request in requests for document in request.documents]
+    result = {"questions": len(requests), "given": len(keys), "distinct": len(set(keys))}
     figures = {
         layout: count(requests, layout=layout, num_agents=options.agents) for layout in LAYOUTS
     }
-    if options.json:
-        print(json.dumps({**result, "layouts": figures}))
-        return
-    table = Table("", *LAYOUTS, title=str(result))
-    for figure in figures["plain"]:
-        table.add_row(figure, *(str(figures[layout][figure]) for layout in LAYOUTS))
-    Console().print(table)
+    title = str(result)
+    report({**result, "layouts": figures}, options, lambda _: show_columns(figures, title))
 
 
 if __name__ == "__main__":

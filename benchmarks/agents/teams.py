@@ -21,18 +21,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.agents.roles import ARMS, Arm, Team, chain, tree
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_columns
 from benchmarks.datasets.retrieval import load_requests
-from benchmarks.engines.served import Counted, Served, wait_until_ready
+from benchmarks.engines.served import Counted, Served, start_all, wait_until_ready
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
@@ -42,6 +40,7 @@ from tests.engines.servers import EngineServer, missing
 
 MAX_MODEL_LEN = 8_192
 TOPOLOGIES = {"chain": chain, "tree": tree}
+SHAPE = ("agents", "at_once", "note_tokens", "cache_tokens", "model")
 
 
 def main() -> None:
@@ -90,20 +89,16 @@ def load(options: argparse.Namespace) -> list[Request]:
 @contextmanager
 def start_engines(options: argparse.Namespace) -> Iterator[list[EngineServer]]:
     """Start the engines that all arms use; stop them on exit."""
-    with ExitStack() as stack:
-        engines = [
-            EngineServer(
-                options.engine,
-                cache_tokens=options.cache_tokens,
-                max_model_len=MAX_MODEL_LEN,
-                shape=options.model,
-            )
-            for _ in range(options.engines)
-        ]
-        for engine in engines:
-            stack.push(engine)  # stopped on exit even if its start fails
-        with ThreadPoolExecutor(len(engines)) as pool:
-            list(pool.map(EngineServer.start, engines))
+    engines = [
+        EngineServer(
+            options.engine,
+            cache_tokens=options.cache_tokens,
+            max_model_len=MAX_MODEL_LEN,
+            shape=options.model,
+        )
+        for _ in range(options.engines)
+    ]
+    with start_all(engines):
         yield engines
 
 
@@ -118,11 +113,7 @@ def measure(
         "workload": f"{options.data.name}/{options.retriever}",
         "corpus": options.corpus,
         "questions": len(requests),
-        "agents": options.agents,
-        "at_once": options.at_once,
-        "note_tokens": options.note_tokens,
-        "cache_tokens": options.cache_tokens,
-        "model": options.model,
+        **{name: getattr(options, name) for name in SHAPE},
     }
     for topology in chosen:
         figures = {
@@ -144,7 +135,7 @@ def run_arm(
     """Answer all questions through a new proxy, on engines with empty caches."""
     answer = TOPOLOGIES[topology]
     with behind_proxy(engines, arm) as served:
-        before = [one.counters() for one in served]
+        before = [each.counters() for each in served]
         team = Team(
             served[0].send, num_agents=options.agents, arm=arm, note_tokens=options.note_tokens
         )
@@ -152,7 +143,7 @@ def run_arm(
         with ThreadPoolExecutor(options.at_once) as pool:
             list(pool.map(lambda request: answer(team, request), requests))
         seconds = time.monotonic() - started
-        counted = [one.counters().since(was) for one, was in zip(served, before, strict=True)]
+        counted = [each.counters().since(was) for each, was in zip(served, before, strict=True)]
     print(f"{topology}, {arm.name}: {seconds:.0f} s", file=sys.stderr, flush=True)
     return {**team.figures(), **engine_figures(counted), **rates(team, len(requests), seconds)}
 
@@ -205,17 +196,11 @@ def ratios(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    console = Console()
-    for topology in TOPOLOGIES:
-        if topology not in result:
-            continue
-        figures = result[topology]
+    for topology in TOPOLOGIES.keys() & result.keys():
         title = f"{topology} of {result['agents']} agents on {result['engines']} {result['engine']}"
-        table = Table("", *ARMS, title=f"{title}, {result['questions']} questions")
-        for figure in figures["plain"]:
-            table.add_row(figure, *(str(figures[arm][figure]) for arm in ARMS))
-        console.print(table)
-        console.print(figures["ratios"])
+        figures = {arm: result[topology][arm] for arm in ARMS}
+        show_columns(figures, f"{title}, {result['questions']} questions")
+        print(result[topology]["ratios"])
 
 
 if __name__ == "__main__":

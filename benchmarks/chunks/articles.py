@@ -34,21 +34,16 @@ more document comes from another article."""
 class Articles:
     """A corpus and questions about some of its articles.
 
-    Attributes:
-        documents: token ids; article i is documents size i to size i + size - 1, in order.
-        size: documents of an article.
-        cases: questions; a case's documents are one whole article.
-        asked: number of articles with questions; they are the first ones.
-        vectors: unit-length embeddings, (documents, dimension).
-        trace: document numbers retrieved by each earlier request.
+    Article i is documents size i to size i + size - 1, in order. The first `asked` articles have
+    questions, whose cases hold one whole article.
     """
 
-    documents: list[tuple[int, ...]]
-    size: int
+    documents: list[tuple[int, ...]]  # token ids
+    size: int  # documents of an article
     cases: list[Case]
     asked: int
-    vectors: npt.NDArray[np.float32]
-    trace: list[tuple[int, ...]]
+    vectors: npt.NDArray[np.float32]  # unit-length embeddings, (documents, dimension)
+    trace: list[tuple[int, ...]]  # document numbers retrieved by each earlier request
 
 
 def make_articles(
@@ -61,12 +56,8 @@ def make_articles(
 ) -> Articles:
     """Draw a corpus; deterministic for given arguments.
 
-    Args:
-        seed: seed of all draws.
-        asked: number of articles with questions: one per task where the task applies.
-        num_articles: articles in the corpus, at least `asked`.
-        size: documents of an article.
-        length: tokens of a document.
+    The first `asked` articles have a question per task where the task applies; a document has
+    `length` tokens.
     """
     rng = np.random.default_rng([seed, 77])
     world = make_world(rng, num_articles, documents=size, length=length)

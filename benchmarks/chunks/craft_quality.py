@@ -11,6 +11,7 @@ chosen at random or by `gradual`. `place` is the mean rank (1 to 12) of the toke
 another chunk, in each version's recompute order.
 """
 
+import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from typing import Any, get_args
 import numpy as np
 
 from benchmarks.chunks.articles import DOCUMENTS, LENGTH, Articles, make_articles
-from benchmarks.chunks.reference import load_reuse, mean_and_error
+from benchmarks.chunks.reference import SPLITS, load_reuse, mean_and_error
 from benchmarks.parts import part
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
@@ -183,19 +184,15 @@ def _places(model: Path, seed: int, asked: int) -> list[Any]:
     return list(places(model, seed=seed, asked=asked).items())
 
 
-def run(
-    model: Path, *, seeds: Sequence[int], asked: int, parts: Path | None = None
-) -> dict[str, Any]:
-    """Return means and standard errors over seeds by task and method.
-
-    `parts` is the folder of `parts.part`.
-    """
-    begin = time.process_time()
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Return means and standard errors over seeds by task and method."""
+    begin, asked, seeds = time.process_time(), args.articles, SPLITS[args.split]
     runs, ranks = [], []
     for seed in seeds:
-        name = f"places-{seed}-{asked}"
-        ranks.append(dict(part(parts, name, partial(_places, model, seed, asked))))
-        rows = part(parts, f"craft-{seed}-{asked}", partial(_rows, model, seed, asked))
+        find_places = partial(_places, args.model, seed, asked)
+        ranks.append(dict(part(args.parts, f"places-{seed}-{asked}", find_places)))
+        find_rows = partial(_rows, args.model, seed, asked)
+        rows = part(args.parts, f"craft-{seed}-{asked}", find_rows)
         runs.append({(task, method): [Outcome(**o) for o in found] for task, method, found in rows})
     result: dict[str, Any] = {}
     for task, method in runs[0]:
@@ -210,10 +207,8 @@ def run(
         result.setdefault(task, {})[method] = cell
     return {
         "craft": result,
-        "place": {
-            order: round(float(np.mean([one[order] for one in ranks])), 2) for order in ranks[0]
-        },
-        "seeds": list(seeds),
+        "place": {o: round(float(np.mean([r[o] for r in ranks])), 2) for o in ranks[0]},
+        "seeds": seeds,
         "articles": asked,
         "cpu_s": round(time.process_time() - begin),
     }

@@ -7,18 +7,15 @@ thread. `prefill_share` is the time per chunk relative to a plain prefill of the
 system prompt; 1 is the minimum.
 """
 
-import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.chunks.ttft import build
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report, show_rows
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
@@ -76,15 +73,12 @@ def main() -> None:
     ]
     for row in rows:
         row["prefill_share"] = row["cpu_s_per_chunk"] / rows[0]["cpu_s_per_chunk"]
-    if args.json:
-        print(json.dumps({"chunk_tokens": CHUNK, "rows": rows}))
-        return
-    table = Table(title=f"precomputing chunks of {CHUNK} tokens")
-    for column in rows[0]:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(f"{value:.4g}" for value in row.values()))
-    Console().print(table)
+    report({"chunk_tokens": CHUNK, "rows": rows}, args, show)
+
+
+def show(result: dict[str, Any]) -> None:
+    rows = [{name: f"{value:.4g}" for name, value in row.items()} for row in result["rows"]]
+    show_rows(rows, f"precomputing chunks of {CHUNK} tokens")
 
 
 if __name__ == "__main__":

@@ -7,16 +7,16 @@ neighbours of each chunk. For plain KV, policies that need offline measures (`ca
 `hybrid-offline`) get them measured after five neighbours.
 """
 
+import argparse
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.chunks.articles import DOCUMENTS, SOURCES, Articles, make_articles
-from benchmarks.chunks.reference import load_adapter, mean_and_error, rounded
+from benchmarks.chunks.reference import SPLITS, load_adapter, mean_and_error, rounded
 from benchmarks.parts import part
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.metrics import estimate
@@ -48,33 +48,25 @@ MEASURED_AFTER = 5
 Key = tuple[str, str, int, str]  # task, policy, top-n, ratio
 
 
-def measure_seed(
-    model: Path,
-    *,
-    seed: int,
-    asked: int,
-    source: str,
-    top_n: Sequence[int],
-    policies: Sequence[str],
-    ratios: Sequence[float],
-    parts: Path | None,
-) -> dict[Key, EvalRow]:
+def measure_seed(args: argparse.Namespace, seed: int) -> dict[Key, EvalRow]:
     """Evaluate one corpus; return a row per task, policy, number of neighbours and ratio."""
-    adapter = load_adapter(model)
-    articles = make_articles(seed=seed, asked=asked)
+    policies = args.policies.split(",") if args.policies else POLICIES
+    adapter = load_adapter(args.model)
+    articles = make_articles(seed=seed, asked=args.articles)
     rows: dict[Key, EvalRow] = {}
 
     def make(number: int) -> list[dict[str, Any]]:
-        reuse = _prepare(adapter, articles, source=source, top_n=number)
-        found = evaluate(reuse, articles.cases, policies=policies, ratios=ratios)
+        reuse = _prepare(adapter, articles, source=args.neighbours, top_n=number)
+        found = evaluate(reuse, articles.cases, policies=policies, ratios=RATIOS)
         return [asdict(row) for row in found]
 
-    for number in top_n:
-        name = f"{model.name}-{source}-{seed}-{number}-{asked}-{'+'.join(policies)}"
-        for fields in part(parts, name, partial(make, number)):
+    for number in args.top_n:
+        name = f"{args.model.name}-{args.neighbours}-{seed}-{number}-{args.articles}"
+        name += f"-{'+'.join(policies)}"
+        for fields in part(args.parts, name, partial(make, number)):
             row = EvalRow(**fields)
             rows[row.task, row.policy, number, f"{row.ratio:g}"] = row
-        print(f"seed {seed}: {source}, top-n {number} done", file=sys.stderr)
+        print(f"seed {seed}: {args.neighbours}, top-n {number} done", file=sys.stderr)
     return rows
 
 
@@ -118,38 +110,16 @@ def summarise(runs: Sequence[dict[Key, EvalRow]]) -> dict[str, Any]:
     return {"score": score, "error": error, "lower": lower}
 
 
-def run(
-    model: Path,
-    *,
-    seeds: Sequence[int],
-    asked: int,
-    source: str,
-    top_n: Sequence[int],
-    policies: Sequence[str],
-    ratios: Sequence[float],
-    parts: Path | None = None,
-) -> dict[str, Any]:
-    """Evaluate all seeds; `parts` as in `parts.part`."""
-    begin = time.process_time()
-    runs = [
-        measure_seed(
-            model,
-            seed=seed,
-            asked=asked,
-            source=source,
-            top_n=top_n,
-            policies=policies,
-            ratios=ratios,
-            parts=parts,
-        )
-        for seed in seeds
-    ]
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Evaluate all seeds."""
+    begin, seeds = time.process_time(), SPLITS[args.split]
+    runs = [measure_seed(args, seed) for seed in seeds]
     first = runs[0]
     return summarise(runs) | {
-        "neighbours": source,
-        "seeds": list(seeds),
-        "articles": asked,
-        "cases": {task: first[task, "full", top_n[0], "1"].num_cases for task, *_ in first},
+        "neighbours": args.neighbours,
+        "seeds": seeds,
+        "articles": args.articles,
+        "cases": {task: first[task, "full", args.top_n[0], "1"].num_cases for task, *_ in first},
         "cpu_s": round(time.process_time() - begin),
     }
 

@@ -41,25 +41,14 @@ UNFAIR = ("oracle", "full", "reuse")
 Scores = dict[str, dict[str, dict[str, float | None]]]
 
 
-def measure(
-    model: Path,
-    *,
-    seed: int,
-    prompts: int,
-    policies: list[str],
-    granularity: int,
-    stored: str = "alone",
-    documents: int = 8,
-    haystack: int = 0,
-    parts: Path | None = None,
-) -> list[EvalRow]:
-    """Evaluate `prompts` prompts of every task, drawn with this seed; finished tasks are saved in
-    `parts`."""
-    reuse = load_reuse(model)
+def measure(args: argparse.Namespace, policies: list[str], seed: int) -> list[EvalRow]:
+    """Evaluate prompts of every task, drawn with this seed; finished tasks are saved."""
+    reuse = load_reuse(args.model)
     names = "all" if policies == list(POLICIES) else "+".join(policies)
+    shape = {"seed": seed, "documents": args.documents, "haystack": args.haystack}
 
     def on_task(task: str) -> list[Any]:
-        made = make_prompts(task, prompts, seed=seed, documents=documents, haystack=haystack)
+        made = make_prompts(task, args.prompts, **shape)
         drawn = [prompt.case() for prompt in made]
         if MEASURED & set(policies):
             unrelated = make_prompts("local", 4, seed=seed + 1000)
@@ -78,16 +67,16 @@ def measure(
             drawn,
             policies=policies,
             ratios=RATIOS,
-            granularity=granularity,
-            store=take if stored == "requests" else None,
+            granularity=args.granularity,
+            store=take if args.stored == "requests" else None,
         )
         return [asdict(row) for row in found]
 
     rows = []
     for task in TASKS:
-        sizes = f"{prompts}-{granularity}-{documents}-{haystack}"
-        name = f"{model.name}-{task}-{seed}-{sizes}-{stored}-{names}"
-        rows += [EvalRow(**row) for row in part(parts, name, partial(on_task, task))]
+        sizes = f"{args.prompts}-{args.granularity}-{args.documents}-{args.haystack}"
+        name = f"{args.model.name}-{task}-{seed}-{sizes}-{args.stored}-{names}"
+        rows += [EvalRow(**row) for row in part(args.parts, name, partial(on_task, task))]
         print(f"seed {seed}: {task} done", file=sys.stderr)
     return rows
 
@@ -156,29 +145,6 @@ def show(result: dict[str, Any]) -> None:
     print(f"\nbest policy: {result['best_policy']}; default: {result['default_policy']}")
 
 
-def measure_offline_stage(args: argparse.Namespace) -> None:
-    """Run the preprocessing (`prepared_quality`) or Cache-Craft (`craft_quality`) benchmark."""
-    seeds = SPLITS[args.split]
-    result: dict[str, Any]
-    if args.craft:
-        result = craft_quality.run(args.model, seeds=seeds, asked=args.articles, parts=args.parts)
-        result["split"] = args.split
-        show_it = craft_quality.show
-    else:
-        result = prepared_quality.run(
-            args.model,
-            seeds=seeds,
-            asked=args.articles,
-            source=args.neighbours,
-            top_n=[int(number) for number in args.top_n.split(",")],
-            policies=args.policies.split(",") if args.policies else prepared_quality.POLICIES,
-            ratios=prepared_quality.RATIOS,
-            parts=args.parts,
-        )
-        show_it = prepared_quality.show
-    report(result, args, show_it)
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, default=MODEL, help="reference model")
@@ -206,36 +172,20 @@ def main() -> None:
     parser.add_argument("--parts", type=Path, help="folder of finished parts, to resume from")
     parser.add_argument("--craft", action="store_true", help="measure Cache-Craft")
     args = parser.parse_args()
-    if args.neighbours or args.craft:
-        measure_offline_stage(args)
+    args.top_n = [int(number) for number in args.top_n.split(",")]
+    if args.craft or args.neighbours:
+        stage = craft_quality if args.craft else prepared_quality
+        report(stage.run(args) | {"split": args.split}, args, stage.show)
         return
     policies = args.policies.split(",") if args.policies else list(POLICIES)
     begin = time.process_time()
-    runs = [
-        measure(
-            args.model,
-            seed=seed,
-            prompts=args.prompts,
-            policies=policies,
-            granularity=args.granularity,
-            stored=args.stored,
-            documents=args.documents,
-            haystack=args.haystack,
-            parts=args.parts,
-        )
-        for seed in SPLITS[args.split]
-    ]
-    result = summarise(runs)
+    result = summarise([measure(args, policies, seed) for seed in SPLITS[args.split]])
+    shape = ("split", "prompts", "granularity", "stored", "documents", "haystack")
     result |= {
         "best_policy": best_policy(result["normalised"]),
         "default_policy": DEFAULT_POLICY,
-        "split": args.split,
         "seeds": SPLITS[args.split],
-        "prompts": args.prompts,
-        "granularity": args.granularity,
-        "stored": args.stored,
-        "documents": args.documents,
-        "haystack": args.haystack,
+        **{name: getattr(args, name) for name in shape},
         "cpu_s": round(time.process_time() - begin),
     }
     report(result, args, show)

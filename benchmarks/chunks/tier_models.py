@@ -47,18 +47,11 @@ class SlowDisk(DiskTier):
 
 
 class Bench(Protocol):
-    """Model and requests whose chunks are all on disk.
-
-    Attributes:
-        num_layers: layers of the model.
-        num_requests: number of requests.
-        prefill_s: time to first token with all KV in memory.
-        disk: disk tier that holds the KV.
-    """
+    """Model and requests whose chunks are all on disk."""
 
     num_layers: int
     num_requests: int
-    prefill_s: float
+    prefill_s: float  # time to first token with all KV in memory
     disk: SlowDisk
 
     def keys(self, number: int) -> list[str]:
@@ -107,11 +100,7 @@ class Clockwork:
 
 
 class Model:
-    """`Bench` with a real model.
-
-    Attributes:
-        full_s: time to first token without any stored KV.
-    """
+    """`Bench` with a real model; `full_s` is its time to first token without any stored KV."""
 
     def __init__(self, directory: Path, *, num_requests: int, ratio: float) -> None:
         self.adapter = build("small", layers=8, device="cpu")

@@ -22,18 +22,12 @@ SHARES = {"known": 0.6, "shared": 0.3, "unique": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Distribution of the requests.
+    """Distribution of the requests."""
 
-    Attributes:
-        per_request: chunks drawn per request; duplicates count once.
-        known, shared: number of known and of shared chunks.
-        exponent: exponent of the Zipf law; 0 is uniform.
-    """
-
-    per_request: int = 5
-    known: int = 1000
-    shared: int = 300
-    exponent: float = 1.0
+    per_request: int = 5  # chunks drawn; duplicates count once
+    known: int = 1000  # chunks
+    shared: int = 300  # chunks
+    exponent: float = 1.0  # of the Zipf law; 0 is uniform
 
 
 ASSUMED = Setting()
@@ -67,13 +61,8 @@ def requests(setting: Setting, seed: int) -> list[list[Chunk]]:
 
 
 def storage(setting: Setting, seed: int, *, ratio: float = 0.15) -> dict[str, float]:
-    """Return the counts of stored and computed chunks.
-
-    Args:
-        setting: distribution of the requests.
-        seed: seed of the draws.
-        ratio: recompute ratio of chunks reused after another prefix.
-    """
+    """Return the counts of stored and computed chunks; `ratio` is recomputed of chunks that are
+    reused after another prefix."""
     chains: set[tuple[Chunk, ...]] = set()
     used: set[Chunk] = set()
     new: set[Chunk] = set()

@@ -19,7 +19,6 @@ load too slowly.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -28,13 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.chunks.tier_media import media
 from benchmarks.chunks.tier_models import CHUNK, CHUNKS, QUESTION, SYSTEM, Bench, Clockwork, Model
 from benchmarks.chunks.tier_storage import sweep, two_settings
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report, show_columns, show_rows
 from ragboost.chunk_cache.store.speeds import Speeds, preload_depth
 from ragboost.chunk_cache.store.tiered import TieredStore
 
@@ -179,19 +176,6 @@ def queue(bench: Bench, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def show(title: str, rows: list[dict[str, Any]]) -> None:
-    """Print a table, transposed if it has more than seven columns."""
-    table = Table(title=title)
-    if len(rows[0]) > 7:
-        rows = [{"": name, **{str(n): row[name] for n, row in enumerate(rows)}} for name in rows[0]]
-        table.show_header = False
-    for column in rows[0]:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=6, help="requests in the queue")
@@ -214,14 +198,17 @@ def main() -> None:
             result["storage_saved_by_setting"] = sweep()
         if args.only not in ("media", "storage"):
             result |= with_model(args, Path(name))
-    if args.json:
-        print(json.dumps(result))
-        return
+    report(result, args, show)
+
+
+def show(result: dict[str, Any]) -> None:
     for title, rows in result.items():
-        if isinstance(rows, list):
-            show(title, rows)
-        else:
+        if not isinstance(rows, list):
             print(title, rows)
+        elif len(rows[0]) > 7:
+            show_columns({str(n): row for n, row in enumerate(rows)}, title)
+        else:
+            show_rows(rows, title)
 
 
 def with_model(args: argparse.Namespace, directory: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ full prefill.
 """
 
 import argparse
-import json
 import platform
 import statistics
 import sys
@@ -26,7 +25,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
@@ -192,13 +191,11 @@ def main() -> None:
             for tokens in args.tokens.split(",")
         }
     result = {
-        "ratio": {tokens: one["ratio"] for tokens, one in found.items()},
+        "ratio": {tokens: row["ratio"] for tokens, row in found.items()},
         "assembly_share": {
-            tokens: round(one["assembly_s"] / one["full_s"], 4) for tokens, one in found.items()
+            tokens: round(row["assembly_s"] / row["full_s"], 4) for tokens, row in found.items()
         },
-        "policy": args.policy,
-        "granularity": args.granularity,
-        "backend": args.backend,
+        **{name: getattr(args, name) for name in ("policy", "granularity", "backend")},
         "parameters": sum(p.numel() for p in adapter.model.parameters()),
         "layers": adapter.num_layers,
         "device": args.device,
@@ -206,15 +203,16 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "seconds": found,
     }
-    if args.json:
-        print(json.dumps(result))
-        return
-    for tokens, one in found.items():
+    report(result, args, show)
+
+
+def show(result: dict[str, Any]) -> None:
+    for tokens, row in result["seconds"].items():
         share = result["assembly_share"][tokens]
-        print(f"{one['prompt_tokens']} tokens: full prefill {one['full_s']:.2f} s, ", end="")
+        print(f"{row['prompt_tokens']} tokens: full prefill {row['full_s']:.2f} s, ", end="")
         print(f"assembly {100 * share:.1f} % of it")
-        for ratio, value in one["ratio"].items():
-            print(f"  recompute {ratio:>9}: {one['reuse_s'][ratio]:.3f} s, {value:.2f}x")
+        for ratio, value in row["ratio"].items():
+            print(f"  recompute {ratio:>9}: {row['reuse_s'][ratio]:.3f} s, {value:.2f}x")
 
 
 if __name__ == "__main__":

@@ -74,11 +74,7 @@ class RecordingTracker(FidelityTracker):
 
 
 class Run:
-    """An engine behind its own proxy.
-
-    Attributes:
-        samples: one per completed request, in order of completion.
-    """
+    """An engine behind its own proxy."""
 
     def __init__(
         self,
@@ -89,7 +85,7 @@ class Run:
         samples: list[Sample],
         return_token_ids: bool,
     ) -> None:
-        self.samples = samples
+        self.samples = samples  # of completed requests, in this order
         self.server_url = server.url
         self._client = client
         self._follower = follower
@@ -115,9 +111,7 @@ class Run:
     def settle(self, num_sent: int, *, wait_for_index: bool) -> None:
         """Wait until the proxy has processed the usage and the events of completed requests.
 
-        Args:
-            num_sent: requests sent since the start.
-            wait_for_index: also wait until the follower has settled, which takes a second.
+        So many were sent since the start. A settled follower takes a second more.
         """
         wait(lambda: len(self.samples) >= num_sent, "the usage of each response", seconds=SETTLE_S)
         count = -1

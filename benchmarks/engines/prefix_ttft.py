@@ -3,24 +3,21 @@
     python -m benchmarks.engines.prefix_ttft --json
     python -m benchmarks.engines.prefix_ttft --tokens 1000 --repeats 3
 
-Requests go over HTTP on loopback and stream; the time is that of the first byte, in milliseconds.
+Requests go over HTTP on loopback and stream; the time is that of the first token, in milliseconds.
 """
 
-import json
 import random
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_rows
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.serving import serve_in_thread
+from scripts.http_client import COMPLETIONS, Answer, ask
 
 HITS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
 
@@ -49,36 +46,36 @@ def main() -> None:
 def measure(settings: EngineSettings, *, tokens: int, repeats: int, seed: int) -> dict[str, Any]:
     """Cache one prompt, and time prompts that share a prefix with it.
 
-    The hit lengths alternate, so that noise affects all alike.
-
-    Returns:
-        `model`, `tokens`, `repeats` and `hits`: per hit length its share, `cached_tokens` as the
-        engine reports them, medians `ttft_ms` (wall) and `cpu_ms` (all threads of server and
-        client, up to the first byte), and `speedup` over a miss.
+    The hit lengths alternate, so that noise affects all alike. `cpu_ms` is of all threads of server
+    and client, up to the first token; `speedup` is over a miss.
     """
     app = create_engine_app(settings)
     vocab = app.state.loaded.runner.vocab_size
     generator = random.Random(seed)
-    samples: dict[float, list[tuple[float, float, int]]] = {hit: [] for hit in HITS}
+    samples: dict[float, list[Answer]] = {hit: [] for hit in HITS}
     with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=600) as client:
+
+        def first_token(prompt: list[int]) -> Answer:
+            return ask(client, COMPLETIONS, {"prompt": prompt, "max_tokens": 1})
+
         base = [generator.randrange(3, vocab) for _ in range(tokens)]
-        first_token(client, base)
-        first_token(client, base)  # the second request warms up the hit path
+        first_token(base)
+        first_token(base)  # the second request warms up the hit path
         for _ in range(repeats):
             for hit in HITS:
-                known = base[: round(hit * tokens)]
-                tail = [generator.randrange(3, vocab) for _ in range(tokens - len(known))]
-                samples[hit].append(first_token(client, known + tail))
-    cold = statistics.median(ttft for ttft, _, _ in samples[0.0])
+                prefix = base[: round(hit * tokens)]
+                tail = [generator.randrange(3, vocab) for _ in range(tokens - len(prefix))]
+                samples[hit].append(first_token(prefix + tail))
+    cold = statistics.median(answer.ttft_s for answer in samples[0.0])
     rows = []
-    for hit, measured in samples.items():
-        ttft = statistics.median(ttft for ttft, _, _ in measured)
+    for hit, answers in samples.items():
+        ttft = statistics.median(answer.ttft_s for answer in answers)
         rows.append(
             {
                 "hit": hit,
-                "cached_tokens": measured[0][2],
+                "cached_tokens": answers[0].cached_tokens,
                 "ttft_ms": round(ttft * 1e3, 1),
-                "cpu_ms": round(statistics.median(cpu for _, cpu, _ in measured) * 1e3, 1),
+                "cpu_ms": round(statistics.median(answer.cpu_s for answer in answers) * 1e3, 1),
                 "speedup": round(cold / ttft, 2),
             }
         )
@@ -91,38 +88,8 @@ def measure(settings: EngineSettings, *, tokens: int, repeats: int, seed: int) -
     }
 
 
-def first_token(client: httpx.Client, prompt: list[int]) -> tuple[float, float, int]:
-    """Return wall and CPU seconds to the first byte of a streamed response, and cached tokens."""
-    body = {
-        "prompt": prompt,
-        "max_tokens": 1,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    begin, begin_cpu = time.perf_counter(), time.process_time()
-    with client.stream("POST", "/v1/completions", json=body) as reply:
-        reply.raise_for_status()
-        lines = reply.iter_lines()
-        next(lines)
-        ttft, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
-        events = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
-    return ttft, cpu, json.loads(events[-1])["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
 def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['model']}, prompts of {result['tokens']:,} tokens")
-    for name in ("hit", "cached tokens", "TTFT ms", "CPU ms", "speed-up"):
-        table.add_column(name, justify="right")
-    for row in result["hits"]:
-        table.add_row(
-            f"{row['hit']:.0%}",
-            f"{row['cached_tokens']:,}",
-            f"{row['ttft_ms']:.1f}",
-            f"{row['cpu_ms']:.1f}",
-            f"{row['speedup']:.2f}x",
-        )
-    Console().print(table)
+    show_rows(result["hits"], f"{result['model']}, prompts of {result['tokens']:,} tokens")
 
 
 if __name__ == "__main__":

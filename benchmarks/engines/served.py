@@ -119,6 +119,17 @@ class Mode(NamedTuple):
 
 
 @contextmanager
+def start_all(servers: Sequence[EngineServer]) -> Iterator[None]:
+    """Start servers side by side; stop them on exit."""
+    with ExitStack() as stack:
+        for server in servers:
+            stack.push(server)  # stopped on exit even if its start fails
+        with ThreadPoolExecutor(len(servers)) as pool:
+            list(pool.map(EngineServer.start, servers))
+        yield
+
+
+@contextmanager
 def serve(
     modes: Mapping[str, Mode],
     *,
@@ -139,10 +150,7 @@ def serve(
             )
             for mode in modes.values()
         ]
-        for server in servers:
-            stack.push(server)  # stopped on exit even if its start fails
-        with ThreadPoolExecutor(len(servers)) as pool:
-            list(pool.map(EngineServer.start, servers))
+        stack.enter_context(start_all(servers))
         yield {
             name: stack.enter_context(_behind_proxy(server, mode))
             for (name, mode), server in zip(modes.items(), servers, strict=True)

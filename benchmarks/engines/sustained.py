@@ -28,13 +28,8 @@ def draw_orders(questions: int) -> list[list[int]]:
 def summarise_sustained(
     reused: Sequence[float], full: Sequence[float], counts: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Compare the speed-up of the last reusing questions with that of the first.
-
-    Args:
-        reused: seconds of each question.
-        full: seconds of ordinary prefills of the same length.
-        counts: the origins of each prompt's tokens.
-    """
+    """Compare the speed-up of the last reusing questions with that of the first, by the seconds of
+    each question, those of full prefills, and the origins of each prompt's tokens."""
     ordinary, window = statistics.median(full), min(WINDOW, len(reused) // 4)
     filled = [n for n, count in enumerate(counts) if count["reused"]]
     warm = [reused[n] for n in filled]

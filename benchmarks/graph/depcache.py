@@ -13,7 +13,6 @@ model's own causal kernel on the whole prompt.
 """
 
 import argparse
-import json
 import platform
 import random
 import statistics
@@ -25,13 +24,15 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report, show_columns
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine.builtin import build_model
 from ragboost.graph.depcache import DepCache
 from ragboost.graph.layout import DepPrompt, LinearNode, Positions
 
 WORKLOADS = ("uniform", "temporal", "zipf")
+SHAPE = ("positions", "replacement", "capacity_tokens", "host_tokens", "roots", "queries", "warm")
+SHAPE += ("new_tokens",)
 SYSTEM, TASK = 64, 32
 ENTITY, RELATION = 3, 2
 """Tokens per entity name and per relation."""
@@ -224,14 +225,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "subgraphs": round(plain["ttft_ms"] / apart["ttft_ms"], 2),
             "subgraphs_throughput": round(apart["requests_per_s"] / plain["requests_per_s"], 2),
         },
-        "positions": args.positions,
-        "replacement": args.replacement,
-        "capacity_tokens": args.capacity_tokens,
-        "host_tokens": args.host_tokens,
-        "roots": args.roots,
-        "queries": args.queries,
-        "warm": args.warm,
-        "new_tokens": args.new_tokens,
+        **{name: getattr(args, name) for name in SHAPE},
         "threads": torch.get_num_threads(),
         "machine": platform.processor() or platform.machine(),
     }
@@ -269,16 +263,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     result = measure(args)
-    if args.json:
-        print(json.dumps(result))
-        return
-    print(f"{'':17} {'prompt':>7} {'reused':>7} {'pairs':>10} {'TTFT ms':>8} {'req/s':>6}")
-    for name in ("self_attention", "dependency", "dependency_reuse", "subgraphs_reuse"):
-        row = result[name]
-        print(
-            f"{name:17} {row['prompt_tokens']:7} {row['reuse_rate']:7.0%} "
-            f"{row['attention_pairs']:10} {row['ttft_ms']:8.1f} {row['requests_per_s']:6.2f}"
-        )
+    report(result, args, show)
+
+
+def show(result: dict[str, Any]) -> None:
+    names = ("self_attention", "dependency", "dependency_reuse", "subgraphs_reuse")
+    show_columns({name: result[name] for name in names})
     print("speed-up:", ", ".join(f"{name} {x}x" for name, x in result["speedup"].items()))
 
 

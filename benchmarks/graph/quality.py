@@ -12,14 +12,14 @@ tasks alone. Printed is the accuracy by task.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.graph.depcache import DepCache
@@ -133,10 +133,11 @@ def main() -> None:
     cases = draw_cases(args.cases, seed=args.seed)
     chosen = {name: v for name, v in variants(args, cases).items() if name.startswith(args.only)}
     scores = {name: accuracy(answer, cases) for name, answer in chosen.items()}
-    if args.json:
-        print(json.dumps({"accuracy": scores, "cases": args.cases, "policy": args.policy}))
-        return
-    for name, score in scores.items():
+    report({"accuracy": scores, "cases": args.cases, "policy": args.policy}, args, show)
+
+
+def show(result: dict[str, Any]) -> None:
+    for name, score in result["accuracy"].items():
         print(f"{name:48}", "  ".join(f"{task} {value:.2f}" for task, value in score.items()))
 
 

@@ -21,10 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_rows
 from ragboost.chunk_cache.eviction import EvictionPolicy
 from research.eviction import POLICIES
 from research.eviction.belady import Belady
@@ -203,18 +201,15 @@ def run(args: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, 
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table, one column per workload, capacity and queue."""
-    table = Table(title=f"token hit rate, %, shape {result['shape']}")
-    table.add_column("policy")
-    for row in result["rows"]:
-        table.add_column(f"{row['workload']} {row['capacity']:g} q{row['queue']}", justify="right")
-    table.add_column("mean", justify="right")
-    for label in sorted(result["hit_rate"], key=lambda k: result["hit_rate"][k]):
-        rates = [row["hit_rate"][label] for row in result["rows"]]
-        mean = result["hit_rate"][label]
-        table.add_row(label, *(f"{100 * rate:.1f}" for rate in rates), f"{100 * mean:.1f}")
-    Console().print(table)
-    Console().print(f"LACR's margin, percentage points: {json.dumps(result['lacr_margin_points'])}")
+    """Print a row per policy, and a column per workload, capacity and queue."""
+    columns = {f"{r['workload']} {r['capacity']:g} q{r['queue']}": r for r in result["rows"]}
+    columns["mean"] = result
+    rows = [
+        {"policy": name, **{c: f"{100 * row['hit_rate'][name]:.1f}" for c, row in columns.items()}}
+        for name in sorted(result["hit_rate"], key=lambda name: result["hit_rate"][name])
+    ]
+    show_rows(rows, f"token hit rate, %, shape {result['shape']}")
+    print(f"LACR's margin, percentage points: {json.dumps(result['lacr_margin_points'])}")
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ graph is random, with the size of the largest one in the DepCache paper (RGB: 54
 74,394 relations). A lookup returns all two-hop paths from one entity; wall time, in milliseconds.
 """
 
-import json
 import random
 import statistics
 import tempfile
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report, show_columns
 
 Triplets = list[tuple[str, str, str]]
 Lookup = Callable[[str], Iterable[Any]]
@@ -154,11 +153,7 @@ def main() -> None:
     heads = [head for head, _, _ in triplets]
     roots = random.Random(args.seed).sample(heads, args.lookups)
     found = {name: measure(name, triplets, roots) for name in args.stores.split(",")}
-    if args.json:
-        print(json.dumps({"stores": found, "edges": len(triplets)}))
-        return
-    for name, row in found.items():
-        print(f"{name:9}", ", ".join(f"{key} {value}" for key, value in row.items()))
+    report({"stores": found, "edges": len(triplets)}, args, lambda r: show_columns(r["stores"]))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_rows
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.formats import find_format, make_formats
@@ -38,10 +35,7 @@ def main() -> None:
 def measure(*, repeats: int, seed: int) -> dict[str, Any]:
     """Time every shape at every size, interleaved.
 
-    Returns:
-        `repeats` and `shapes[name][size]` with `documents` and the medians `extract_us` and
-        `replace_us`; `no_documents` is text without documents, `hostile_*` is text crafted to be
-        slow to scan.
+    `no_documents` is text without documents, `hostile_*` is text crafted to be slow to scan.
     """
     rng = random.Random(seed)
     bodies = {
@@ -165,12 +159,12 @@ SHAPES: dict[str, Callable[[Sequence[str]], dict[str, Any]]] = {
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table("shape", "size", "documents", "extract µs", "replace µs")
-    for name, sizes in result["shapes"].items():
-        for size, row in sizes.items():
-            values = (row["documents"], row["extract_us"], row["replace_us"])
-            table.add_row(name, size, *map(str, values))
-    Console().print(table)
+    rows = [
+        {"shape": name, "size": size, **row}
+        for name, sizes in result["shapes"].items()
+        for size, row in sizes.items()
+    ]
+    show_rows(rows)
 
 
 if __name__ == "__main__":

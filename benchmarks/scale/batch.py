@@ -22,10 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_rows
 from benchmarks.datasets.workloads import Workload, generate
 from benchmarks.parts import part
 from ragboost.simulate import HitRate, SimulatedCache
@@ -64,12 +61,7 @@ def main() -> None:
 def measure(
     workload: Workload, windows: list[int], *, words: int, cache_tokens: int, folder: Path
 ) -> list[dict[str, Any]]:
-    """Run the command once per window size.
-
-    Returns:
-        `window`, `windows` (their number), `wall_s`, `cpu_s`, `peak_rss_mb`, `file_mb`, `hit_rate`
-        of the output and `plain_hit_rate` of the input.
-    """
+    """Run the command once per window size; hit rates are of the output, and plain of the input."""
     folder.mkdir(parents=True, exist_ok=True)
     corpus = folder / f"corpus-{workload.name}.jsonl"
     source = folder / _FILE.format(
@@ -180,15 +172,8 @@ def _text(name: object, words: int) -> str:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['workload']}: {result['lines']:,} lines")
-    for heading in ("window", "time, s", "CPU, s", "peak, MB", "hit rate", "plain"):
-        table.add_column(heading, justify="right")
-    for row in result["rows"]:
-        window = f"{row['window']:,}" if row["window"] else "whole"
-        figures = (row["wall_s"], row["cpu_s"], row["peak_rss_mb"])
-        rates = (f"{row[name]:.3f}" for name in ("hit_rate", "plain_hit_rate"))
-        table.add_row(window, *map(str, figures), *rates)
-    Console().print(table)
+    rows = [{**row, "window": row["window"] or "whole"} for row in result["rows"]]
+    show_rows(rows, f"{result['workload']}: {result['lines']:,} lines")
 
 
 if __name__ == "__main__":
