@@ -168,7 +168,7 @@ def _resent(client: Client, new: list[Message], documents: list[Message]) -> Mes
 
 def _tagged(client: Client, new: list[Message], documents: list[Message]) -> Message:
     """Return a body that resends the documents of every turn between XML tags."""
-    blocks = [f'<document id="{one["id"]}">\n{one["text"]}\n</document>\n' for one in documents]
+    blocks = [f'<document id="{d["id"]}">\n{d["text"]}\n</document>\n' for d in documents]
     question = {**new[-1], "content": "".join(blocks) + new[-1]["content"]}
     client.history.extend([*new[:-1], question])
     return {"messages": client.history}

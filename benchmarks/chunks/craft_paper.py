@@ -281,7 +281,9 @@ def summary(runs: Sequence[Rows]) -> dict[str, dict[str, float]]:
             for task, outcome in run[method]:
                 by_task.setdefault(task, []).append(outcome.score)
             scores.append(
-                float(np.mean([np.mean(one) for task, one in by_task.items() if task != "local"]))
+                float(
+                    np.mean([np.mean(found) for task, found in by_task.items() if task != "local"])
+                )
             )
         outcomes = [outcome for run in runs for _, outcome in run[method]]
         found[method] = {

@@ -87,8 +87,8 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
         "cpu_ratio": _ratios({mode: [each.cpu_s for each in measured[mode]] for mode in MODES}),
         "same_as_exact": round(
             statistics.fmean(
-                one.text == other.text
-                for one, other in zip(measured["approx"], measured["exact"], strict=True)
+                approx.text == exact.text
+                for approx, exact in zip(measured["approx"], measured["exact"], strict=True)
             ),
             4,
         ),

@@ -39,16 +39,16 @@ def quality(args: Namespace) -> dict[str, Any]:
             for seed in seeds
             for prompt in make_prompts(task, args.prompts, seed=seed)
         ]
-        wanted = {
+        expected = {
             (row.policy, row.ratio): row.score
             for row in evaluate(reuse, cases, policies=policies, ratios=RATIOS)
         }
         got = answers(engine, cases, policies)
         for (policy, ratio), accuracy in got.items():
             by_ratio = score.setdefault(task, {}).setdefault(policy, {})
-            by_ratio[f"{ratio:g}"] = [round(accuracy, 4), round(wanted[policy, ratio], 4)]
-            worst = max(worst, abs(accuracy - wanted[policy, ratio]))
-            num_arms, num_equal = num_arms + 1, num_equal + (accuracy == wanted[policy, ratio])
+            by_ratio[f"{ratio:g}"] = [round(accuracy, 4), round(expected[policy, ratio], 4)]
+            worst = max(worst, abs(accuracy - expected[policy, ratio]))
+            num_arms, num_equal = num_arms + 1, num_equal + (accuracy == expected[policy, ratio])
         print(task, score[task], file=sys.stderr)
     return {
         "quality": score,  # [vLLM, transformers]
@@ -79,8 +79,8 @@ def share_right(engine: ReuseLLM, cases: Sequence[Case], arm: Row) -> float:
             positions.append([len(tokens), len(tokens) + len(chunk)])
             tokens += chunk
         prompts.append({"prompt_token_ids": [*tokens, *case.question]})
-        told = {"policy": policy, "ratio": ratio}
-        sampling.append(engine.sampling(*([positions] if policy != "full" else []), **told))
+        options = {"policy": policy, "ratio": ratio}
+        sampling.append(engine.sampling(*([positions] if policy != "full" else []), **options))
     engine.llm.reset_prefix_cache()
     outputs = engine.llm.generate(prompts, sampling, use_tqdm=False)
     if policy != "full":

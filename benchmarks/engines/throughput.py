@@ -124,10 +124,12 @@ def measure(name: str, model: Path, args: argparse.Namespace) -> dict[str, Any]:
         ]
     return {
         "prompt_tokens": alone[0][0].prompt_tokens,
-        "prefill_tokens_per_s": _median([one.prompt_tokens / one.seconds for one, _ in alone]),
-        "decode_tokens_per_s": _median([_decoded(one, long, 1) for one, long in alone]),
+        "prefill_tokens_per_s": _median(
+            [short.prompt_tokens / short.seconds for short, _ in alone]
+        ),
+        "decode_tokens_per_s": _median([_decoded(short, long, 1) for short, long in alone]),
         f"decode_tokens_per_s_{args.together}_requests": _median(
-            [_decoded(one, long, args.together) for one, long in batch]
+            [_decoded(short, long, args.together) for short, long in batch]
         ),
         "generated_tokens": sum(long.completion_tokens for _, long in (*alone, *batch)),
     }

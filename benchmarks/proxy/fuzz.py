@@ -78,8 +78,10 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], Report]:
 
 def _first(report: Report) -> list[tuple[str, Fault]]:
     """Return the first failures of each kind."""
-    by_kind = [[one for one in report.failures if one[1].kind == kind] for kind in KINDS]
-    return [one for found in by_kind for one in found[:_SHOWN]]
+    by_kind = [
+        [failure for failure in report.failures if failure[1].kind == kind] for kind in KINDS
+    ]
+    return [failure for found in by_kind for failure in found[:_SHOWN]]
 
 
 def _progress() -> Progress:

@@ -114,7 +114,7 @@ async def _learn(num: int) -> float:
     return (time.thread_time() - started) / num * 1e6
 
 
-async def _route(engines: int, num: int, *, held: int = 20) -> float:
+async def _route(engines: int, num: int, *, num_sequences: int = 20) -> float:
     """Return the time to route a request, per engine; each engine holds some sequences."""
     settings = Settings.model_validate({"backends": _urls(engines)})
     tenants = Tenants(settings)
@@ -124,7 +124,7 @@ async def _route(engines: int, num: int, *, held: int = 20) -> float:
     tokens = PROMPT_TOKENS // DOCUMENTS
     pool = [Document(f"{at} ".ljust(4 * tokens, "x"), id=str(at)) for at in range(500)]
     for backend in router.backends.all:
-        for _ in range(held):
+        for _ in range(num_sequences):
             tenant.booster(backend.name).boost("?", rng.sample(pool, DOCUMENTS))
     requests = [
         RoutingRequest(

@@ -225,11 +225,11 @@ def _figures(
     }
 
 
-def _recovered(turns: Sequence[Turn], wanted: float, began: float) -> dict[str, Any]:
-    """Return after how many turns a window's hit rate is at what is wanted; None if never."""
+def _recovered(turns: Sequence[Turn], target: float, began: float) -> dict[str, Any]:
+    """Return after how many turns a window's hit rate reaches the target; None if never."""
     window = min(WINDOW, len(turns))
     for end in range(window, len(turns) + 1):
-        if hit_rate(turns[end - window : end]) >= wanted:
+        if hit_rate(turns[end - window : end]) >= target:
             last = turns[end - 1]
             return {"recovered_turns": end, "recovered_s": round(last.ended - began, 1)}
     return {"recovered_turns": None, "recovered_s": None}

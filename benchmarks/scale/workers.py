@@ -73,23 +73,23 @@ def measure(num: int, *, tokens: int, stored: float, block_size: int) -> dict[st
     return {"per_prompt": per_prompt, "machine": [_totals(per_prompt, n) for n in NUM_WORKERS]}
 
 
-def _totals(one: dict[str, float], num_workers: int) -> dict[str, Any]:
+def _totals(costs: dict[str, float], num_workers: int) -> dict[str, Any]:
     """Return what a prompt costs on all workers together."""
     others, layouts = num_workers - 1, MESSAGES_PER_PROMPT
-    exchange_bytes = layouts * others * one["layout_bytes"]
-    exchange_us = layouts * (one["encode_us"] + others * one["learn_us"])
-    to_index = layouts * one["layout_bytes"]
+    exchange_bytes = layouts * others * costs["layout_bytes"]
+    exchange_us = layouts * (costs["encode_us"] + others * costs["learn_us"])
+    to_index = layouts * costs["layout_bytes"]
     return {
         "workers": num_workers,
         "each_follows": {
-            "event_bytes": num_workers * one["event_bytes"],
+            "event_bytes": num_workers * costs["event_bytes"],
             "exchange_bytes": exchange_bytes,
-            "us": round(num_workers * one["mirror_us"] + exchange_us, 1),
+            "us": round(num_workers * costs["mirror_us"] + exchange_us, 1),
         },
         "index_process": {
-            "event_bytes": one["event_bytes"],
-            "exchange_bytes": exchange_bytes + to_index + num_workers * one["change_bytes"],
-            "us": round(one["mirror_us"] + exchange_us, 1),
+            "event_bytes": costs["event_bytes"],
+            "exchange_bytes": exchange_bytes + to_index + num_workers * costs["change_bytes"],
+            "us": round(costs["mirror_us"] + exchange_us, 1),
         },
     }
 
