@@ -29,7 +29,6 @@ from typing import Any, NamedTuple, TextIO
 
 import httpx
 
-from benchmarks.command import make_parser
 from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
@@ -74,7 +73,11 @@ class RecordingTracker(FidelityTracker):
 
 
 class Run:
-    """An engine behind its own proxy."""
+    """An engine behind its own proxy.
+
+    Attributes:
+        samples: one per completed request, in order of completion.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Run:
         samples: list[Sample],
         return_token_ids: bool,
     ) -> None:
-        self.samples = samples  # of completed requests, in this order
+        self.samples = samples
         self.server_url = server.url
         self._client = client
         self._follower = follower
@@ -111,7 +114,9 @@ class Run:
     def settle(self, num_sent: int, *, wait_for_index: bool) -> None:
         """Wait until the proxy has processed the usage and the events of completed requests.
 
-        So many were sent since the start. A settled follower takes a second more.
+        Args:
+            num_sent: requests sent since the start.
+            wait_for_index: also wait until the follower has settled, which takes a second.
         """
         wait(lambda: len(self.samples) >= num_sent, "the usage of each response", seconds=SETTLE_S)
         count = -1
@@ -247,7 +252,9 @@ def tokens_per_word(server_url: str) -> float:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = make_parser(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--engine", choices=["vllm", "sglang", "embedded"], required=True, help="engine to start"
     )
@@ -271,6 +278,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--trace", type=argparse.FileType("w"), help="write one JSON line per request to this file"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if reason := missing(options.engine):
         parser.error(reason)
