@@ -7,12 +7,10 @@ from typing import Any
 
 
 def part(directory: Path | None, name: str, make: Callable[[], list[Any]]) -> list[Any]:
-    """Return a part's rows: read from its file if finished before, else computed and written.
+    """Return a part's rows: read from its file if finished before, else made and written.
 
-    Args:
-        directory: folder of the files; None saves nothing.
-        name: part name; must encode every option that affects the rows.
-        make: returns the rows, which must be JSON-serialisable.
+    The name must tell every option that affects the rows, which are JSON. Without a directory
+    nothing is saved.
     """
     if directory is None:
         return make()

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
+
+import httpx
 
 from ragboost.errors import RagBoostError
 from scripts.processes import exit_on_sigterm
@@ -103,11 +104,10 @@ class ClusterProcess:
     def _is_ready(self) -> bool:
         try:
             if self._path:
-                with urllib.request.urlopen(self.url + self._path, timeout=10) as answer:
-                    return bool(answer.status == 200)
+                return httpx.get(self.url + self._path, timeout=10).status_code == 200
             with socket.create_connection(("127.0.0.1", self.port), timeout=10):
                 return True
-        except OSError:
+        except (OSError, httpx.HTTPError):
             return False
 
 

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-import aiohttp
+import httpx
 from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -60,12 +60,11 @@ def load(proxy: str) -> threading.Thread:
             pass
 
     async def chat() -> None:
-        async with aiohttp.ClientSession(proxy) as client:
+        async with httpx.AsyncClient(base_url=proxy, timeout=300) as client:
             for number in range(20):
                 messages = [{"role": "user", "content": f"What is {number} times {number}?"}]
                 body = {"model": MODEL, "messages": messages, "max_tokens": 8, "stream": True}
-                async with client.post("/v1/chat/completions", json=body) as answer:
-                    await answer.read()
+                await client.post("/v1/chat/completions", json=body)
                 await asyncio.sleep(4)
 
     async def run() -> None:

@@ -1,6 +1,6 @@
 """Train the reference models of the dependency-attention benchmark.
 
-    python -m scripts.train_graph_model --out benchmarks/graph_model
+    python -m scripts.train_graph_model --out benchmarks/models/graph
 
 Trains a base model from scratch with ordinary attention over flattened paths, and fine-tunes copies
 of it for dependency attention, on the tasks of `research.graph_tasks`. Seeded. Writes OUT/base,

@@ -1,6 +1,6 @@
 """Train the models of the order benchmark: one knows positions only, one learns hints after that.
 
-    OMP_NUM_THREADS=1 python -m scripts.train_order_model --out benchmarks/order_model
+    OMP_NUM_THREADS=1 python -m scripts.train_order_model --out benchmarks/models/order
 
 Trains on the conversations of `research.order_tasks`: the first document that mentions the animal
 wins. The model `plain` is trained from scratch without hints; `hints` is that model, trained

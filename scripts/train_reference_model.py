@@ -1,6 +1,6 @@
 """Train the reference model of the chunk-reuse benchmarks from scratch.
 
-    python -m scripts.train_reference_model --out benchmarks/reference_model
+    python -m scripts.train_reference_model --out benchmarks/models/reference
     python -m scripts.train_reference_model --size large --device cuda --out DIR
 
 Trains on the tasks of `research.tasks`. Seeded; writes config.json, model.safetensors (fp16) and

@@ -58,6 +58,27 @@ def test_commands_targets_and_modules_exist(page: str) -> None:
             assert (ROOT / found[1]).is_file(), line
 
 
+BENCHMARKS = ROOT / "benchmarks"
+BENCHMARK_ROOMS = "|".join(path.parent.name for path in BENCHMARKS.glob("*/__init__.py"))
+SOURCES = [
+    path
+    for folder in (BENCHMARKS, ROOT / "scripts", ROOT / "research", ROOT / "tests")
+    for path in sorted(folder.rglob("*"))
+    if path.suffix in (".py", ".md", ".sh")
+]
+
+
+def test_the_benchmarks_that_pages_and_sources_name_exist() -> None:
+    for page in (*PAGES, *SOURCES):
+        text = page.read_text("utf-8")
+        named = re.findall(r"(?<![\w/.])benchmarks[./]([a-z_]+(?:[./][a-z_]+)*)", text)
+        named += re.findall(rf"`((?:{BENCHMARK_ROOMS})\.\w+) --", text)
+        for name in named:
+            path = BENCHMARKS / name.removesuffix(".py").replace(".", "/")
+            found = (path, path.with_suffix(".py"), path.parent.with_suffix(".py"))  # a function's
+            assert any(each.exists() for each in found), f"{page}: {name}"
+
+
 @pytest.mark.parametrize("page", names(PAGES))
 def test_settings_exist_and_files_of_settings_load(page: str, tmp_path: Path) -> None:
     text = (ROOT / page).read_text("utf-8")

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.agent_layouts import LAYOUTS, count
-from benchmarks.agent_reads import measure as measure_reads
-from benchmarks.agent_reads import parse as parse_reads
-from benchmarks.agent_teams import ARMS, Readers
-from benchmarks.agents import load, measure, parse, start_engines
-from benchmarks.coding_traces import STYLES, generate_session, read_files
+from benchmarks.agents.coding_traces import STYLES, generate_session, read_files
+from benchmarks.agents.layouts import LAYOUTS, count
+from benchmarks.agents.reads import measure as measure_reads
+from benchmarks.agents.reads import parse as parse_reads
+from benchmarks.agents.roles import ARMS, Readers
+from benchmarks.agents.teams import load, measure, parse, start_engines
 from ragboost.types import Document, Request
 from tests.benchmarks.test_end_to_end import write
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.articles import DOCUMENTS, SOURCES, make_articles
+from benchmarks.chunks.articles import DOCUMENTS, SOURCES, make_articles
 from benchmarks.parts import part
 
 

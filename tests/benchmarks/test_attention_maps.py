@@ -5,8 +5,8 @@ import argparse
 import pytest
 import torch
 
-from benchmarks.attention_maps import measure
-from benchmarks.chunk_quality import MODEL
+from benchmarks.chunks.attention_maps import measure
+from benchmarks.chunks.reference import MODEL
 
 torch.set_num_threads(1)
 

@@ -1,11 +1,11 @@
-"""`benchmarks.batch_scale` on its smallest size."""
+"""`benchmarks.scale.batch` on its smallest size."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.batch_scale import measure
-from benchmarks.workloads import generate
+from benchmarks.datasets.workloads import generate
+from benchmarks.scale.batch import measure
 
 
 @pytest.mark.parametrize("words", [0, 5])

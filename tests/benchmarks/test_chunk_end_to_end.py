@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.chunk_end_to_end import build_task_model, measure_tasks
-from benchmarks.chunk_served import SOURCES
+from benchmarks.chunks.served_tasks import build_task_model, measure_tasks
+from scripts.http_client import SOURCES
 
 torch.set_num_threads(1)
 

@@ -1,4 +1,4 @@
-"""The load on chunk reuse sends both arms the same prompts, and its counts add up."""
+"""The load on chunk reuse sends all arms the same prompts, and its counts add up."""
 
 import argparse
 import json
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.chunk_load import measure
+from benchmarks.chunks.load import measure_closed, measure_open
+from benchmarks.chunks.served import build_model
 
 torch.set_num_threads(1)
 
@@ -22,7 +23,9 @@ def test_reuse_computes_fewer_tokens_of_the_same_prompts(tmp_path: Path) -> None
     for name, lines in files.items():
         (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
 
-    result = measure(
+    build_model(tmp_path / "model", layers=3)
+    result = measure_closed(
+        tmp_path / "model",
         argparse.Namespace(
             data=tmp_path,
             retriever="dense",
@@ -35,7 +38,7 @@ def test_reuse_computes_fewer_tokens_of_the_same_prompts(tmp_path: Path) -> None
             layers=3,
             new_tokens=1,
             capacity_tokens=4096,
-        )
+        ),
     )
 
     prefix, reuse = result["prefix"], result["0.15"]
@@ -45,3 +48,17 @@ def test_reuse_computes_fewer_tokens_of_the_same_prompts(tmp_path: Path) -> None
     assert reuse["tokens"]["approx_cached"] > reuse["tokens"]["recomputed"] > 0
     assert reuse["computed"] < prefix["computed"]
     assert result["over_prefix"]["0.15"]["fewer_tokens"] > 0.5
+
+
+def test_every_arm_is_measured_and_policies_reuse_documents(tmp_path: Path) -> None:
+    build_model(tmp_path, layers=3)
+    shape = {"requests": 3, "k": 2, "corpus": 4, "layers": 3}
+    asked = {**shape, "ratio": 0.15, "capacity_tokens": 8192}
+    result = measure_open(tmp_path, argparse.Namespace(**asked, loads=[2.0], arms=["gradual"]))
+
+    full, gradual = result["rows"]
+    assert (full["arm"], gradual["arm"]) == ("full", "gradual")
+    assert full["per_s"] == gradual["per_s"] > 0
+    assert full["reused_share"] == 0.0
+    assert gradual["reused_share"] > 0.3
+    assert min(full["ttft_s"], gradual["ttft_s"]) > 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.chunk_ttft import build, measure
+from benchmarks.chunks.ttft import build, measure
 
 torch.set_num_threads(1)
 

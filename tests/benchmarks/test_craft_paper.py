@@ -4,8 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.chunk_quality import MODEL
-from benchmarks.craft_paper import chain_of, quality, summary, trace
+from benchmarks.chunks.craft_paper import chain_of, quality, summary, trace
+from benchmarks.chunks.reference import MODEL
 from ragboost.chunk_cache.store.influence import Influence
 from research.craft.variants import Variant, Variants
 

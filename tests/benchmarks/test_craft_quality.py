@@ -1,7 +1,7 @@
 """What the page says about the order lists, on a small run with the reference model."""
 
-from benchmarks.chunk_quality import MODEL
-from benchmarks.craft_quality import places
+from benchmarks.chunks.craft_quality import places
+from benchmarks.chunks.reference import MODEL
 
 
 def test_tokens_that_depend_on_other_chunks_are_found_by_change_best_and_by_mass_worst() -> None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from benchmarks.depcache import WORKLOADS, make_graph, make_queries, measure
+from benchmarks.graph.depcache import WORKLOADS, make_graph, make_queries, measure
 
 
 def arguments(**changed: object) -> argparse.Namespace:

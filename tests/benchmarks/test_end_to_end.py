@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.end_to_end import load, measure, parse
-from benchmarks.replays import INDEPENDENT, rounds_of_sizes, stretches
-from benchmarks.served import Mode, Served, serve
+from benchmarks.engines.end_to_end import load, measure, parse
+from benchmarks.engines.replays import INDEPENDENT, rounds_of_sizes, stretches
+from benchmarks.engines.served import Mode, Served, serve
 
 # The same three documents in another order, or others.
 ORDERS = ("012", "345", "210", "678", "120", "543")
@@ -100,7 +100,7 @@ def test_requests_alone_reuse_the_prefix_where_plain_ones_do_not(
 def test_what_prepares_the_cache_does_not_count(served: dict[str, Served], tmp_path: Path) -> None:
     result = run(served, workload(tmp_path), "--requests", "4")
 
-    assert [len(mode.samples) for mode in served.values()] == [4, 4, 4]
+    assert [len(mode.answers) for mode in served.values()] == [4, 4, 4]
     boosted = result["boosted"]
     cached = 1 - boosted["prefill_tokens"] / boosted["prompt_tokens"]
     assert boosted["hit_rate"] == pytest.approx(cached, abs=0.001)

@@ -1,6 +1,6 @@
-"""`benchmarks.faults` finds what was lost, doubled and crossed, and when the hit rate is back."""
+"""`scale.faults` finds what was lost, doubled and crossed, and when the hit rate is back."""
 
-from benchmarks.faults import WINDOW, _recovered, check
+from benchmarks.scale.faults import WINDOW, _recovered, check
 from ragboost.types import Document
 from scripts.cluster_traffic import Talk, Turn, hit_rate, num_moved
 

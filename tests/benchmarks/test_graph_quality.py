@@ -1,6 +1,6 @@
 """The reference models answer as docs/lab/graph.md says, on few graphs."""
 
-from benchmarks.graph_quality import MODELS, accuracy, load, subgraphs, tree, written_out
+from benchmarks.graph.quality import MODELS, accuracy, load, subgraphs, tree, written_out
 from research.graph_tasks import draw_cases
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load_arms import Response, arms, arrival_gaps, compare_rows, load_figures
-from benchmarks.open_loop import medians
-from benchmarks.open_loop_model import Model, saturation, simulate_load, sweep
-from benchmarks.workloads import generate
+from benchmarks.datasets.workloads import generate
+from benchmarks.scale.load import ARMS, Response, arrival_gaps, compare_rows, load_figures
+from benchmarks.scale.open_loop import medians
+from benchmarks.scale.simulated_load import Model, saturation, simulate_load, sweep
 from tests.eventually import SERVER_START_S
 
 ROOT = Path(__file__).parents[2]
@@ -82,8 +82,8 @@ def test_arrivals_have_the_rate_that_was_asked_for(arrivals: str) -> None:
 
 
 def test_the_arms_are_those_of_the_question() -> None:
-    assert len(arms()) == 4 + 5 * 4 * 2
-    assert arms()["adaptive"]["waiting_room"] == {"mode": "adaptive"}
+    assert len(ARMS) == 4
+    assert ARMS["adaptive"]["waiting_room"] == {"mode": "adaptive"}
 
 
 def test_figures_of_repeats_are_medians() -> None:
@@ -101,7 +101,7 @@ def test_a_real_engine_is_measured_over_http(tmp_path: Path) -> None:
     for name, lines in (("corpus", documents), ("retrieved_dense", rows), ("queries", queries)):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (data / f"{name}.jsonl").write_text(text)
-    command = [sys.executable, "-m", "benchmarks.open_loop", "--engine", "embedded", "--json"]
+    command = [sys.executable, "-m", "benchmarks.scale.open_loop", "--engine", "embedded", "--json"]
     command += ["--data", str(data), "--requests", "6", "--load", "0.5", "--arm", "online"]
     command += ["--arm", "adaptive", "--arm", "planned", "--clients", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

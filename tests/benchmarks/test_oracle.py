@@ -1,5 +1,5 @@
-from benchmarks.oracle import measure
-from benchmarks.workloads import generate
+from benchmarks.datasets.workloads import generate
+from benchmarks.ordering.oracle import measure
 
 
 def test_a_plan_is_near_the_oracle_and_no_order_is_above_it() -> None:

@@ -1,7 +1,7 @@
 """The cost of preparing a corpus is counted for every chunk, and bytes are those of its KV."""
 
-from benchmarks.chunk_ttft import build
-from benchmarks.precompute import measure
+from benchmarks.chunks.precompute import measure
+from benchmarks.chunks.ttft import build
 
 
 def test_bytes_do_not_depend_on_the_neighbours_and_time_does() -> None:

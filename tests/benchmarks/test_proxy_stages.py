@@ -1,8 +1,8 @@
-"""The stages of `benchmarks.proxy_stages` name functions that exist."""
+"""The stages of `benchmarks.proxy.stages` name functions that exist."""
 
 import pytest
 
-from benchmarks.proxy_stages import STAGES, find
+from benchmarks.proxy.stages import STAGES, find
 
 
 @pytest.mark.parametrize("place", [place for places in STAGES.values() for place in places])

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from benchmarks.replacement import WORKLOADS, measure, run
+from benchmarks.graph.replacement import WORKLOADS, measure, run
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

@@ -1,7 +1,7 @@
 """Samples of a workload share as their description says."""
 
-from benchmarks.samples import Lengths, compare, compare_stretches
-from benchmarks.workloads import generate
+from benchmarks.datasets.workloads import generate
+from benchmarks.ordering.samples import Lengths, compare, compare_stretches
 
 LENGTHS = Lengths(document=300, question=100, cache=100_000)
 

@@ -1,11 +1,11 @@
-"""`benchmarks.scale` on small sizes: its simulation and its arithmetic."""
+"""`benchmarks.scale.clusters` on small sizes: its simulation and its arithmetic."""
 
 import pytest
 
-from benchmarks.scale import cost_rows, hit_rows
-from benchmarks.scale_costs import UnitCosts, steady_batches, unit_costs
-from benchmarks.scale_model import Cluster, simulate_cluster
-from benchmarks.workloads import Workload
+from benchmarks.datasets.workloads import Workload
+from benchmarks.scale.clusters import cost_rows, hit_rows
+from benchmarks.scale.costs import UnitCosts, steady_batches, unit_costs
+from benchmarks.scale.simulation import Cluster, simulate_cluster
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 
 

@@ -5,9 +5,9 @@ from subprocess import Popen
 
 import pytest
 
-from benchmarks.proxy_targets import free_port, listens, stop
-from benchmarks.soak import Sample, slope
-from benchmarks.soak_proxy import memory_stages, read_stages
+from benchmarks.proxy.soak import Sample, slope
+from benchmarks.proxy.soak_proxy import memory_stages, read_stages
+from benchmarks.proxy.targets import free_port, listens, stop
 from tests.fakes import FakeEngine
 
 
@@ -47,7 +47,7 @@ def test_samples_before_the_warm_up_do_not_count() -> None:
 @pytest.mark.skipif(not memory_stages(), reason="needs Linux and glibc 2.33")
 def test_a_proxy_in_the_soak_tells_where_its_memory_is(engine: FakeEngine) -> None:
     port, memory_port = free_port(), free_port()
-    command = [sys.executable, "-m", "benchmarks.soak_proxy", str(memory_port)]
+    command = [sys.executable, "-m", "benchmarks.proxy.soak_proxy", str(memory_port)]
     proxy = Popen([*command, "serve", "--port", str(port), "--backend", engine.url])
     try:
         assert listens(proxy, port)

@@ -17,11 +17,19 @@ REDIS = shutil.which("redis-server") or shutil.which("valkey-server")
 @pytest.mark.parametrize(
     ("arguments", "num_started"),
     [
-        (["soak", "--minutes", "60"], 3),
+        (["proxy.soak", "--minutes", "60"], 3),
         (["proxy", "--only", "ragboost", "--rounds", "500"], 2),
-        (["proxy_stages", "--blocks", "500"], 2),
+        (["proxy.stages", "--blocks", "500"], 2),
         pytest.param(
-            ["faults", "--only", "replica killed", "--balancer", "none", "--before", "100000"],
+            [
+                "scale.faults",
+                "--only",
+                "replica killed",
+                "--balancer",
+                "none",
+                "--before",
+                "100000",
+            ],
             5,
             marks=pytest.mark.skipif(REDIS is None, reason="needs redis-server"),
         ),

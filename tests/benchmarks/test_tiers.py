@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tier_models import Clockwork
-from benchmarks.tier_storage import ASSUMED, FITTED, Setting, means, requests, storage
-from benchmarks.tiers import layerwise, queue
+from benchmarks.chunks.tier_models import Clockwork
+from benchmarks.chunks.tier_storage import ASSUMED, FITTED, Setting, means, requests, storage
+from benchmarks.chunks.tiers import layerwise, queue
 
 
 def test_storage_counts_add_up() -> None:
@@ -23,7 +23,7 @@ def test_two_requests_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain cache keeps a, ab, abu, b, ba: five chunks; a chunk store a, b, u and the known c."""
     a, b, c, u = ("known", 0), ("shared", 0), ("known", 1), ("unique", 9)
     drawn = [[a, b, u], [a, b], [b, a]]
-    monkeypatch.setattr("benchmarks.tier_storage.requests", lambda *_: drawn)
+    monkeypatch.setattr("benchmarks.chunks.tier_storage.requests", lambda *_: drawn)
     counts = storage(Setting(known=len({a, c})), 0, ratio=0.5)
     assert (counts["uses"], counts["prefix_cache_chunks"], counts["chunks_stored"]) == (7, 5, 4)
     assert counts["prefix_cache_computes_common"] == 4  # all but u

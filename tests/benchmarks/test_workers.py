@@ -1,6 +1,6 @@
-"""`benchmarks.workers` on its smallest size."""
+"""`benchmarks.scale.workers` on its smallest size."""
 
-from benchmarks.workers import measure
+from benchmarks.scale.workers import measure
 
 
 def test_an_index_process_would_read_each_stream_once() -> None:

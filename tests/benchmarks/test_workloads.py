@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.workloads import GENERATORS, generate, hit_rates, load_data
+from benchmarks.datasets.retrieval import load_data
+from benchmarks.datasets.workloads import GENERATORS, generate, hit_rates
 from ragboost.errors import RequestError
 
 

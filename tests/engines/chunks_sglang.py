@@ -7,8 +7,8 @@ import asyncio
 import json
 from typing import Any
 
-from benchmarks.reuse_models import SMALL, Prompts
-from benchmarks.reuse_sglang import ReuseSGLang
+from tests.engines.offline_sglang import ReuseSGLang
+from tests.engines.random_model import SMALL, Prompts
 
 FIELDS = ("exact", "reused", "recomputed", "computed")
 PAGE = 16

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.reuse_models import POLICIES, SMALL, Prompts
-from benchmarks.reuse_sglang import ReuseSGLang
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.lru import ChunkStore
@@ -22,6 +20,8 @@ from tests.engines.chunks_sglang import (
     check_pressure,
     check_reuse,
 )
+from tests.engines.offline_sglang import ReuseSGLang
+from tests.engines.random_model import POLICIES, SMALL, Prompts
 
 SIZE = 120
 STORED = 6  # chunks that fit into the store

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.reuse_models import SMALL, VOCABULARY, Prompts
-from benchmarks.reuse_vllm import ReuseLLM
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.store.lru import ChunkStore
+from tests.engines.offline_vllm import ReuseLLM
+from tests.engines.random_model import SMALL, VOCABULARY, Prompts
 
 FIELDS = ("exact", "reused", "recomputed", "computed")
 

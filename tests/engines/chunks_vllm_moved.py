@@ -8,10 +8,10 @@ import logging
 
 from vllm.v1.core import kv_cache_utils
 
-from benchmarks.reuse_models import SMALL, Prompts
-from benchmarks.reuse_vllm import ReuseLLM
 from ragboost.chunk_cache.http.status import read_status
 from tests.engines.chunks_vllm import report
+from tests.engines.offline_vllm import ReuseLLM
+from tests.engines.random_model import SMALL, Prompts
 
 
 class Warnings(logging.Handler):

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from benchmarks.reuse_models import POLICIES, SMALL, Prompts
-from benchmarks.reuse_vllm import ReuseLLM
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
@@ -26,6 +24,8 @@ from tests.engines.chunks_vllm import (
     planner_of,
     report,
 )
+from tests.engines.offline_vllm import ReuseLLM
+from tests.engines.random_model import POLICIES, SMALL, Prompts
 
 SIZE = 120
 STORED = 4  # chunks that fit into the store

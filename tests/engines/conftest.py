@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.engine_servers import EngineServer, Kind, missing
+from tests.engines.servers import EngineServer, Kind, missing
 
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")
 

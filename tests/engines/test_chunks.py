@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_servers import environment, python
 from tests.engines.conftest import require
+from tests.engines.servers import environment, python
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 ROUNDING = 1e-3

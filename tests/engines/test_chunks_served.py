@@ -11,7 +11,6 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.engine_servers import EngineServer, Kind
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
 from ragboost.chunk_cache.http.precompute import prepare
 from ragboost.chunk_cache.store.disk import DiskTier
@@ -20,6 +19,7 @@ from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from tests.engines.conftest import KINDS, require
+from tests.engines.servers import EngineServer, Kind
 from tests.eventually import eventually
 from tests.metrics import read_metric
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_servers import Kind, environment, python
 from tests.engines.conftest import require
+from tests.engines.servers import Kind, environment, python
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(300)]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_servers import ROOT, EngineServer, Kind, free_port
 from ragboost.cache_sync.discovery import EventSource
 from tests.engines.conftest import KINDS, require
+from tests.engines.servers import ROOT, EngineServer, Kind, free_port
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 

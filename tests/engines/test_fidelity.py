@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks.engine_servers import ROOT, Kind
 from tests.engines.conftest import require
+from tests.engines.servers import ROOT, Kind
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(900)]
 
@@ -22,7 +22,7 @@ class Run(NamedTuple):
     ends: str
 
     def measure(self, capsys: pytest.CaptureFixture[str], *, concurrency: int) -> dict[str, Any]:
-        command = [sys.executable, "-m", "benchmarks.fidelity", "--engine", self.kind]
+        command = [sys.executable, "-m", "benchmarks.engines.fidelity", "--engine", self.kind]
         command += ["--signal", self.signal, "--ends", self.ends, "--cache", "small", "--json"]
         command += ["--requests", "300", "--concurrency", str(concurrency)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840)

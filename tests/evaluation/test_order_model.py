@@ -12,7 +12,7 @@ from ragboost.config import EngineSettings
 from ragboost.serving import serve_in_thread
 from research.order_tasks import draw_questions
 
-MODELS = Path(__file__).parents[2] / "benchmarks" / "order_model"
+MODELS = Path(__file__).parents[2] / "benchmarks" / "models" / "order"
 
 
 def test_a_model_that_knows_positions_only_loses_by_a_new_order(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_random_requests_break_no_rule(number: int, caplog: pytest.LogCaptureFix
     report = Report()
     Episode(SEED, number, _SIZE).run(report)
     assert report.requests == _SIZE
-    assert not report.failures, f"python -m benchmarks.fuzz --replay {report.failures[0][0]}"
+    assert not report.failures, f"python -m benchmarks.proxy.fuzz --replay {report.failures[0][0]}"
 
 
 def test_an_episode_is_the_same_each_time() -> None:

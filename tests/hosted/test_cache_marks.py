@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.hosted_caches import MARKS, BreakpointCache
 from ragboost.config import PriceSettings
 from ragboost.hosted.cache_marks import CacheMarker, MarkStyle
 from tests.fakes import FakeEngine
+from tests.fakes.hosted_caches import MARKS, BreakpointCache
 from tests.fakes.proxy import ProxyServer, proxy_settings
 
 MARK = {"type": "ephemeral"}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from benchmarks.agent_reads import WIRES, restore
-from benchmarks.coding_traces import Step
+from benchmarks.agents.coding_traces import Step
+from benchmarks.agents.reads import WIRES, restore
 from ragboost.config import DedupSettings
 from ragboost.rewriting.tool_results import share_tool_results
 from tests.fakes import FakeEngine

@@ -24,7 +24,7 @@ from ragboost.errors import ChunkCacheError
 from research.tasks import make_prompts
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+MODELS = Path(__file__).parents[3] / "benchmarks" / "models"
 SYSTEM, CHUNKS, QUESTION = make_prompt()
 TOKENS = [*SYSTEM, *flat(CHUNKS), *QUESTION]
 
@@ -296,14 +296,14 @@ def test_the_pass_behind_a_deeper_look_begins_where_that_ended(reuse: ChunkReuse
 
 @pytest.mark.parametrize(
     ("model", "task", "ratio"),
-    [("reference_model", "anaphora", 0.1), ("third_model", "two_hop", 0.15)],
+    [("reference", "anaphora", 0.1), ("third", "two_hop", 0.15)],
 )
 def test_gradual_finds_a_token_that_another_chunk_changes_and_the_question_reads(
     model: str, task: str, ratio: float
 ) -> None:
     """The models answer from the second document only if its IT token is repaired. The third one's
     question finds it in layer 2, by a key that is wrong until then."""
-    causal_lm = AutoModelForCausalLM.from_pretrained(BENCHMARKS / model, dtype=torch.float32)
+    causal_lm = AutoModelForCausalLM.from_pretrained(MODELS / model, dtype=torch.float32)
     reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore())
     right = {"gradual": 0, "reuse": 0}
     for prompt in make_prompts(task, 20, seed=5):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.scheduling import Engine, virtual_loop
 from ragboost.booster import Planned
 from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
@@ -21,6 +20,7 @@ from tests.eventually import run_event_loop
 from tests.fakes import FakeEngine
 from tests.fakes.clock import LoopClock
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.fakes.virtual_time import VirtualEngine, virtual_loop
 from tests.metrics import read_metric
 from tests.proxy.routing.test_routing import ask
 
@@ -289,7 +289,7 @@ class Client:
 
     def __init__(self, made: Room) -> None:
         self.made = made
-        self.engines = {b.name: Engine(lanes=1) for b in made.backends.all}
+        self.engines = {b.name: VirtualEngine(lanes=1) for b in made.backends.all}
         self.waits: dict[int, float] = {}
         self.sent: list[int] = []
 

@@ -1,0 +1,207 @@
+"""Measure a chain and a tree of agents over shared documents on a real engine (section 7.1).
+
+    python -m benchmarks.agents.teams --engine vllm --data PATH --json
+    python -m benchmarks.agents.teams --engine embedded --data PATH --questions 10 --engines 1
+
+Of the 15 documents retrieved for a question, each is read by one agent. In the chain an agent gets
+the note of the one before it, in the tree all agents read at once; a manager joins the notes. Four
+arms on the same engines, one after another, each with an empty cache and a proxy of its own:
+
+- `plain`: agents have instructions of their own, agent i reads the document of rank i, and the
+  proxy balances load without regard to caches;
+- `prefix_routing`: the same requests, each sent to the engine that caches most of it;
+- `agent_routing`: a document returns to the agent that has read it, as in the paper;
+- `ragboost`: the agent's instructions follow the document, so that any agent's prefix serves all.
+
+`hit_rate` is from the engines' own metrics, `prefill_tokens` from `usage`. docs/lab/agents.md.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.agents.roles import ARMS, Arm, Team, chain, tree
+from benchmarks.command import make_parser, report, show_columns
+from benchmarks.datasets.retrieval import load_requests
+from benchmarks.engines.served import Counted, Served, start_all, wait_until_ready
+from ragboost.config import Settings
+from ragboost.proxy.app import create_app
+from ragboost.serving import serve_in_thread
+from ragboost.types import Request
+from scripts.processes import exit_on_sigterm
+from tests.engines.servers import EngineServer, missing
+
+MAX_MODEL_LEN = 8_192
+TOPOLOGIES = {"chain": chain, "tree": tree}
+SHAPE = ("agents", "at_once", "note_tokens", "cache_tokens", "model")
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    exit_on_sigterm()
+    requests = load(options)
+    with start_engines(options) as engines:
+        result = measure(engines, requests, options)
+    report(result, options, show)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line; exit with an error if the engine is not installed."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
+    parser.add_argument(
+        "--corpus", choices=["extracts", "padded"], default="extracts", help="document texts"
+    )
+    parser.add_argument("--retriever", default="dense", help="retrieval run to use")
+    parser.add_argument("--topology", choices=["both", *TOPOLOGIES], default="both")
+    parser.add_argument("--questions", type=int, default=150, help="questions, at most")
+    parser.add_argument("--agents", type=int, default=15, help="agents, and documents each time")
+    parser.add_argument("--engines", type=int, default=2, help="engines behind the proxy")
+    parser.add_argument("--at-once", type=int, default=8, help="questions answered concurrently")
+    parser.add_argument("--note-tokens", type=int, default=8, help="tokens that an agent writes")
+    parser.add_argument("--cache-tokens", type=int, default=400_000, help="of each engine")
+    parser.add_argument("--model", choices=["tiny", "wide"], default="tiny")
+    options = parser.parse_args(arguments)
+    if reason := missing(options.engine):
+        parser.error(reason)
+    for name in ("questions", "agents", "engines", "at_once", "note_tokens"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    return options
+
+
+def load(options: argparse.Namespace) -> list[Request]:
+    """Read the questions, each with a document per agent."""
+    _, requests = load_requests(
+        options.data, retriever=options.retriever, k=options.agents, corpus=options.corpus
+    )
+    return requests[: options.questions]
+
+
+@contextmanager
+def start_engines(options: argparse.Namespace) -> Iterator[list[EngineServer]]:
+    """Start the engines that all arms use; stop them on exit."""
+    engines = [
+        EngineServer(
+            options.engine,
+            cache_tokens=options.cache_tokens,
+            max_model_len=MAX_MODEL_LEN,
+            shape=options.model,
+        )
+        for _ in range(options.engines)
+    ]
+    with start_all(engines):
+        yield engines
+
+
+def measure(
+    engines: Sequence[EngineServer], requests: Sequence[Request], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Answer the questions in every arm and return the figures."""
+    chosen = list(TOPOLOGIES) if options.topology == "both" else [options.topology]
+    result: dict[str, Any] = {
+        "engine": options.engine,
+        "engines": len(engines),
+        "workload": f"{options.data.name}/{options.retriever}",
+        "corpus": options.corpus,
+        "questions": len(requests),
+        **{name: getattr(options, name) for name in SHAPE},
+    }
+    for topology in chosen:
+        figures = {
+            name: run_arm(engines, requests, options, topology=topology, arm=arm)
+            for name, arm in ARMS.items()
+        }
+        result[topology] = {**figures, "ratios": ratios(figures)}
+    return result
+
+
+def run_arm(
+    engines: Sequence[EngineServer],
+    requests: Sequence[Request],
+    options: argparse.Namespace,
+    *,
+    topology: str,
+    arm: Arm,
+) -> dict[str, Any]:
+    """Answer all questions through a new proxy, on engines with empty caches."""
+    answer = TOPOLOGIES[topology]
+    with behind_proxy(engines, arm) as served:
+        before = [each.counters() for each in served]
+        team = Team(
+            served[0].send, num_agents=options.agents, arm=arm, note_tokens=options.note_tokens
+        )
+        started = time.monotonic()
+        with ThreadPoolExecutor(options.at_once) as pool:
+            list(pool.map(lambda request: answer(team, request), requests))
+        seconds = time.monotonic() - started
+        counted = [each.counters().since(was) for each, was in zip(served, before, strict=True)]
+    print(f"{topology}, {arm.name}: {seconds:.0f} s", file=sys.stderr, flush=True)
+    return {**team.figures(), **engine_figures(counted), **rates(team, len(requests), seconds)}
+
+
+@contextmanager
+def behind_proxy(engines: Sequence[EngineServer], arm: Arm) -> Iterator[list[Served]]:
+    """Serve the engines, with empty caches, behind one proxy; one `Served` for each engine."""
+    backends = [{"url": engine.url, "name": f"engine-{i}"} for i, engine in enumerate(engines)]
+    settings = Settings(backends=backends, router={"policy": arm.policy})
+    app = create_app(settings)
+    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=600) as client:
+        for engine in engines:
+            engine.complete([7] * 40, "warm up")
+            engine.clear_cache()
+            # NOTE: vLLM publishes the cleared cache with its next step only.
+            engine.complete([7] * 4, "one more step")
+        wait_until_ready(app)
+        yield [Served(engine, client) for engine in engines]
+
+
+def engine_figures(counted: Sequence[Counted]) -> dict[str, Any]:
+    """Return the hit rate over all engines, and each one's share of the prompt tokens."""
+    prompt = sum(each.prompt for each in counted)
+    return {
+        "hit_rate": round(sum(each.cached for each in counted) / max(prompt, 1), 4),
+        "engine_shares": [round(each.prompt / max(prompt, 1), 3) for each in counted],
+    }
+
+
+def rates(team: Team, questions: int, seconds: float) -> dict[str, Any]:
+    """Return the throughput."""
+    return {
+        "seconds": round(seconds, 1),
+        "questions_per_s": round(questions / seconds, 3),
+        "prompt_tokens_per_s": round(team.prompt_tokens / seconds),
+    }
+
+
+def ratios(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return each arm's gain over `plain`: throughput, and prefill tokens saved."""
+    plain = figures["plain"]
+    return {
+        name: {
+            "throughput": round(arm["questions_per_s"] / max(plain["questions_per_s"], 1e-9), 2),
+            "prefill": round(plain["prefill_tokens"] / max(arm["prefill_tokens"], 1), 2),
+        }
+        for name, arm in figures.items()
+        if name != "plain"
+    }
+
+
+def show(result: Mapping[str, Any]) -> None:
+    for topology in TOPOLOGIES.keys() & result.keys():
+        title = f"{topology} of {result['agents']} agents on {result['engines']} {result['engine']}"
+        figures = {arm: result[topology][arm] for arm in ARMS}
+        show_columns(figures, f"{title}, {result['questions']} questions")
+        print(result[topology]["ratios"])
+
+
+if __name__ == "__main__":
+    main()

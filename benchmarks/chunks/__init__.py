@@ -1,0 +1,1 @@
+"""Reuse of chunks' KV: quality, time and storage, in transformers and the embedded engine."""

@@ -1,0 +1,44 @@
+"""What the commands of all benchmarks share: the parser, and results as JSON or as tables."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+Result = TypeVar("Result")
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with `--json`, whose help is the module's docstring."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def report(result: Result, args: argparse.Namespace, show: Callable[[Result], object]) -> None:
+    """Print one JSON object, or let `show` print tables."""
+    if args.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+
+
+def show_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+    """Print a table with a row for each mapping; the first one names the columns."""
+    table = Table(*(name.replace("_", " ") for name in rows[0]), title=title)
+    for row in rows:
+        table.add_row(*(f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()))
+    Console().print(table)
+
+
+def show_columns(columns: Mapping[str, Mapping[str, Any]], title: str | None = None) -> None:
+    """Print a table with a column for each mapping, and a row for each of the first one's keys."""
+    table = Table("", *columns, title=title)
+    for name in next(iter(columns.values())):
+        table.add_row(name, *(str(column[name]) for column in columns.values()))
+    Console().print(table)

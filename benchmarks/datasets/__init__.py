@@ -1,0 +1,1 @@
+"""Requests for benchmarks: generated, and read from disk."""

@@ -1,0 +1,1 @@
+"""Answers of language models, judged."""

@@ -1,0 +1,1 @@
+"""Orders of documents: offline plans, online ordering, how far both are from the best."""

@@ -1,0 +1,106 @@
+"""Measure the proxy's processor time, latency and throughput, next to other proxies.
+
+    python -m benchmarks.proxy --json
+    python -m benchmarks.proxy --only ragboost --only nginx --body 45k
+    python -m benchmarks.proxy --only ragboost --workers 2 --body 45k
+
+All targets are processes in front of the same mock backend and receive the same bytes; `direct` is
+the backend itself. Rounds are interleaved and medians reported, so ratios between targets are more
+reliable than absolute microseconds. `ragboost-object` is the same RAGBoost process with documents
+in a `ragboost` object. With `--workers N` a second RAGBoost has N workers on N CPUs, the last of
+which is that of backend and clients if there are no more: `rps` then needs N + 1 CPUs to mean
+anything, and `cpu_us` says what the workers add to the cost of a request. Times are microseconds
+per request. Targets that are not installed are listed in `left_out`; `scripts/peers/setup.sh`
+installs the peers.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.command import make_parser, report
+from benchmarks.proxy.rounds import BODIES, Round, requests_for, run_round
+from benchmarks.proxy.targets import Target, known_peers, last_cpu, running
+from scripts.processes import exit_on_sigterm
+
+CLIENTS = (1, 64)
+_MIN_REQUESTS = 24
+_WARM_UP = 12
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--requests", type=int, default=300, help="maximum requests per round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="approximate length of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per target")
+    parser.add_argument(
+        "--only", action="append", choices=tuple(known_peers()), help="targets to run"
+    )
+    parser.add_argument("--body", action="append", choices=tuple(BODIES), help="bodies to send")
+    parser.add_argument("--workers", type=int, default=0, help="also with so many workers")
+    args = parser.parse_args()
+    exit_on_sigterm()
+    names = args.only or list(known_peers())
+    if args.workers:
+        names.append(f"ragboost-{args.workers}-workers")
+    with running(names, log=_log, workers=args.workers) as targets:
+        os.sched_setaffinity(0, {last_cpu()})
+        measured = _measure(targets, args)
+    result = {"targets": measured, "left_out": [name for name in names if name not in measured]}
+    report(result, args, lambda _: _print_table(measured))
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _measure(targets: Sequence[Target], args: argparse.Namespace) -> dict[str, Any]:
+    result: dict[str, Any] = {target.name: {} for target in targets}
+    for body in args.body or BODIES:
+        for clients in CLIENTS:
+            _log(f"{body}, {clients} clients")
+            rounds: dict[str, list[Round]] = {target.name: [] for target in targets}
+            sizes = {t.name: _num_requests(t, body, clients, args) for t in targets}
+            for number in range(args.rounds):
+                for target in targets:
+                    requests = requests_for(target, body, sizes[target.name], seed=number)
+                    rounds[target.name].append(uvloop.run(run_round(target, requests, clients)))
+            for name, measured in rounds.items():
+                per_client = result[name].setdefault(body, {})
+                per_client[str(clients)] = {
+                    field: round(statistics.median(getattr(r, field) for r in measured), 1)
+                    for field in Round.__dataclass_fields__
+                }
+    return result
+
+
+def _num_requests(target: Target, body: str, clients: int, args: argparse.Namespace) -> int:
+    """Estimate how many requests fit into a round, with a few that also warm up the target."""
+    requests = requests_for(target, body, _WARM_UP, seed=-1)
+    uvloop.run(run_round(target, requests, clients=1))
+    warm = uvloop.run(run_round(target, requests, clients=min(clients, _WARM_UP)))
+    return max(_MIN_REQUESTS, 2 * clients, min(args.requests, round(args.seconds * warm.rps)))
+
+
+def _print_table(targets: dict[str, Any]) -> None:
+    columns = ("target", "body", "clients", "CPU us", "÷ nginx", "p50 us", "p99 us")
+    table = Table(*columns, "first byte us", "rps")
+    for name, bodies in targets.items():
+        for body, loads in bodies.items():
+            for clients, row in loads.items():
+                nginx = targets.get("nginx", {}).get(body, {}).get(clients)
+                ratio = f"{row['cpu_us'] / nginx['cpu_us']:.1f}" if nginx else ""
+                cells = [f"{value:,.0f}" for value in row.values()]
+                table.add_row(name, body, clients, cells[0], ratio, *cells[1:])
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

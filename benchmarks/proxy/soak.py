@@ -1,0 +1,313 @@
+"""Run the proxy for an hour under mixed traffic and faults, and see what grows.
+
+    python -m benchmarks.proxy.soak --minutes 60 --json --plot soak.svg
+
+`ragboost serve` is a process between clients on HTTP and two FakeEngine processes that publish
+cache events: stateless, named and session conversations, streams, clients that leave, floods of
+events, and every minute one engine is killed and started again. Its bounds are small enough to be
+reached within minutes. Memory, files, threads and tasks are sampled, and where the memory is: in
+use by malloc's callers, free but kept by malloc, or of Python's small objects. After the warm-up
+their slope per hour is a regression over means of equal spans, with its 95 % interval. A value
+grows if its slope is above both that interval and a small figure, `_SMALL`. An error is caused if
+the request was running when an engine was killed; all others count.
+"""
+
+import asyncio
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import cycle, pairwise
+from pathlib import Path
+from subprocess import STDOUT, Popen
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benchmarks.command import make_parser, report
+from benchmarks.proxy.soak_proxy import read_stages
+from benchmarks.proxy.soak_traffic import Outcome, Traffic
+from benchmarks.proxy.targets import ROOT, free_port, listens, stop
+from ragboost.plots import check_plot, line_plot
+from scripts.processes import exit_on_sigterm
+
+_WARM_UP_MINUTES = 10.0
+_RESTART_EVERY_S = 60.0
+_DOWN_S = 5.0
+_KILL_S = 1.0  # after a kill, running requests may still fail
+_SPANS = 24
+_POINTS = 40  # of a line in the plot
+_PLOTTED = ("RSS, MB", "malloc in use, MB", "Python objects, MB", "open files", "threads", "tasks")
+_JUDGED_MINUTES = 30.0  # shorter runs end before the bounded maps are full
+# Slopes per hour that do not count as growth, whatever their interval.
+_SMALL = {"RSS, MB": 1.0, "open files": 1.0, "threads": 0.5, "tasks": 1.0}
+_T_95 = 2.07  # Student's t for 22 degrees of freedom
+_BOUNDS = {
+    "RAGBOOST_SESSION__STORE": "sqlite",
+    "RAGBOOST_SESSION__MAX_SESSIONS": "100",
+    "RAGBOOST_SESSION__MAX_BYTES": str(1024 * 1024),
+    "RAGBOOST_INDEX__CAPACITY_TOKENS": "100000",
+    "RAGBOOST_INDEX__MAX_NODES": "4000",
+    "RAGBOOST_ROUTER__MAX_PREFIXES": "1000",
+    "RAGBOOST_TOKENS__MAX_DOCUMENTS": "1000",
+}
+_GAUGES = {
+    "tasks": re.compile(r"^ragboost_tasks (\S+)", re.MULTILINE),
+    "index nodes": re.compile(r"^ragboost_index_nodes (\S+)", re.MULTILINE),
+    "conversations": re.compile(r"^ragboost_sessions (\S+)", re.MULTILINE),
+}
+
+
+@dataclass
+class Sample:
+    """The proxy's process at one time."""
+
+    minute: float  # since the start
+    values: dict[str, float]
+
+
+@dataclass
+class Slope:
+    """Growth of one value after the warm-up."""
+
+    first: float  # mean of the first span
+    last: float  # mean of the last span
+    highest: float  # of all samples
+    per_hour: float
+    interval: float  # half of the slope's 95 % interval
+    grows: bool = False  # the slope is above its interval and above a small figure
+
+
+@dataclass
+class Soak:
+    """One run: processes, samples and the times at which an engine was killed."""
+
+    minutes: float
+    rate: float
+    seed: int
+    folder: Path
+    ports: list[int] = field(default_factory=lambda: [free_port(), free_port()])
+    engines: dict[int, Popen[bytes]] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    kills: list[float] = field(default_factory=list)
+    num_missed: int = 0  # samples without a response of the proxy
+
+    async def run(self) -> Traffic:
+        """Start everything, wait for the end of the traffic, stop everything."""
+        try:
+            for port in self.ports:
+                _wait_for_engine(self._spawn_engine(port), port)
+            return await self._run_proxy()
+        finally:
+            for engine in self.engines.values():
+                stop(engine)
+
+    async def _run_proxy(self) -> Traffic:
+        port, memory_port = free_port(), free_port()
+        environment = {**_BOUNDS, "RAGBOOST_SESSION__PATH": str(self.folder / "sessions.db")}
+        backends = [f"--backend=http://127.0.0.1:{engine}" for engine in self.ports]
+        program = [sys.executable, "-m", "benchmarks.proxy.soak_proxy", str(memory_port)]
+        serve = [*program, "serve", "--port", str(port), *backends]
+        proxy = _spawn(serve, log=self.folder / "proxy.log", env=environment)
+        try:
+            if not listens(proxy, port):
+                raise SystemExit((self.folder / "proxy.log").read_text())
+            url = f"http://127.0.0.1:{port}"
+            traffic = Traffic(url, rate=self.rate, seed=self.seed)
+            started = time.monotonic()
+            until = started + self.minutes * 60
+            watching = _Watched(proxy.pid, url, memory_port)
+            watch = asyncio.create_task(self._watch(watching, started=started, until=until))
+            await asyncio.gather(traffic.run(until), self._restart(until), watch)
+            return traffic
+        finally:
+            stop(proxy)
+
+    def _spawn_engine(self, port: int) -> Popen[bytes]:
+        command = [sys.executable, "-m", "benchmarks.fake_engine", str(port), "--floods"]
+        self.engines[port] = _spawn(command, log=Path(os.devnull))
+        return self.engines[port]
+
+    async def _restart(self, until: float) -> None:
+        """Kill one engine after the other, and start it again."""
+        for port in cycle(self.ports):
+            if time.monotonic() + _RESTART_EVERY_S + _DOWN_S >= until:
+                return
+            await asyncio.sleep(_RESTART_EVERY_S)
+            self.kills.append(time.monotonic())
+            self.engines[port].kill()
+            await asyncio.to_thread(self.engines[port].wait)
+            await asyncio.sleep(_DOWN_S)
+            await asyncio.to_thread(_wait_for_engine, self._spawn_engine(port), port)
+
+    async def _watch(self, proxy: "_Watched", *, started: float, until: float) -> None:
+        every_s = min(5.0, self.minutes * 60 / 150)
+        with _progress() as progress:
+            task = progress.add_task("minutes", total=self.minutes * 60)
+            while (now := time.monotonic()) < until:
+                try:
+                    values = await asyncio.to_thread(_read_values, proxy)
+                    self.samples.append(Sample((now - started) / 60, values))
+                except (OSError, httpx.HTTPError):
+                    self.num_missed += 1
+                progress.update(task, completed=now - started)
+                await asyncio.sleep(every_s)
+
+
+def _spawn(
+    command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
+) -> Popen[bytes]:
+    environment = {**os.environ, **(env or {})}
+    with log.open("ab") as output:
+        return Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=STDOUT)
+
+
+def _wait_for_engine(engine: Popen[bytes], port: int) -> None:
+    if not listens(engine, port):
+        raise SystemExit("an engine did not start")
+
+
+class _Watched(NamedTuple):
+    """The proxy's process, and where it tells about itself."""
+
+    pid: int
+    url: str
+    memory_port: int
+
+
+def _read_values(proxy: _Watched) -> dict[str, float]:
+    process = psutil.Process(proxy.pid)
+    with process.oneshot():
+        values = {
+            "RSS, MB": process.memory_info().rss / 1e6,
+            "open files": float(process.num_fds()),
+            "threads": float(process.num_threads()),
+        }
+    values |= read_stages(proxy.memory_port)
+    text = httpx.get(f"{proxy.url}/metrics", timeout=30).text
+    for name, pattern in _GAUGES.items():
+        if found := pattern.search(text):
+            values[name] = float(found[1])
+    return values
+
+
+def slope(samples: Sequence[Sample], name: str, *, warm_up: float) -> Slope:
+    """Fit a line through the means of equal spans after the warm-up.
+
+    Means of spans are less alike than single samples, whose interval would be too narrow.
+    """
+    late = [(s.minute / 60, s.values[name]) for s in samples if s.minute >= warm_up]
+    count = min(_SPANS, len(late))
+    edges = [len(late) * i // count for i in range(count + 1)]
+    spans = [late[a:b] for a, b in pairwise(edges)]
+    x = [statistics.fmean(hour for hour, _ in span) for span in spans]
+    y = [statistics.fmean(value for _, value in span) for span in spans]
+    fit = statistics.linear_regression(x, y)
+    rest = sum((b - fit.intercept - fit.slope * a) ** 2 for a, b in zip(x, y, strict=True))
+    middle = statistics.fmean(x)
+    spread = sum((a - middle) ** 2 for a in x)
+    error = (rest / max(1, count - 2) / spread) ** 0.5
+    highest, interval = max(value for _, value in late), _T_95 * error
+    grows = fit.slope > max(interval, _SMALL.get(name, float("inf")))
+    figures: Iterator[Any] = (round(v, 2) for v in (y[0], y[-1], highest, fit.slope, interval))
+    return Slope(*figures, grows)
+
+
+def is_caused(outcome: Outcome, kills: Sequence[float]) -> bool:
+    """Return True for a request that was running when an engine was killed."""
+    return any(outcome.started <= kill + _KILL_S and kill <= outcome.ended for kill in kills)
+
+
+def main() -> None:
+    """Run and print; exit with 1 after an error that was not caused, or if something grew."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0, help="length of the run")
+    parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the clients")
+    parser.add_argument("--plot", type=Path, help="write the samples to an .svg or .png file")
+    options = parser.parse_args()
+    exit_on_sigterm()
+    if options.plot:
+        check_plot(options.plot)
+    with tempfile.TemporaryDirectory() as folder:
+        soak = Soak(options.minutes, options.rate, options.seed, Path(folder))
+        traffic = asyncio.run(soak.run())
+    result = _result(soak, traffic)
+    if options.plot:
+        _plot(options.plot, soak.samples)
+    report(result, options, _show)
+    has_grown = result["grown"] and options.minutes >= _JUDGED_MINUTES
+    sys.exit(1 if result["errors"] or has_grown else 0)
+
+
+def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
+    failed = [outcome for outcome in traffic.outcomes if outcome.problem]
+    errors = [outcome for outcome in failed if not is_caused(outcome, soak.kills)]
+    times = sorted(outcome.ended - outcome.started for outcome in traffic.outcomes)
+    warm_up = min(_WARM_UP_MINUTES, soak.minutes / 3)
+    names = soak.samples[0].values
+    slopes = {name: slope(soak.samples, name, warm_up=warm_up) for name in names}
+    return {
+        "minutes": soak.minutes,
+        "rate": soak.rate,
+        "requests": traffic.counts.total(),
+        "kinds": dict(traffic.counts),
+        "engine_kills": len(soak.kills),
+        "missed_samples": soak.num_missed,
+        "not_sent": traffic.num_not_sent,
+        "caused_errors": len(failed) - len(errors),
+        "errors": len(errors),
+        "first_errors": [outcome.problem for outcome in errors[:5]],
+        "p50_ms": round(1e3 * times[len(times) // 2], 1),
+        "p99_ms": round(1e3 * times[len(times) * 99 // 100], 1),
+        "warm_up_minutes": round(warm_up, 1),
+        "slopes": {name: asdict(each) for name, each in slopes.items()},
+        "grown": [name for name, each in slopes.items() if each.grows],
+    }
+
+
+def _plot(path: Path, samples: Sequence[Sample]) -> None:
+    """Plot means of spans, each value relative to its highest mean."""
+    edges = range(0, len(samples), max(1, len(samples) // _POINTS))
+    spans = [samples[a:b] for a, b in pairwise(edges)] or [samples]
+    lines = {}
+    for name in (name for name in _PLOTTED if name in samples[0].values):
+        means = [statistics.fmean(sample.values[name] for sample in span) for span in spans]
+        top = max(means) or 1.0
+        points = ((span[0].minute, mean / top) for span, mean in zip(spans, means, strict=True))
+        lines[f"{name} (highest: {top:,.0f})"] = list(points)
+    line_plot(path, lines, x_label="minutes", y_label="share of the highest value", y_top=1.1)
+
+
+def _show(result: dict[str, Any]) -> None:
+    title = f"{result['requests']:,} requests in {result['minutes']:g} minutes"
+    table = Table("proxy", "first", "last", "highest", "per hour", "±", "", title=title)
+    for name, values in result["slopes"].items():
+        *figures, grows = values.values()
+        table.add_row(name, *(f"{value:,.2f}" for value in figures), "grows" if grows else "")
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{result['engine_kills']} engines killed, {result['caused_errors']} requests failed with "
+        f"them, {result['errors']} other errors; "
+        f"p50 {result['p50_ms']} ms, p99 {result['p99_ms']} ms"
+    )
+    for problem in result["first_errors"]:
+        console.print(problem, markup=False)
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+if __name__ == "__main__":
+    main()
