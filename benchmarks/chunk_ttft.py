@@ -30,7 +30,6 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.chunk_cache.store.tiered import TieredStore
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -119,7 +118,7 @@ def measure(
 ) -> dict[str, Any]:
     prompt = draw(num_tokens, vocabulary=int(adapter.config.vocab_size))
     system, chunks, question = prompt
-    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 36), backend=args.backend)
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=1 << 36), backend=args.backend)
     reuse.precompute(system, chunks)
     disk = DiskTier(directory / str(num_tokens), capacity_bytes=1 << 36)
     if args.disk:

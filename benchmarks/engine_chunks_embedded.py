@@ -48,10 +48,10 @@ def sustained(args: argparse.Namespace) -> dict[str, Any]:
         reused.append(time.process_time() - begin)
         counts.append(
             {
-                "exact": told.num_exact,
-                "reused": told.num_approximate,
-                "recomputed": told.num_recomputed,
-                "computed": told.num_computed,
+                "exact": told.counts.exact,
+                "reused": told.counts.reused,
+                "recomputed": told.counts.recomputed,
+                "computed": told.counts.computed,
             }
         )
         if number % 10 == 0:

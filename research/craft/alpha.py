@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ragboost.chunk_cache.core.prefill import Prefill
+from ragboost.chunk_cache.core.reuse import Prefill
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.eval.runner import AnswerScorer

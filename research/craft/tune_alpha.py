@@ -10,7 +10,7 @@ from ragboost.chunk_cache.core.loading import check_paths, load, load_tokenizer
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.store.influence import Order
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 from ragboost.plots import check_plot, line_plot
 from research.craft.alpha import AlphaCurve, AlphaPoint, tune
@@ -52,7 +52,7 @@ def run(
             f"--warm-up {warm_up} leaves no case of {len(cases)} to tune on; give more data"
         )
     adapter, tokenizer, _ = load(model, device=device)
-    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=4 << 30))
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=4 << 30))
     craft = CraftReuse(reuse, literal=literal, cautious=cautious, order=order)
     for case in cases[:warm_up]:
         craft.prefill(case.system, case.chunks, case.question)

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ragboost.chunk_cache.core.prefill import Prefill
-from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalised
 from ragboost.chunk_cache.selection import make_policy
@@ -110,12 +109,11 @@ class AnswerScorer:
         self._full_text = ""
 
     def __call__(self, case: Case, result: Prefill, full: Prefill) -> EvalOutcome:
-        timing = result.timing
         return EvalOutcome(
             score=self._score(case, result, is_full=result is full),
             kl=kl_divergence(result.logits, full.logits),
-            recomputed=(result.num_recomputed + result.num_computed) / result.num_tokens,
-            ttft_s=timing.assemble_s + timing.select_s + timing.compute_s,
+            recomputed=(result.counts.recomputed + result.counts.computed) / result.num_tokens,
+            ttft_s=result.seconds,
         )
 
     def _score(self, case: Case, result: Prefill, *, is_full: bool) -> float:

@@ -79,6 +79,18 @@ class ForwardPlan:
     hidden: Hidden | None = None
     begin: Hidden | None = None
 
+    def attend(self, layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
+        """Observe the attention of a layer, and compute it by the backend, (1, heads, rows,
+        head_dim); None if there is none, or if it lacks what this layer needs."""
+        self.windows[layer] = inputs.window
+        if self.observe is not None:
+            kept = self.observe(layer, inputs)
+            if kept is not None:
+                self.kept = kept
+        if self.backend is None or not self.backend.supports(inputs):
+            return None
+        return self.backend.attend(inputs)
+
     def mask(self, num_keys: int, window: int | None) -> torch.Tensor:
         """Return the dense mask, (1, 1, rows, num_keys) bool, cached for the pass."""
         key = ("dense", num_keys, window)

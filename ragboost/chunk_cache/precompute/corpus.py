@@ -111,7 +111,7 @@ def _update(
     outcome: PrecomputeOutcome,
 ) -> None:
     recipe = recipe_of(neighbours)
-    key = reuse.chunks.key(system, chunk.tokens, recipe=recipe)
+    key = reuse.library.key(chunk.tokens, recipe=recipe)
     old = catalog.entry(chunk.document)
     is_new = old is None or old.key != key
     if key in disk and not is_new:
@@ -130,7 +130,7 @@ def _update(
         outcome.num_computed += 1
         outcome.num_stale += old is not None and is_new
         outcome.num_tokens += len(chunk.tokens)
-    plain = reuse.chunks.key(system, chunk.tokens)
+    plain = reuse.library.key(chunk.tokens)
     catalog.record(PreparedChunk(chunk.document, plain, recipe, key, len(chunk.tokens), size))
     if old is not None and is_new and not catalog.keeps(old.key):
         disk.remove(old.key)
@@ -139,9 +139,9 @@ def _update(
 def _keep_system(reuse: ChunkReuse, disk: DiskTier, system: Sequence[int]) -> None:
     """Write the KV of the system prompt, which is exact in every prompt."""
     if system:
-        key = reuse.chunks.key((), system)
+        key = reuse.library.key(system)
         if key not in disk:
-            disk.save(key, reuse.chunks.plain((), system))
+            disk.save(key, reuse.plain((), system))
 
 
 def _drop(disk: DiskTier, catalog: ChunkCatalog, document: str) -> None:

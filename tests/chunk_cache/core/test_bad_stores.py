@@ -34,7 +34,7 @@ def opened(
     """The library of an engine, from its start to its orderly end."""
     store = settings.make_store()
     identity = replace(IDENTITY, model=model)
-    yield ChunkLibrary(store, identity=identity, regime=adapter.regime(1))
+    yield ChunkLibrary.of(adapter, store, identity=identity)
     store.close()
 
 

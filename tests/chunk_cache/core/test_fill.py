@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.fill import FilledPrompt, RowPace, fill_prompt, fill_steps
+from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.model.pace import Pace, at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import exact_prefix, learn, make_library, make_request
 
@@ -39,7 +39,9 @@ def plan(
 def fill(
     adapter: ModelAdapter, planned: PromptPlan, *, prefix: ChunkKV | None = None, rows: int = 1000
 ) -> FilledPrompt:
-    return fill_prompt(adapter, planned, prefix=prefix, backend=None, pace=RowPace(rows))
+    return at_once(
+        fill_steps(adapter, planned, prefix=prefix, backend=None, pace=Pace(rows))
+    )
 
 
 def logits_after(adapter: ModelAdapter, planned: PromptPlan, filled: FilledPrompt) -> torch.Tensor:
@@ -58,7 +60,7 @@ def test_the_next_tokens_logits_are_those_of_chunk_reuse(
 ) -> None:
     system, chunks, question = make_prompt()
     learn(library, adapter, system, chunks)
-    reuse = ChunkReuse(adapter, ChunkStore(), backend=None)
+    reuse = ChunkReuse(adapter, TieredStore(), backend=None)
     reuse.precompute(system, chunks)
     order = [chunks[2], chunks[0], chunks[1]]
 
@@ -118,7 +120,7 @@ def test_text_between_the_chunks_is_computed(adapter: ModelAdapter, library: Chu
     only = EngineChunkRequest(request.chunks[::2], ratio=0.0)
 
     planned = plan(library, only, tokens)
-    filled = fill_prompt(adapter, planned, prefix=None, backend=None, pace=AT_ONCE)
+    filled = at_once(fill_steps(adapter, planned, prefix=None, backend=None))
 
     assert filled.counts.computed == len(system) + 2 * len(gap) + len(question)
 
@@ -167,7 +169,7 @@ def test_a_filling_in_steps_of_any_length_gives_the_same_kv(
     planned = plan(library, request, tokens)
     at_once = fill(adapter, planned)
 
-    pace, counts = RowPace(1000), []
+    pace, counts = Pace(1000), []
     steps = fill_steps(adapter, planned, prefix=None, backend=None, pace=pace)
     while True:
         pace.limit(3 + len(counts))

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.fill import fill_prompt
+from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.precompute.prime import prime
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import learn, make_library, make_request
 
@@ -25,14 +25,14 @@ def test_a_chunk_is_measured_behind_its_neighbours_as_offline(adapter: ModelAdap
     learn(library, adapter, system, chunks)
     *neighbours, chunk = chunks
     wanted = prime(
-        ChunkReuse(adapter, ChunkStore(), backend=None), system, chunk, neighbours=neighbours
+        ChunkReuse(adapter, TieredStore(), backend=None), system, chunk, neighbours=neighbours
     )
 
     request, tokens = make_request(system, chunks, question, measure=True)
     keys = find_chunks(request, tokens, library)
     plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
     assert isinstance(plan, PromptPlan)
-    filled = fill_prompt(adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+    filled = at_once(fill_steps(adapter, plan, prefix=None, backend=None))
     assert filled.measure is not None
     before = library.store.get(keys[len(neighbours)])
     library.measure(keys[len(neighbours)], filled.measure)
@@ -67,7 +67,7 @@ def test_kv_that_saw_fewer_chunks_keeps_the_measurements_of_what_it_replaces(
     request, tokens = make_request([*system, 7], chunks[1::-1], question, measure=True)
     plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
     assert isinstance(plan, PromptPlan)
-    filled = fill_prompt(adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+    filled = at_once(fill_steps(adapter, plan, prefix=None, backend=None))
     assert filled.measure is not None
     library.measure(keys[1], filled.measure)
 

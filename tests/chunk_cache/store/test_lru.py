@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity, chunk_key
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 
 IDENTITY = Identity(model="m", tokenizer="t", dtype="float32")
@@ -21,7 +21,7 @@ def make_chunk(num_tokens: int = 4) -> ChunkKV:
 
 
 def test_the_least_recently_used_chunk_goes_first() -> None:
-    store = ChunkStore(capacity_bytes=2 * make_chunk().size_bytes)
+    store = TieredStore(host_bytes=2 * make_chunk().size_bytes)
     store.put("a", make_chunk())
     store.put("b", make_chunk())
     store.get("a")
@@ -34,7 +34,7 @@ def test_the_least_recently_used_chunk_goes_first() -> None:
 
 
 def test_a_chunk_larger_than_the_store_is_not_kept_and_evicts_nothing() -> None:
-    store = ChunkStore(capacity_bytes=make_chunk().size_bytes)
+    store = TieredStore(host_bytes=make_chunk().size_bytes)
     store.put("a", make_chunk())
 
     assert not store.put("large", make_chunk(5))
@@ -43,7 +43,7 @@ def test_a_chunk_larger_than_the_store_is_not_kept_and_evicts_nothing() -> None:
 
 
 def test_what_was_given_out_stays_valid_after_an_eviction_and_a_replacement() -> None:
-    store = ChunkStore(capacity_bytes=make_chunk().size_bytes)
+    store = TieredStore(host_bytes=make_chunk().size_bytes)
     store.put("a", make_chunk())
     held = store.get("a")
     assert held is not None
@@ -58,7 +58,7 @@ def test_what_was_given_out_stays_valid_after_an_eviction_and_a_replacement() ->
 
 
 def test_storing_a_key_again_keeps_the_first_kv() -> None:
-    store = ChunkStore()
+    store = TieredStore()
     first = make_chunk()
     store.put("a", first)
     store.put("a", make_chunk())
@@ -94,7 +94,7 @@ def test_everything_that_decides_kv_is_in_the_key(change: dict[str, object]) -> 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 9), st.booleans())))
 @settings(max_examples=50, deadline=None)
 def test_the_books_add_up_after_anything(steps: list[tuple[str, int, bool]]) -> None:
-    store = ChunkStore(capacity_bytes=15 * make_chunk(1).size_bytes)
+    store = TieredStore(host_bytes=15 * make_chunk(1).size_bytes)
     for key, size, is_put in steps:
         if is_put:
             store.put(key, make_chunk(size))
@@ -108,7 +108,7 @@ def test_the_books_add_up_after_anything(steps: list[tuple[str, int, bool]]) -> 
 
 def test_a_store_without_room_is_refused() -> None:
     with pytest.raises(ChunkCacheError, match="capacity_bytes must be at least 1, got 0"):
-        ChunkStore(capacity_bytes=0)
+        TieredStore(host_bytes=0)
 
 
 def test_keys_stay_those_of_kv_on_disk() -> None:

@@ -16,9 +16,8 @@ from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.files import ChunkFile
-from ragboost.chunk_cache.store.lru import ChunkStore
-from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.store.speeds import Speeds
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.store.chunks import make_chunk, same
 from tests.eventually import DEADLINE_S, eventually
@@ -295,7 +294,7 @@ def test_an_answer_from_disk_is_the_answer_from_memory(
     adapter: ModelAdapter, disk: DiskTier, is_layerwise: bool, policy: str
 ) -> None:
     system, chunks, question = make_prompt()
-    memory = ChunkReuse(adapter, ChunkStore())
+    memory = ChunkReuse(adapter, TieredStore())
     memory.precompute(system, chunks)
     expected = memory.prefill(system, chunks, question, policy=policy, ratio=0.3)
     first = TieredStore(host_bytes=1 << 24, disk=disk)
@@ -328,7 +327,7 @@ def test_layers_are_used_before_the_last_one_is_read(
 
     assert not any(key in store.memory[0] for key in keys)
     gate.release(1000)
-    plain = ChunkReuse(adapter, ChunkStore())
+    plain = ChunkReuse(adapter, TieredStore())
     plain.precompute(system, chunks)
     expected = plain.assemble(system, chunks, question)
     for mine, other in zip(assembly.cache.layers, expected.cache.layers, strict=True):
@@ -354,7 +353,7 @@ def test_a_request_whose_kv_turns_out_broken_in_a_late_layer_is_computed_and_ans
 
     assert "the prompt is computed again" in caplog.text
     assert not path.exists()
-    full = ChunkReuse(adapter, ChunkStore()).prefill(system, chunks, question, policy="full")
+    full = ChunkReuse(adapter, TieredStore()).prefill(system, chunks, question, policy="full")
     assert torch.allclose(result.logits, full.logits, atol=1e-5)
     assert isinstance(reuse.store, TieredStore)
     reuse.store.close()
@@ -375,7 +374,7 @@ def test_kv_of_another_model_is_never_used(disk: DiskTier) -> None:
 
     result = reuse["other"].prefill(system, chunks, question, policy="reuse")
 
-    assert result.num_approximate == 0
+    assert result.counts.reused == 0
     assert disk.num_refused == 1
     store.close()
 

@@ -12,7 +12,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine.builtin import build_model
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
@@ -362,7 +362,7 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
     wait_for_chunks(engine, 3)
     assert engine.chunk_scheduler is not None
     store = engine.chunk_scheduler.reuse.store
-    assert isinstance(store, ChunkStore)
+    assert isinstance(store, TieredStore)
     store.check_integrity()
     assert store.size_bytes <= 110 * bytes_per_token
     sources = Request(engine, parts_of([3, 2, 1], question=3), reuse=approx()).sources()
