@@ -28,10 +28,10 @@ from ragboost.engine.runtime.model_runner import ModelRunner, has_window
 from ragboost.engine.runtime.prefix_cache import Event
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.scheduler import Scheduler
-from ragboost.engine.text.graph_prompts import GraphAttention, GraphPrompts
 from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
-from ragboost.graph.depkv import DepCache
+from ragboost.graph.conversation import GraphAttention, GraphPrompts
+from ragboost.graph.depcache import DepCache
 
 logger = logging.getLogger(__name__)
 

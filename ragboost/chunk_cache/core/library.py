@@ -89,6 +89,14 @@ class ChunkLibrary:
             identity = replace(identity, salt=tenant, recipe=recipe)
         return chunk_key(identity, regime=self.regime, system=(), tokens=tokens)
 
+    def keys(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> list[str]:
+        """Return the keys under which `find` looks, the preferred one first."""
+        recipe = self.recipes.get(key)
+        if recipe is None:
+            return [key]
+        prepared = self.key(tokens, recipe=recipe)
+        return [key, prepared] if is_first else [prepared, key]
+
     def find(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> ChunkKV | None:
         """Return stored KV of these tokens: prepared KV before plain KV, but plain KV, which is
         exact there, directly behind the beginning of a prompt.
@@ -98,10 +106,7 @@ class ChunkLibrary:
             tokens: token ids of the chunk.
             is_first: no other chunk precedes it.
         """
-        keys = [key]
-        if key in self.recipes:
-            keys.insert(len(keys) if is_first else 0, self.key(tokens, recipe=self.recipes[key]))
-        for each in keys:
+        for each in self.keys(key, tokens, is_first=is_first):
             kv = self._get(each, tokens)
             if kv is not None:
                 return kv

@@ -26,26 +26,20 @@ reuse only chunks that were measured, see `EngineChunkRequest.measure`."""
 
 @dataclass(frozen=True, slots=True)
 class EngineChunkRequest:
-    """The chunks of a prompt and how to reuse them.
+    """The chunks of a prompt and how to reuse them."""
 
-    Attributes:
-        chunks: positions (start, stop) in the prompt, ascending.
-        policy: name of the selection policy.
-        ratio: recompute ratio, 0 to 1.
-        granularity: block size of the selection in tokens.
-        tenant: salt of stored chunks and of approximate blocks; empty for none.
-        measure: compute the last chunk behind the others and store measurements with it, instead of
-            recomputing what the policy selects.
-        reason: why the request is computed exactly; None if it may reuse chunks.
-    """
-
-    chunks: tuple[tuple[int, int], ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()  # positions (start, stop) in the prompt, ascending
     policy: str = DEFAULT_POLICY
-    ratio: float = DEFAULT_RATIO
-    granularity: int = 1
-    tenant: str = ""
-    reason: str | None = None
-    measure: bool = False
+    ratio: float = DEFAULT_RATIO  # share of the approximate tokens to recompute, 0 to 1
+    granularity: int = 1  # tokens per block of the selection
+    tenant: str = ""  # salt of stored chunks and of approximate blocks
+    reason: str | None = None  # why the request is computed exactly; None: it may reuse chunks
+    measure: bool = False  # compute the last chunk behind the others, and store measurements of it
+
+    @property
+    def beginning(self) -> int:
+        """Tokens before the first chunk."""
+        return self.chunks[0][0] if self.chunks else 0
 
 
 def read_request(

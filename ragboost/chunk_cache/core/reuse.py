@@ -192,7 +192,11 @@ class ChunkReuse:
         if filled.counts.reused:
             publishable = plan.approximate or 0
         if keep:
-            self._keep(plan, filled, num_system=len(system), num_exact=publishable)
+            missing = zip(plan.request.chunks, plan.stored, strict=True)
+            spans = [(start, stop) for (start, stop), kv in missing if kv is None and start < stop]
+            self.keep(
+                filled.cache, plan.tokens, spans, num_system=len(system), num_exact=publishable
+            )
         cache: DynamicCache = filled.cache
         if window is not None and keep_tokens is not None:
             documents = (len(system), len(plan.tokens) - len(question))
@@ -207,6 +211,41 @@ class ChunkReuse:
             publishable,
             time.perf_counter() - begin,
         )
+
+    def keep(
+        self,
+        cache: DynamicCache,
+        tokens: Sequence[int],
+        chunks: Sequence[tuple[int, int]],
+        *,
+        num_system: int,
+        num_exact: int,
+        tenant: str = "",
+    ) -> int:
+        """Store chunks of a computed prompt, and its system prompt, from copies of their KV.
+
+        Args:
+            cache: KV of the prompt, with slot and position equal.
+            tokens: token ids of the prompt.
+            chunks: positions of those that are not stored.
+            num_system: leading tokens that are the system prompt.
+            num_exact: leading tokens whose KV is that of an ordinary forward pass.
+            tenant: whose requests share them.
+
+        Returns:
+            The number of stored chunks.
+        """
+        library, num_stored = self.library, 0
+        is_known = library.find_beginning(tokens, num_system, tenant=tenant) is not None
+        spans = [] if is_known or not 0 < num_system <= num_exact else [(0, num_system)]
+        for start, stop in [*spans, *chunks]:
+            key = library.key(tokens[start:stop], tenant=tenant)
+            is_first = start in (0, num_system)
+            if is_first or key not in library:
+                is_exact = stop <= num_exact
+                kv = self.extract(cache, tokens, start, stop, is_exact=is_exact)
+                num_stored += library.add(key, kv, is_first=is_first) and start >= num_system
+        return num_stored
 
     def assemble(
         self,
@@ -287,23 +326,6 @@ class ChunkReuse:
 
     def _store(self, tokens: Sequence[int], kv: ChunkKV) -> None:
         self.library.add(self.library.key(tokens), kv, is_first=True)
-
-    def _keep(
-        self, plan: PromptPlan, filled: FilledPrompt, *, num_system: int, num_exact: int
-    ) -> None:
-        """Store what is missing of a computed prompt: its system prompt and its chunks."""
-        tokens, library = plan.tokens, self.library
-        spans = [(0, num_system)] if plan.held < num_system <= num_exact else []
-        for number, (start, stop) in enumerate(plan.request.chunks):
-            if stop > start and plan.stored[number] is None:
-                spans.append((start, stop))
-        for start, stop in spans:
-            key = library.key(tokens[start:stop])
-            is_first = start in (0, num_system)
-            if is_first or key not in library:
-                is_exact = stop <= num_exact
-                kv = self.extract(filled.cache, tokens, start, stop, is_exact=is_exact)
-                library.add(key, kv, is_first=is_first)
 
 
 def _join(

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalised
@@ -128,28 +126,17 @@ class AnswerScorer:
         return word_f1(text, case.answers or (self._full_text,))
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def greedy(reuse: ChunkReuse, result: Prefill, *, max_new_tokens: int) -> list[int]:
     """Decode greedily after a prefill up to an end token, appending to its cache."""
-    model = reuse.adapter.model
-    end = model.generation_config.eos_token_id if model.generation_config else None
-    stops = set(end) if isinstance(end, list) else {end}
-    token = int(result.logits.argmax())
-    tokens: list[int] = []
-    while token not in stops and len(tokens) < max_new_tokens:
-        tokens.append(token)
-        if len(tokens) == max_new_tokens:
-            break
-        out = model(
-            torch.tensor([[token]], device=reuse.adapter.device),
-            position_ids=torch.tensor(
-                [[result.num_tokens + len(tokens) - 1]], device=reuse.adapter.device
-            ),
-            past_key_values=result.cache,
-            use_cache=True,
-        )
-        token = int(out.logits[0, -1].argmax())
-    return tokens
+    config = reuse.adapter.model.generation_config
+    end = config.eos_token_id if config else None
+    return reuse.adapter.decode(
+        result.cache,
+        result.logits,
+        position=result.num_tokens,
+        max_tokens=max_new_tokens,
+        stop_ids=end if isinstance(end, list) else [end],
+    )
 
 
 def _policy(name: str, case: Case) -> SelectionPolicy:

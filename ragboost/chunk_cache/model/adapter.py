@@ -1,6 +1,7 @@
 """Run selected tokens of a prompt through a Hugging Face decoder model, by its public API only."""
 
 import threading
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -56,6 +57,28 @@ class ModelAdapter(ReusableModel):
         """Install our attention. Must be called again whenever the model's attention implementation
         has been set, as the embedded engine does."""
         install_attention(self.model)
+
+    def decode(
+        self,
+        cache: RequestCache,
+        logits: torch.Tensor,
+        *,
+        position: int,
+        max_tokens: int,
+        stop_ids: Collection[int | None] = (),
+    ) -> list[int]:
+        """Continue a prompt greedily from the logits of its last token, up to a stop token, which
+        is not part of the result. Appends to the cache; `position` is that of the next token."""
+        tokens: list[int] = []
+        while len(tokens) < max_tokens and (token := int(logits.argmax())) not in stop_ids:
+            tokens.append(token)
+            at = torch.tensor([[position + len(tokens) - 1]], device=self.device)
+            ids = torch.tensor([[token]], device=self.device)
+            if len(tokens) < max_tokens:
+                with torch.no_grad():
+                    out = self.model(ids, position_ids=at, past_key_values=cache, use_cache=True)
+                logits = out.logits[0, -1]
+        return tokens
 
     def frequencies(self, length: int) -> tuple[Frequencies, ...]:
         if self._static is not None:

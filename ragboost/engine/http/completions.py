@@ -15,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.chunk_cache.core.options import ReuseDefaults
+from ragboost.chunk_cache.http.fields import read_fields
 from ragboost.engine.http import responses as replies
 from ragboost.engine.http import sse
 from ragboost.engine.http.metrics import EngineMetrics
 from ragboost.engine.http.prompts import Prompts
-from ragboost.engine.http.protocol import ApiError, GenerationRequest, read_fields
+from ragboost.engine.http.protocol import ApiError, GenerationRequest
 from ragboost.engine.http.responses import Kind, ResponseBuilder, TextPiece
 from ragboost.engine.http.schemas import ChatCompletionRequest, CompletionRequest
 from ragboost.engine.loading import LoadedModel

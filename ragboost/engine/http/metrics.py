@@ -56,13 +56,7 @@ class _EngineState(Collector):
 
 
 class EngineMetrics:
-    """All metrics of one engine, in a registry of their own.
-
-    Attributes:
-        generated_tokens: counter of tokens sent to clients.
-        finished: counter of requests, labelled `finished_reason`.
-        ttft: histogram of seconds.
-    """
+    """All metrics of one engine, in a registry of their own."""
 
     def __init__(self, engine: Engine) -> None:
         self._registry = registry = CollectorRegistry()

@@ -12,6 +12,7 @@ from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
 from ragboost.engine.text.cutting import cut_text, cut_tokens, find_documents, find_in_messages
 from ragboost.errors import RequestError
+from ragboost.graph.conversation import GraphPrompt
 
 
 class Prompts:
@@ -52,9 +53,12 @@ class Prompts:
                 raise RequestError(
                     "documents and ragboost.graph exclude each other", param="documents"
                 )
-            return self._graphs.prompt(
+            graph = self._graphs.prompt(
                 extension.graph, messages, template_kwargs=chat.template_kwargs
             )
+            if isinstance(graph, GraphPrompt):
+                return PromptTokens(graph.layout.tokens, graph=graph)
+            return PromptTokens(graph)
         for number, spans in by_message.items():
             if number >= len(messages):
                 raise RequestError(

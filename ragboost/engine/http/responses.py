@@ -11,21 +11,13 @@ Kind = Literal["chat", "text"]
 
 
 class TextPiece(NamedTuple):
-    """Text that has become final, and the counts of its request so far.
-
-    Attributes:
-        text: possibly empty.
-        finish_reason: set on the last piece.
-        completion_tokens: number of generated tokens.
-        cached_tokens: prompt tokens served from exact cached KV.
-        reused: other reused prompt tokens; None if the request is exact.
-    """
+    """Text that has become final, possibly empty, and the counts of its request so far."""
 
     text: str
-    finish_reason: str | None
+    finish_reason: str | None  # set on the last piece
     completion_tokens: int
-    cached_tokens: int
-    reused: ReusedTokens | None = None
+    cached_tokens: int  # prompt tokens served from exact cached KV
+    reused: ReusedTokens | None = None  # None if the request is exact
 
 
 def error(message: str, *, kind: str, param: str | None = None, code: str) -> dict[str, Any]:
@@ -44,13 +36,7 @@ def request_error(problem: RequestError) -> dict[str, Any]:
 
 
 class ResponseBuilder:
-    """Builds the response objects of one completion.
-
-    Args:
-        kind: chat or text completion.
-        model: name in the API.
-        num_prompt_tokens: length of the prompt.
-    """
+    """Builds the response objects of one completion; `model` is its name in the API."""
 
     def __init__(self, kind: Kind, model: str, *, num_prompt_tokens: int) -> None:
         self._is_chat = kind == "chat"

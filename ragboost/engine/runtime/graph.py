@@ -10,21 +10,16 @@ from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.engine.runtime.filling import PromptFiller
-from ragboost.engine.runtime.prompt import GraphPrompt
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.errors import ChunkCacheError, RagBoostError
-from ragboost.graph.depkv import DepCache, DepKV
+from ragboost.graph.depcache import DepCache, DepKV
 
 logger = logging.getLogger(__name__)
 
 
-class GraphRunner(PromptFiller[TokenOrigins]):
+class GraphRunner(PromptFiller[DepKV]):
     """Computes the prompts of graph requests between the steps of one engine, except for their last
-    token.
-
-    Args:
-        depcache: computes subgraphs and keeps their KV.
-    """
+    token."""
 
     def __init__(self, depcache: DepCache) -> None:
         super().__init__()
@@ -36,8 +31,8 @@ class GraphRunner(PromptFiller[TokenOrigins]):
             lambda: [(r.prompt.graph.layout, r.salt or "") for r in waiting if r.prompt.graph]
         )
 
-    def begin(self, request: EngineRequest, pace: Pace) -> Steps[TokenOrigins]:
-        prompt, kv = request.prompt.graph, request.kv
+    def begin(self, request: EngineRequest, pace: Pace) -> Steps[DepKV]:
+        prompt, kv, salt = request.prompt.graph, request.kv, request.salt or ""
         assert prompt is not None, "a request without a graph"
         assert kv is not None, "a request without KV"
         count = len(prompt.layout)
@@ -46,30 +41,24 @@ class GraphRunner(PromptFiller[TokenOrigins]):
         for keys, values in own:  # masked KV is multiplied by 0 and must be finite
             keys.zero_()
             values.zero_()
-        found = yield from self._fill(
-            prompt, RequestCache(own), salt=request.salt or "", pace=pace
-        )
-        return TokenOrigins(reused=found.num_reused, computed=len(found.computed))
+        cache = RequestCache(own)
+        for ratio in (prompt.recompute_ratio, 0.0):
+            try:
+                return (
+                    yield from self._depcache.steps(
+                        prompt.layout, recompute_ratio=ratio, salt=salt, into=cache, pace=pace
+                    )
+                )
+            except ChunkCacheError as error:
+                if not ratio:
+                    raise
+                logger.warning("graph tokens are not recomputed: %s", error)
+        raise AssertionError("without a ratio it returns or raises")
 
-    def apply(self, request: EngineRequest, result: TokenOrigins) -> None:
+    def apply(self, request: EngineRequest, result: DepKV) -> None:
         # No KV here equals that of a plain prefill, in value or in place.
-        request.continue_at(request.num_prompt_tokens - 1, result, exact_until=0)
+        origins = TokenOrigins(reused=result.num_reused, computed=len(result.computed))
+        request.continue_at(request.num_prompt_tokens - 1, origins, exact_until=0)
 
     def refuse(self, request: EngineRequest, error: RagBoostError) -> None:
         raise error  # there is no other way to compute a tree
-
-    def _fill(
-        self, prompt: GraphPrompt, cache: RequestCache, *, salt: str, pace: Pace
-    ) -> Steps[DepKV]:
-        ratio, layout = prompt.recompute_ratio, prompt.layout
-        try:
-            return (
-                yield from self._depcache.compute_steps(
-                    layout, recompute_ratio=ratio, salt=salt, into=cache, pace=pace
-                )
-            )
-        except ChunkCacheError as error:
-            logger.warning("graph tokens are not recomputed: %s", error)
-            return (
-                yield from self._depcache.compute_steps(layout, salt=salt, into=cache, pace=pace)
-            )

@@ -15,13 +15,7 @@ from ragboost.engine.runtime.request import EngineRequest
 class PrefixStore:
     """A prefix cache of `capacity_tokens` tokens with real KV.
 
-    Args:
-        layout: of the model's KV cache.
-        capacity_tokens, block_size: size of the cache and of a block.
-        policy: chooses the block to evict when the cache is full; None: least recently used.
-
     Attributes:
-        cache: the bookkeeping.
         queried_tokens, hit_tokens: prompt tokens looked up and found, since the start.
     """
 

@@ -3,24 +3,10 @@
 Knows token ids. Does not know texts, requests or tensors.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ragboost.chunk_cache.core.request import EngineChunkRequest
-from ragboost.graph.layout import Layout
-
-
-@dataclass(frozen=True, slots=True)
-class GraphPrompt:
-    """A prompt for dependency attention (DepCache).
-
-    Attributes:
-        layout: token tree; its last token is at its slot.
-        recompute_ratio: share of the paths' tokens to recompute with full attention.
-    """
-
-    layout: Layout
-    recompute_ratio: float
+from ragboost.graph.conversation import GraphPrompt
 
 
 class PromptTokens(NamedTuple):

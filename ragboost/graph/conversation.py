@@ -1,50 +1,48 @@
-"""Lay out conversations with relation paths in token ids (DepCache).
+"""Write conversations with relation paths in token ids, for dependency attention or as text.
 
-Models that support dependency attention get the paths as a token tree; for the others the paths
-are written out as text. Knows the tokenizer and token trees. Does not know HTTP or the engine.
+Knows messages and paths. Does not know how a tokenizer or a chat template works, or HTTP.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from ragboost.engine.runtime.prompt import GraphPrompt, PromptTokens
-from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import RequestError
-from ragboost.graph.depkv import DepCache
-from ragboost.graph.prompt import DepPrompt, LinearNode
-from ragboost.graph.render import path_segments, path_text
-from ragboost.graph.triplets import RelationPath
+from ragboost.graph.depcache import DepCache
+from ragboost.graph.layout import DepPrompt, Layout, LinearNode
+from ragboost.graph.request import FIELD, GraphRequest
+from ragboost.graph.triplets import RelationPath, path_segments, path_text
 
-FIELD = "ragboost.graph"
 INTRO = "Facts:\n"
 _CACHED_SEGMENTS = 65_536
 
+Messages = Sequence[Mapping[str, Any]]  # with string contents
 GraphAttention = Literal["dependency", "subgraphs", "self"]
 
 
+class ChatEncoder(Protocol):
+    """The model's tokenizer and chat template."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def render_chat(
+        self, messages: Messages, *, template_kwargs: Mapping[str, Any] | None = ...
+    ) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
-class GraphRequest:
-    """The graph of a request.
+class GraphPrompt:
+    """A prompt for dependency attention."""
 
-    Attributes:
-        paths: at least one.
-        attention: `auto`, `dependency`, `subgraphs` or `self`, as requested.
-        recompute_ratio: share of the paths' tokens to recompute with full attention; None: the
-            engine's default.
-    """
-
-    paths: tuple[RelationPath, ...]
-    attention: str = "auto"
-    recompute_ratio: float | None = None
+    layout: Layout  # its last token is at its slot
+    recompute_ratio: float  # share of the paths' tokens to recompute with full attention
 
 
 class GraphPrompts:
     """Lays out graph requests for one engine; call it in the tokenizer's thread.
 
     Args:
-        tokenizer: of the model.
         depcache: lays out token trees; None: this engine has no dependency attention.
         attention: how graphs are attended to, unless a request asks for `self`.
         reason: why that is not dependency attention; None: it is.
@@ -53,7 +51,7 @@ class GraphPrompts:
 
     def __init__(
         self,
-        tokenizer: ChatTokenizer,
+        tokenizer: ChatEncoder,
         *,
         depcache: DepCache | None,
         attention: GraphAttention,
@@ -68,13 +66,9 @@ class GraphPrompts:
         self._recompute_ratio = recompute_ratio
 
     def prompt(
-        self,
-        request: GraphRequest,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        template_kwargs: Mapping[str, Any],
-    ) -> PromptTokens:
-        """Return the prompt of a conversation with a graph.
+        self, request: GraphRequest, messages: Messages, *, template_kwargs: Mapping[str, Any]
+    ) -> GraphPrompt | list[int]:
+        """Return the prompt of a conversation with a graph; as token ids for ordinary attention.
 
         Raises:
             RequestError: the request asks for an attention that this engine does not have, there
@@ -89,48 +83,40 @@ class GraphPrompts:
             text = self._tokenizer.render_chat(
                 with_facts(messages, path_text(request.paths)), template_kwargs=template_kwargs
             )
-            return PromptTokens(self._tokenizer.encode(text, add_special_tokens=False))
+            return self._tokenizer.encode(text, add_special_tokens=False)
         prompt = self._writer.prompt(
             request.paths,
             messages,
             is_tree=self._attention == "dependency",
             template_kwargs=template_kwargs,
         )
-        layout = self._depcache.layout(prompt).with_last_in_place()
         ratio = request.recompute_ratio
-        graph = GraphPrompt(layout, self._recompute_ratio if ratio is None else ratio)
-        return PromptTokens(layout.tokens, graph=graph)
+        return GraphPrompt(
+            self._depcache.layout(prompt).with_last_in_place(),
+            self._recompute_ratio if ratio is None else ratio,
+        )
 
 
 class PromptWriter:
-    """Writes conversations with relation paths as trees of token ids.
+    """Writes conversations with relation paths as parts of token ids."""
 
-    Args:
-        tokenizer: of the model.
-    """
-
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: ChatEncoder) -> None:
         self._tokenizer = tokenizer
         self._segment_ids = lru_cache(_CACHED_SEGMENTS)(self._encode)
 
     def prompt(
         self,
         paths: Sequence[RelationPath],
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
         is_tree: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> DepPrompt:
         """Return the text before the paths, the paths, and the text after them.
 
-        The paths precede the first user message, after the same text for every question.
-
-        Args:
-            paths: at least one.
-            messages: with string contents.
-            is_tree: whether paths that begin alike share tokens. Else they are written out, and
-                those of one root form a subgraph that does not attend to the others.
-            template_kwargs: for the chat template.
+        The paths precede the first user message, after the same text for every question. In a tree,
+        paths that begin alike share tokens; else they are written out, and those of one root form a
+        subgraph that does not attend to the others.
 
         Raises:
             RequestError: there is no user message, or the template omits the paths.
@@ -146,18 +132,14 @@ class PromptWriter:
         for path in paths:
             by_root.setdefault(path.root, []).append(path)
         parts = [
-            LinearNode(f"subgraph {root}", self._segment_ids(path_text(found) + "\n"), ("system",))
-            for root, found in by_root.items()
+            LinearNode(f"subgraph {root}", self._segment_ids(path_text(own) + "\n"), ("system",))
+            for root, own in by_root.items()
         ]
-        seen = ("system", *(part.name for part in parts))
-        return DepPrompt((LinearNode("system", before), *parts, LinearNode("task", after, seen)))
+        names = ("system", *(part.name for part in parts))
+        return DepPrompt((LinearNode("system", before), *parts, LinearNode("task", after, names)))
 
     def _around(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        template_kwargs: Mapping[str, Any] | None,
-        *,
-        ends_line: bool = False,
+        self, messages: Messages, template_kwargs: Mapping[str, Any] | None, *, ends_line: bool
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         marker = "ragboost-graph"
         while any(marker in message["content"] for message in messages):
@@ -165,8 +147,8 @@ class PromptWriter:
         text = self._tokenizer.render_chat(
             with_facts(messages, marker), template_kwargs=template_kwargs
         )
-        before, found, after = text.partition(marker)
-        if not found:
+        before, separator, after = text.partition(marker)
+        if not separator:
             raise RequestError(
                 "the model's chat template omits the message with the graph", param="messages"
             )
@@ -177,7 +159,7 @@ class PromptWriter:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
 
-def with_facts(messages: Sequence[Mapping[str, Any]], facts: str) -> list[dict[str, Any]]:
+def with_facts(messages: Messages, facts: str) -> list[dict[str, Any]]:
     """Return the messages with facts in front of the first user message.
 
     Raises:
