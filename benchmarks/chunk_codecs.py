@@ -30,7 +30,7 @@ class PackedStore(TieredStore):
     """Chunk store whose KV makes a round trip through a codec."""
 
     def __init__(self, codec: str) -> None:
-        super().__init__(capacity_bytes=1 << 28)
+        super().__init__(host_bytes=1 << 28)
         self._codec = codec
         self.num_bytes = self.num_tokens = 0
 

@@ -122,8 +122,7 @@ def measure(
     reuse.precompute(system, chunks)
     disk = DiskTier(directory / str(num_tokens), capacity_bytes=1 << 36)
     if args.disk:
-        key = reuse.chunks.key
-        for name in (key((), system), *(key(system, chunk) for chunk in chunks)):
+        for name in map(reuse.library.key, (system, *chunks)):
             kv = reuse.store.get(name)
             assert kv is not None, "it is in memory"
             disk.save(name, kv)
@@ -136,7 +135,8 @@ def measure(
 
     def from_disk(ratio: float) -> None:
         store = TieredStore(host_bytes=1 << 36, disk=disk)
-        reused(ratio, ChunkReuse(adapter, store, identity=reuse.identity, backend=args.backend))
+        identity = reuse.library.identity
+        reused(ratio, ChunkReuse(adapter, store, identity=identity, backend=args.backend))
         store.close()
 
     def reused(ratio: float, by: ChunkReuse = reuse) -> None:

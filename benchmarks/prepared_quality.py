@@ -95,8 +95,8 @@ def _prepare(adapter: ModelAdapter, articles: Articles, *, source: str, top_n: i
             continue
         kv = prime(reuse, system, chunk, neighbours=others)
         recipe = f"{source} {top_n}"
-        if others and reuse.store.put(reuse.chunks.key(system, chunk, recipe=recipe), kv):
-            recipes[reuse.chunks.key(system, chunk)] = recipe
+        if others and reuse.store.put(reuse.library.key(chunk, recipe=recipe), kv):
+            recipes[reuse.library.key(chunk)] = recipe
     return reuse
 
 

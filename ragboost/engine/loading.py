@@ -14,10 +14,8 @@ from ragboost.chunk_cache.core.selftest import self_test
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
-from ragboost.chunk_cache.selection import POLICIES
-from ragboost.chunk_cache.store.contract import KVStore
+from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin
@@ -208,7 +206,7 @@ def _chunk_scheduler(
     # No measurement on a GPU says that another backend is faster there.
     backend = "tiled" if settings.reuse_attention == "auto" else settings.reuse_attention
     reuse = ChunkReuse(adapter, store, recipes=recipes, backend=backend)
-    if settings.reuse_policy not in reuse.policies:
+    if settings.reuse_policy not in served_policies(reuse):
         raise ConfigError(
             f"engine.reuse_policy {settings.reuse_policy!r} needs chunks that "
             "`ragboost precompute` has prepared in engine.reuse_directory"
@@ -216,14 +214,22 @@ def _chunk_scheduler(
     return ChunkScheduler(reuse)
 
 
-def _chunk_store(device: torch.device, settings: EngineSettings) -> KVStore:
-    if settings.reuse_directory is None:
-        return ChunkStore(capacity_bytes=settings.reuse_capacity_bytes)
+def served_policies(reuse: ChunkReuse) -> list[str]:
+    """Return the policies that requests may name: those that need measurements only with prepared
+    chunks, which have them."""
+    has_measures = bool(reuse.library.recipes)
+    return [name for name in POLICIES if has_measures or name not in MEASURED]
+
+
+def _chunk_store(device: torch.device, settings: EngineSettings) -> TieredStore:
     fastest, is_cpu = settings.reuse_capacity_bytes, device.type == "cpu"
+    disk = None
+    if settings.reuse_directory is not None:
+        disk = DiskTier(settings.reuse_directory, capacity_bytes=settings.reuse_disk_bytes)
     return TieredStore(
         accelerator_bytes=0 if is_cpu else fastest,
         host_bytes=fastest if is_cpu else settings.reuse_host_bytes,
-        disk=DiskTier(settings.reuse_directory, capacity_bytes=settings.reuse_disk_bytes),
+        disk=disk,
         device=device,
     )
 

@@ -66,9 +66,7 @@ def fill_steps(
         observe: observer of the pass that computes the prompt, whose rows are not split then.
         into: cache with a slot for each token to fill; None: a new one.
     """
-    assembly = together(
-        model.ranks, lambda: assemble_plan(model, plan, prefix=prefix, into=into)
-    )
+    assembly = together(model.ranks, lambda: assemble_plan(model, plan, prefix=prefix, into=into))
     missing = torch.nonzero(assembly.source == TokenSource.MISSING).flatten()
     # First the tokens before any approximate one: they are exact then, and the question sees them.
     border = plan.stop if plan.approximate is None else plan.approximate
@@ -163,9 +161,7 @@ def filled_error(
     # | missing | stored, half of it | missing |
     # |         | recomputed         |         |
     start, stop = len(tokens) // 8, 3 * len(tokens) // 4
-    library = ChunkLibrary(
-        TieredStore(), identity=Identity(model="probe"), regime=computed.regime
-    )
+    library = ChunkLibrary(TieredStore(), identity=Identity(model="probe"), regime=computed.regime)
     layers = tuple((k[:, :, start:stop], v[:, :, start:stop]) for k, v in computed.layers)
     part = ChunkKV(tuple(tokens[start:stop]), start, layers, computed.regime, computed.length)
     library.add(library.key(part.tokens), part.to(torch.device("cpu")), is_first=True)

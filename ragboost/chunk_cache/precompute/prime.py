@@ -37,9 +37,7 @@ def prime(
         return own
     filled, kv = reuse.compute_behind(system, plain, own)
     assert filled.measure is not None, "asked for"
-    return replace(
-        kv, sensitivity=filled.measure.sensitivity, influence=filled.measure.influence
-    )
+    return replace(kv, sensitivity=filled.measure.sensitivity, influence=filled.measure.influence)
 
 
 def measure(

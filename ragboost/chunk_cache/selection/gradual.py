@@ -10,8 +10,8 @@ looked at again, too, read or not (CacheBlend). The second look, one layer deepe
 
 import torch
 
-from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.model.pace import Steps
+from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.policy import SelectionPolicy, choose
 from ragboost.chunk_cache.selection.view import CHECK_LAYER, SelectionView
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, RowPace, advance, fill_steps
+from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.model.pace import Pace, advance
 from ragboost.chunk_cache.model.ranks import Ranks
 from ragboost.chunk_cache.sglang.model import SGLangModel
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -47,7 +48,7 @@ class SlotFiller:
         self._runner, self._pool = runner, runner.token_to_kv_pool
         self.model = SGLangModel(runner, ranks=ranks)
         self.backend = make_backend(settings.backend)
-        self._pace = RowPace(rows)
+        self._pace = Pace(rows)
         if ranks.size > 1 and settings.directory:
             logger.warning("several ranks keep chunks in memory only, not in `directory`")
             settings = replace(settings, directory="")  # what is loaded in time must be equal

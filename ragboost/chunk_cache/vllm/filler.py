@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, RowPace, advance, fill_steps
+from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.model.pace import Pace, advance
 from ragboost.chunk_cache.model.paged_cache import PagedLayer
 from ragboost.chunk_cache.model.ranks import Ranks
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -79,7 +80,7 @@ class ChunkFiller:
         self._waiting: dict[str, PromptFill] = {}  # paced, in the order of their arrival
         self._steps: FillSteps | None = None  # of the first of them, once it has begun
         self.backend = make_backend(settings.backend)
-        self._pace = RowPace(int(config.scheduler_config.max_num_batched_tokens))
+        self._pace = Pace(int(config.scheduler_config.max_num_batched_tokens))
 
     def take_dropped(self) -> list[str]:
         """Return nothing: the scheduler's side and this one share the store."""

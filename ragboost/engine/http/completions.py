@@ -175,7 +175,7 @@ class CompletionService:
         count, reason = 0, None
         try:
             while reason is None:
-                token, reason, cached, reused = await outputs.get()
+                token, reason, cached, origins = await outputs.get()
                 if token is None:
                     raise ApiError("the engine failed", status=500, code="internal_error")
                 count += 1
@@ -187,7 +187,7 @@ class CompletionService:
                 if count == 1:
                     self.metrics.ttft.observe(time.perf_counter() - begin)
                 self.metrics.generated_tokens.inc()
-                yield TextPiece(text, reason, count, cached, reused)
+                yield TextPiece(text, reason, count, cached, origins)
         finally:
             self.engine.abort(request)  # no effect if it has ended by itself
             self.metrics.finished.labels(reason or "abort").inc()

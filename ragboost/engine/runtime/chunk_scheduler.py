@@ -1,4 +1,4 @@
-"""Chunk reuse in the engine: fill prompts from stored chunks, and store the chunks of computed ones.
+"""Chunk reuse in the engine: fill prompts from stored chunks, and store the chunks they compute.
 
 Knows requests and stored chunks. Does not know how steps are planned. Belongs to the engine thread.
 """

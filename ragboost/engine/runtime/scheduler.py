@@ -137,7 +137,7 @@ class Scheduler:
                 self.store.look_ahead(self.waiting)
             for (request, positions), logits in self._forward(plan.rows):
                 with _failing_alone(request):
-                    request.mark_computed(positions)
+                    request.num_computed = int(positions[-1]) + 1
                     self.store.save(request)
                     if logits is not None:
                         is_first = len(request.token_ids) == request.num_prompt_tokens

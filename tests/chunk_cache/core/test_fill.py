@@ -39,9 +39,7 @@ def plan(
 def fill(
     adapter: ModelAdapter, planned: PromptPlan, *, prefix: ChunkKV | None = None, rows: int = 1000
 ) -> FilledPrompt:
-    return at_once(
-        fill_steps(adapter, planned, prefix=prefix, backend=None, pace=Pace(rows))
-    )
+    return at_once(fill_steps(adapter, planned, prefix=prefix, backend=None, pace=Pace(rows)))
 
 
 def logits_after(adapter: ModelAdapter, planned: PromptPlan, filled: FilledPrompt) -> torch.Tensor:

@@ -72,7 +72,10 @@ def test_cacheblend_scores_with_the_change_of_layer_1(
     keys = (new.keys - old.keys).square().sum((0, 1, 3))[view.candidates]
     values = (new.values - old.values).square().sum((0, 1, 3))[view.candidates]
 
-    got = at_once(make_policy("cacheblend").score(view)), at_once(make_policy("cacheblend-v").score(view))
+    got = (
+        at_once(make_policy("cacheblend").score(view)),
+        at_once(make_policy("cacheblend-v").score(view)),
+    )
 
     torch.testing.assert_close(got[0], keys, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(got[1], values, atol=1e-5, rtol=1e-4)
@@ -83,7 +86,9 @@ def test_cacheblend_scores_with_the_change_of_layer_1(
 def test_a_policy_that_computes_layer_1_of_all_tokens_leaves_no_stale_kv_in_it(
     reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor], policy: str, *, can_resume: bool
 ) -> None:
-    other = ChunkReuse(ModelAdapter(reuse.adapter.model), reuse.store, identity=reuse.library.identity)
+    other = ChunkReuse(
+        ModelAdapter(reuse.adapter.model), reuse.store, identity=reuse.library.identity
+    )
     other.adapter.can_resume = can_resume
     result = other.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.05)
     assert result.counts.reused > 0

@@ -12,7 +12,7 @@ from ragboost.chunk_cache.core.fill import FilledPrompt, RowPace, advance, fill_
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.sglang.planner import ReusePlanner, ReusingRequest
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import learn, make_library, make_request
@@ -75,7 +75,7 @@ class Bench:
         request = self.find(req)
         plan = self.planner.plan(request)
         assert isinstance(plan, PromptPlan)
-        filled = fill_prompt(self.adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+        filled = at_once(fill_steps(self.adapter, plan, prefix=None, backend=None))
         self.planner.filled(request, plan, filled)
         return filled
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ragboost.chunk_cache.core.fill import fill_prompt
+from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.vllm.planner import ChunkPlanner
 from ragboost.chunk_cache.vllm.work import StepWork
 from tests.chunk_cache.families import build_adapter, make_prompt
@@ -85,7 +85,7 @@ class Bench:
         for fill in work.fills:
             plan = fill.plan
             prefix = exact_prefix(self.adapter, plan.tokens[: plan.held]) if plan.held else None
-            filled = fill_prompt(self.adapter, plan, prefix=prefix, backend=None, pace=AT_ONCE)
+            filled = at_once(fill_steps(self.adapter, plan, prefix=prefix, backend=None))
             self.filler.outcomes[fill.request_id] = filled.counts
 
     def finish(self, request: EngineRequest) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from ragboost.chunk_cache.core.measure import relative_change
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.core.measure import relative_change
 from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.chunk_cache.store.tiered import TieredStore
 from research.craft.change import kv_change

@@ -39,6 +39,10 @@ class ListStore:
             clock=time.monotonic,
         )
 
+    @property
+    def version(self) -> int:
+        return self._tier.version
+
     def __contains__(self, key: str) -> bool:
         return key in self._tier
 

@@ -15,7 +15,7 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.model.ranks import Ranks, together
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.vllm.filler import ChunkFiller
 from ragboost.chunk_cache.vllm.ranks.report import (
     CapturedChunk,
@@ -81,7 +81,7 @@ class RankFiller(ChunkFiller):
             logger.warning("several workers keep chunks in memory only, not in `directory`")
         # The scheduler's side bounds the store; twice as much leaves room for a step's chunks, and
         # bounds what is left of a report that got lost.
-        return ChunkStore(capacity_bytes=2 * settings.host_bytes)
+        return TieredStore(host_bytes=2 * settings.host_bytes)
 
     def _with_kv(self, fill: PromptFill) -> PromptFill | None:
         """Return a filling with this rank's KV in its plan; None if it fails on a rank."""
