@@ -39,27 +39,16 @@ TUNED = "ragboost_dependency"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to serve.
+    """A model that is ready to serve."""
 
-    Attributes:
-        name: in the API.
-        runner: computes its forwards.
-        tokenizer: with its chat template.
-        stop_ids: tokens that end a generation.
-        graphs: lays out prompts with graphs.
-        depcache: computes them; None: graphs are written out as text.
-        adapter: computes reused chunks; None: chunks cannot be reused.
-        reuse_refusal: why chunks cannot be reused; None: they can.
-    """
-
-    name: str
-    runner: ModelRunner
-    tokenizer: ChatTokenizer
-    stop_ids: frozenset[int]
-    graphs: GraphPrompts
-    depcache: DepCache | None = None
-    adapter: ModelAdapter | None = None
-    reuse_refusal: str | None = None
+    name: str  # in the API
+    runner: ModelRunner  # computes its forwards
+    tokenizer: ChatTokenizer  # with its chat template
+    stop_ids: frozenset[int]  # tokens that end a generation
+    graphs: GraphPrompts  # lays out prompts with graphs
+    depcache: DepCache | None = None  # computes them; None: graphs are written out as text
+    adapter: ModelAdapter | None = None  # computes reused chunks; None: chunks cannot be reused
+    reuse_refusal: str | None = None  # why chunks cannot be reused; None: they can
 
 
 def load_model(settings: EngineSettings) -> LoadedModel:

@@ -26,24 +26,17 @@ from research.craft.variants import Variant, VariantChoice, Variants
 
 @dataclass(frozen=True, slots=True)
 class CraftPrefill:
-    """A prompt that is ready for decoding.
+    """A prompt that is ready for decoding."""
 
-    Attributes:
-        plan: the inference plan.
-        prefill: the result; it counts tokens that were computed in the first layer.
-        focused: indices of the chunks that the question focuses on; None if not settled, or if
-            `early_stop` is off.
-        stopped_after: layer after which the other chunks were not computed, from 1; None: all were.
-        num_saved: tokens x layers that this saved.
-        num_new: number of new variants.
-    """
-
-    plan: InferencePlan
-    prefill: Prefill
+    plan: InferencePlan  # the inference plan
+    prefill: Prefill  # the result; it counts tokens that were computed in the first layer
+    # indices of the chunks that the question focuses on; None if not settled, or if `early_stop` is
+    # off
     focused: frozenset[int] | None
+    # layer after which the other chunks were not computed, from 1; None: all were
     stopped_after: int | None
-    num_saved: int
-    num_new: int
+    num_saved: int  # tokens x layers that this saved
+    num_new: int  # number of new variants
 
 
 class PlannedTokens(SelectionPolicy):
@@ -120,9 +113,6 @@ class CraftReuse:
         Args:
             system, chunks, question: token ids; the question has at least one.
             learn: count the use of variants, and store new ones.
-
-        Raises:
-            ChunkCacheError: an empty question.
         """
         self.reuse.precompute(system, [])
         plan, stored = self.plan_with_kv(system, chunks, question)

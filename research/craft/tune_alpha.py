@@ -35,7 +35,6 @@ def run(
     """Tune, and return a table or JSON.
 
     Raises:
-        ConfigError: a path does not exist.
         ChunkCacheError: no case is left to tune on, or an alpha is negative.
         RequestError: an invalid line of the data.
         UnsupportedModelError: KV of the model cannot be reused.

@@ -21,7 +21,6 @@ class Forest:
 
     Attributes:
         parents: parent of each node, or ROOT.
-        sizes: tokens of each node.
     """
 
     def __init__(self) -> None:
@@ -69,9 +68,6 @@ class CacheTree:
     """A bounded cache over a forest.
 
     Args:
-        forest: the nodes.
-        policy: ranks the leaves for eviction.
-        capacity: capacity in tokens.
         cost: prefill cost, for policies that use it.
     """
 

@@ -57,10 +57,7 @@ def fill_steps(
     """Assemble the stored KV of a prompt and compute its missing and selected tokens.
 
     Args:
-        model: the model.
-        plan: what to reuse.
         prefix: KV of the first `plan.held` tokens; None if there are none, or if `into` has them.
-        backend: attention backend.
         pace: length of the pieces, one per step; None: few and long ones.
         policy: selects the tokens to recompute; None: that of the request.
         observe: observer of the pass that computes the prompt, whose rows are not split then.
@@ -149,13 +146,7 @@ def filled_error(
     the largest value: what fails here, on a new kind of device say, would fail for every request.
 
     Args:
-        model: the engine's model.
-        tokens: token ids of a prompt.
         computed: its KV as the engine computes it, on the model's device.
-        backend: attention backend of the recomputation.
-
-    Raises:
-        UnsupportedModelError: nothing was reused.
     """
     # 0        start                stop      len(tokens)
     # | missing | stored, half of it | missing |

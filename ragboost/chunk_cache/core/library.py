@@ -20,7 +20,6 @@ class ChunkLibrary:
     """Chunk KV of one model, by content.
 
     Args:
-        store: store of the KV.
         identity: everything besides the tokens that determines the KV.
         regime: identity of the model's RoPE frequencies.
         model: checks what is found; None where it is in other processes.
@@ -54,10 +53,7 @@ class ChunkLibrary:
         """Return the chunks that a model has computed with its present weights.
 
         Args:
-            model: the model.
-            store: store of the KV.
             identity: None: that of the model's weights and dtype.
-            recipes: see the class.
         """
         if identity is None:
             dtype = str(model.dtype).removeprefix("torch.")
@@ -100,11 +96,6 @@ class ChunkLibrary:
     def find(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> ChunkKV | None:
         """Return stored KV of these tokens: prepared KV before plain KV, but plain KV, which is
         exact there, directly behind the beginning of a prompt.
-
-        Args:
-            key: key of the plain KV.
-            tokens: token ids of the chunk.
-            is_first: no other chunk precedes it.
         """
         for each in self.keys(key, tokens, is_first=is_first):
             kv = self._get(each, tokens)
@@ -127,11 +118,6 @@ class ChunkLibrary:
     def add(self, key: str, kv: ChunkKV, *, is_first: bool) -> bool:
         """Store a chunk. KV that was computed directly after the beginning of a prompt replaces KV
         that has seen other chunks.
-
-        Args:
-            key: the chunk's key.
-            kv: its KV.
-            is_first: no other chunk preceded it.
         """
         self.store.put(key, kv)
         if is_first:
@@ -183,8 +169,6 @@ def is_exact(kv: ChunkKV, tokens: Sequence[int], start: int, *, regime: str) -> 
 
     Args:
         kv: KV of the tokens from `start` on.
-        tokens: token ids of the prompt.
-        start: position of the chunk.
         regime: identity of the RoPE frequencies in the prompt.
     """
     if kv.exact_after is None or kv.base != start or kv.regime != regime:

@@ -39,9 +39,7 @@ def measure_last_chunk(
     10; FusionRAG eq. 10). Its KV in the assembly is replaced.
 
     Args:
-        model: the model.
         assembly: the prompt, with the stored KV of that chunk, and KV for every token before it.
-        backend: attention backend.
     """
     number = len(assembly.chunks) - 1
     start, stop = assembly.chunks[number]
@@ -61,7 +59,6 @@ def relative_change(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) ->
 
     Args:
         old: tensors of (1, heads, tokens, head_dim).
-        new: likewise.
     """
     total = torch.zeros(old[0].shape[2], device=old[0].device)
     for before, after in zip(old, new, strict=True):

@@ -23,47 +23,28 @@ _EXACT, _APPROX = "exact", "approx"
 
 
 class ReuseOptions(NamedTuple):
-    """Options of approximate chunk reuse.
+    """Options of approximate chunk reuse."""
 
-    Attributes:
-        policy: selects the reused tokens to recompute, one of `POLICIES`.
-        ratio: recompute ratio, from 0 to 1.
-        tenant: stored chunks are shared with requests of the same one; empty: of none.
-    """
-
-    policy: str = DEFAULT_POLICY
-    ratio: float = DEFAULT_RATIO
-    tenant: str = ""
+    policy: str = DEFAULT_POLICY  # selects the reused tokens to recompute, one of `POLICIES`
+    ratio: float = DEFAULT_RATIO  # recompute ratio, from 0 to 1
+    tenant: str = ""  # stored chunks are shared with requests of the same one; empty: of none
 
 
 class ReuseDefaults(NamedTuple):
-    """Chunk reuse of requests that do not ask for it.
+    """Chunk reuse of requests that do not ask for it."""
 
-    Attributes:
-        is_approx: they reuse chunks.
-        options: policy and ratio, unless a request gives them.
-        refusal: why this engine cannot reuse chunks; None: it can.
-        policies: names that requests may give.
-    """
-
-    is_approx: bool = False
-    options: ReuseOptions = ReuseOptions()
-    refusal: str | None = None
-    policies: Sequence[str] = tuple(POLICIES)
+    is_approx: bool = False  # they reuse chunks
+    options: ReuseOptions = ReuseOptions()  # policy and ratio, unless a request gives them
+    refusal: str | None = None  # why this engine cannot reuse chunks; None: it can
+    policies: Sequence[str] = tuple(POLICIES)  # names that requests may give
 
 
 class ChunkPosition(NamedTuple):
-    """Position of a chunk in the text of a message.
+    """Position of a chunk in the text of a message."""
 
-    Attributes:
-        message: its number; 0 for a prompt.
-        start: first character, or first token of a prompt of ids.
-        stop: the one after the last.
-    """
-
-    message: int
-    start: int
-    stop: int
+    message: int  # its number; 0 for a prompt
+    start: int  # first character, or first token of a prompt of ids
+    stop: int  # the one after the last
 
 
 def read_options(given: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOptions | None:
@@ -71,7 +52,6 @@ def read_options(given: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOpti
 
     Args:
         given: the `ragboost` object.
-        defaults: of the engine.
 
     Raises:
         RequestError: `reuse` or `tenant` is malformed, or this engine cannot reuse chunks.

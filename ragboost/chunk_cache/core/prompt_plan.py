@@ -28,11 +28,11 @@ of the missing ones twice."""
 class PromptPlan:
     """The reuse of chunks in one prompt."""
 
-    # 0           held                 approximate                   stop        question   len(tokens)
-    # |  engine's  |  exact chunks       |  reused and recomputed      |  the engine computes  |
-    # |  prefix    |  copied, missing    |  chunks, missing tokens     |  as ever              |
-    # |            |  tokens computed    |  computed                   |                       |
-    # |                 exact KV         |        approximate KV       |    over approximate KV|
+    # 0           held                approximate                 stop      question     len(tokens)
+    # |  engine's  |  exact chunks      |  reused and recomputed    |  the engine computes   |
+    # |  prefix    |  copied, missing   |  chunks, missing tokens   |  as ever               |
+    # |            |  tokens computed   |  computed                 |                        |
+    # |  exact KV                       |  approximate KV                                    |
 
     request: EngineChunkRequest
     tokens: list[int]  # of the whole prompt
@@ -57,12 +57,12 @@ class PromptPlan:
     def counts(self) -> TokenOrigins:
         """Expected report of a filling; without blocks of tokens, which are chosen as a whole."""
         exact, approximate = self.held, 0
-        for (start, stop), kv, is_exact in zip(
+        for (start, stop), kv, is_copied in zip(
             self.request.chunks, self.stored, self.exact, strict=True
         ):
             count = 0 if kv is None else stop - max(start, self.held)
-            exact += count if is_exact else 0
-            approximate += 0 if is_exact else count
+            exact += count if is_copied else 0
+            approximate += 0 if is_copied else count
         chosen = budget(make_policy(self.request.policy).ratio(self.request.ratio), approximate)
         computed = len(self.tokens) - exact - approximate
         return TokenOrigins(exact, approximate - chosen, chosen, computed)
@@ -104,11 +104,8 @@ def plan_prompt(
     `held` and the library's `version` are.
 
     Args:
-        request: its chunks and options.
-        tokens: its token ids.
         held: leading tokens whose KV the engine holds.
         keys: see `find_chunks`.
-        library: the stored chunks.
     """
     if max((end for _, end in request.chunks), default=0) <= held:
         return "prefix_hit"
@@ -150,8 +147,6 @@ def plan_stored(
     """Return the plan of a prompt that reuses this KV, whether that is worth it or not.
 
     Args:
-        request: its chunks and options.
-        tokens: its token ids.
         held: leading tokens whose KV the engine holds.
         stored: KV of each chunk; None: it is computed.
         regime: identity of the RoPE frequencies in the prompt.
@@ -188,7 +183,6 @@ def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
 
     Args:
         plan: the plan, which begins at the end of a page.
-        page_size: tokens per page.
     """
     stop = plan.stop // page_size * page_size
     if stop == plan.stop:

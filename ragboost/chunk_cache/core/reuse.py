@@ -54,7 +54,6 @@ class ChunkReuse:
     Safe to use from several threads: a request writes only to its own cache.
 
     Args:
-        adapter: the model.
         store: store of the chunk KV; several engines may share one.
         identity: everything besides the tokens that determines the KV; None: the adapter's weights
             and dtype.
@@ -121,7 +120,6 @@ class ChunkReuse:
         Args:
             system: token ids of the system prompt.
             neighbours: KV of the chunks before it, in order.
-            own: KV of the chunk alone.
 
         Returns:
             The prompt, and the KV of the chunk in it.
@@ -157,9 +155,6 @@ class ChunkReuse:
         computing.
 
         Args:
-            system: token ids.
-            chunks: token ids of each.
-            question: at least one token id.
             policy: selects the reused tokens to recompute; an instance or a name.
             ratio: share of the approximate tokens to recompute, 0 to 1.
             granularity: block size of the selection in tokens; 1: single tokens.
@@ -226,11 +221,9 @@ class ChunkReuse:
 
         Args:
             cache: KV of the prompt, with slot and position equal.
-            tokens: token ids of the prompt.
             chunks: positions of those that are not stored.
             num_system: leading tokens that are the system prompt.
             num_exact: leading tokens whose KV is that of an ordinary forward pass.
-            tenant: whose requests share them.
 
         Returns:
             The number of stored chunks.

@@ -21,31 +21,21 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class EngineChunkSettings:
-    """Settings of chunk reuse inside an engine.
+    """Settings of chunk reuse inside an engine."""
 
-    Attributes:
-        reuse: `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not.
-        host_bytes: capacity of the store in host memory.
-        directory: folder of the store's disk tier; empty for none.
-        disk_bytes: capacity of the disk tier.
-        eviction: eviction policy of the store, see `EVICTION_POLICIES`.
-        policy, ratio, granularity: selection for requests that do not name one.
-        step_tokens: maximum tokens that reuse computes in one step of the engine, beside the
-            scheduler's own; 0: as many as the scheduler's. A prompt that needs more is filled over
-            several steps.
-        backend: attention backend of the recomputation, see `BACKENDS`.
-    """
-
+    # `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not
     reuse: str = "exact"
-    host_bytes: int = 4 * _GIB
-    directory: str = ""
-    disk_bytes: int = 64 * _GIB
-    eviction: str = "heat"
-    policy: str = DEFAULT_POLICY
+    host_bytes: int = 4 * _GIB  # capacity of the store in host memory
+    directory: str = ""  # folder of the store's disk tier; empty for none
+    disk_bytes: int = 64 * _GIB  # capacity of the disk tier
+    eviction: str = "heat"  # eviction policy of the store, see `EVICTION_POLICIES`
+    policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
     granularity: int = 1
+    # maximum tokens that reuse computes in one step of the engine, beside the scheduler's own; 0:
+    # as many as the scheduler's. A prompt that needs more is filled over several steps
     step_tokens: int = 0
-    backend: str = "tiled"
+    backend: str = "tiled"  # attention backend of the recomputation, see `BACKENDS`
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> "EngineChunkSettings":

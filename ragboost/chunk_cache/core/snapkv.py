@@ -68,7 +68,6 @@ def evict(
     highest pooled attention. Layers with a sliding window are not shortened.
 
     Args:
-        cache: cache of the prefilled prompt.
         window: observer of the pass that filled it.
         documents: positions (start, stop) between system prompt and question.
         capacity: tokens, at least those of system prompt and question.

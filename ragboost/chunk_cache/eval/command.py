@@ -35,7 +35,6 @@ def run(
     """Evaluate, and return a table or JSON.
 
     Raises:
-        ConfigError: a path does not exist.
         ChunkCacheError: an unknown policy or an invalid ratio.
         RequestError: an invalid line of the data.
         UnsupportedModelError: KV of the model cannot be reused.

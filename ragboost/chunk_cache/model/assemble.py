@@ -95,9 +95,6 @@ def assemble(
     Stored KV is not modified.
 
     Args:
-        model: the model.
-        spans: spans with their stored KV.
-        length: tokens of the prompt.
         into: cache of this length to fill; None: a new one.
         num_held: leading slots of `into` to leave unchanged.
     """
@@ -144,10 +141,8 @@ def extract(
     """Return a copy of the KV of the tokens [start, stop) of a computed prompt.
 
     Args:
-        model: the model.
         cache: KV of the prompt, with slot and position equal.
         tokens: token ids of the whole prompt.
-        start, stop: positions.
         is_exact: the KV equals that of an ordinary forward pass over the prompt.
     """
     return ChunkKV(

@@ -38,11 +38,6 @@ class NestedModel(ReusableModel):
     """An engine's model as one that can compute selected tokens.
 
     Args:
-        model: the engine's model.
-        shapes: its attention layers in order.
-        vocabulary: number of token ids.
-        dtype: dtype of keys and values.
-        device: device of the model.
         ranks: the processes that hold the model together.
 
     Raises:
@@ -95,10 +90,7 @@ class NestedModel(ReusableModel):
         """Return the attention of a layer's rows, (rows, heads * value_dim), over the cache.
 
         Args:
-            number: number of the layer.
             query, key, value: of the rows, (rows, heads * dim) or (rows, heads, dim).
-            cache: takes the rows' KV.
-            plan: the pass.
         """
         layer = self.shapes[number]
         keys, values = cache.layers[number].update(

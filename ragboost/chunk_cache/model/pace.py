@@ -35,7 +35,6 @@ class Pace:
         complete by then, so that the result is the same.
 
         Args:
-            rows: positions.
             share: share of the model that the rows pass through; pieces are longer by 1 / share.
         """
         start = 0
@@ -59,7 +58,6 @@ def advance(steps: Steps[T], pace: Pace, *, rows: int | None) -> T | None:
     """Continue a computation for about this many rows; return its result once it has ended.
 
     Args:
-        steps: the computation.
         pace: the one that it was begun with.
         rows: None: to its end.
     """

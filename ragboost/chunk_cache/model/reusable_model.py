@@ -67,7 +67,6 @@ class ReusableModel(ABC):
             ids: token ids, (rows,).
             positions: their positions for RoPE, (rows,).
             cache: KV of the prompt, prepared for writing the rows.
-            plan: the pass.
         """
 
     @abstractmethod

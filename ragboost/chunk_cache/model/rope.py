@@ -22,12 +22,9 @@ LAYOUTS: tuple[RotaryLayout, ...] = ("half", "interleaved", "none")
 
 @dataclass(frozen=True, slots=True)
 class Frequencies:
-    """The RoPE frequencies of one kind of layer, in radians per position, for one length regime.
+    """The RoPE frequencies of one kind of layer, in radians per position, for one length regime."""
 
-    Attributes:
-        inverse: (pairs,) float64. Dynamic NTK and LongRoPE change it with the sequence length.
-    """
-
+    # (pairs,) float64. Dynamic NTK and LongRoPE change it with the sequence length
     inverse: torch.Tensor
 
     @property
@@ -65,7 +62,6 @@ def rotate(
     Args:
         keys: (..., tokens, head_dim).
         cos, sin: cosine and sine of the angles, (tokens, pairs), float32.
-        layout: pairing of the dimensions.
     """
     if layout == "none":
         return keys
@@ -140,10 +136,7 @@ def find_layouts(
 
     Args:
         before, after: by layer, keys of the same text from position 0 and from `shift` on.
-        frequencies: by layer.
         shift: positions that the text was moved by.
-        tolerance: greatest relative error.
-        model: name for errors.
 
     Raises:
         UnsupportedModelError: no layout moves the keys of a layer.

@@ -16,38 +16,23 @@ from ragboost.errors import ChunkCacheError
 
 @dataclass(frozen=True, slots=True)
 class CorpusChunk:
-    """A document as token ids.
+    """A document as token ids."""
 
-    Attributes:
-        document: identity in the corpus, independent of its text.
-        tokens: token ids as in the prompts.
-    """
-
-    document: str
-    tokens: tuple[int, ...]
+    document: str  # identity in the corpus, independent of its text
+    tokens: tuple[int, ...]  # token ids as in the prompts
 
 
 @dataclass(slots=True)
 class PrecomputeOutcome:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        num_computed: chunks computed by this run.
-        num_stale: those of them whose text or neighbours had changed.
-        num_current: chunks that were up to date.
-        num_removed: documents that were removed from the corpus and so from the disk.
-        num_tokens: tokens of the computed chunks.
-        seconds: duration of computing and writing.
-        num_lost: chunks whose KV was evicted since the capacity is too small for all.
-    """
-
-    num_computed: int = 0
-    num_stale: int = 0
-    num_current: int = 0
-    num_removed: int = 0
-    num_tokens: int = 0
-    seconds: float = 0.0
-    num_lost: int = 0
+    num_computed: int = 0  # chunks computed by this run
+    num_stale: int = 0  # those of them whose text or neighbours had changed
+    num_current: int = 0  # chunks that were up to date
+    num_removed: int = 0  # documents that were removed from the corpus and so from the disk
+    num_tokens: int = 0  # tokens of the computed chunks
+    seconds: float = 0.0  # duration of computing and writing
+    num_lost: int = 0  # chunks whose KV was evicted since the capacity is too small for all
 
 
 def precompute(
@@ -65,8 +50,6 @@ def precompute(
 
     Args:
         reuse: the model, with a store for plain KV during the run.
-        disk: destination of the KV.
-        catalog: the prepared documents.
         system: token ids of the system prompt that will precede the chunks.
         chunks: the corpus; documents with equal tokens share KV.
         neighbours: for each chunk, indices in the corpus, the closest last.

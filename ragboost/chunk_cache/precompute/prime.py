@@ -21,9 +21,6 @@ def prime(
     returned KV is not stored; missing plain KV is computed and stored.
 
     Args:
-        reuse: the model and its store.
-        system: token ids.
-        chunk: at least one token id.
         neighbours: token ids of each, the most similar last, next to the chunk; none: plain KV.
 
     Returns:

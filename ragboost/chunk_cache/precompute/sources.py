@@ -28,17 +28,11 @@ from ragboost.types import DocumentId
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The source of neighbours: at most one; BM25 if there is none.
+    """The source of neighbours: at most one; BM25 if there is none."""
 
-    Attributes:
-        vectors: .npy file of (documents, dimension), in the order of the corpus.
-        edges: JSONL file of {"source", "target", "weight"} by document id.
-        trace: JSONL file of requests with `doc_ids`.
-    """
-
-    vectors: Path | None = None
-    edges: Path | None = None
-    trace: Path | None = None
+    vectors: Path | None = None  # .npy file of (documents, dimension), in the order of the corpus
+    edges: Path | None = None  # JSONL file of {"source", "target", "weight"} by document id
+    trace: Path | None = None  # JSONL file of requests with `doc_ids`
 
 
 def find_neighbours(corpus: Corpus, sources: Sources, *, top_n: int) -> Neighbours:

@@ -40,11 +40,7 @@ class SelectionPolicy(ABC):
         """Return the positions of the tokens to recompute, ascending.
 
         Args:
-            model: the model.
-            assembly: the prompt.
-            ratio: the requested recompute ratio.
             granularity: block size of the selection, see `choose`.
-            backend: attention backend.
             pace: length of the pieces; None: everything in one.
         """
         num_tokens, candidates = self.num_tokens(assembly, ratio), assembly.candidates
@@ -77,11 +73,7 @@ def budget(ratio: float, num_candidates: int) -> int:
 def require_measured(
     assembly: Assembly, measure: Literal["sensitivity", "influence"], *, policy: str
 ) -> None:
-    """Check that a measure is stored with every chunk that has candidates.
-
-    Raises:
-        ChunkCacheError: a chunk lacks it.
-    """
+    """Check that a measure is stored with every chunk that has candidates."""
     is_candidate = assembly.source == TokenSource.APPROXIMATE
     stored = assembly.stored or [None] * len(assembly.chunks)
     for number, ((start, stop), kv) in enumerate(zip(assembly.chunks, stored, strict=True)):
@@ -99,9 +91,7 @@ def choose(
     """Return the positions of the best candidates, ascending. Ties go to the earlier token.
 
     Args:
-        assembly: the prompt.
         scores: scores of its candidates, (candidates,).
-        num_tokens: number of positions.
         granularity: block size in tokens, counted from the start of each chunk. A block has the
             score of its best token and is chosen if at least half of it fits; 1: single tokens.
     """

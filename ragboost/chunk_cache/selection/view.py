@@ -42,10 +42,7 @@ class SelectionView:
     """One request before its recomputation.
 
     Args:
-        model: the model.
         assembly: the prompt with its reused KV.
-        budget: number of tokens to recompute.
-        backend: attention backend.
         pace: length of the pieces; None: everything in one.
 
     Attributes:
@@ -237,7 +234,6 @@ def attention_mass(
     """Return the attention of the last rows to each key, summed over heads and rows, (keys,).
 
     Args:
-        inputs: attention inputs of one layer.
         num_rows: number of the last rows; None: all.
         first, last: range [first, last) of the keys in the softmax.
     """

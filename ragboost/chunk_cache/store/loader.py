@@ -21,7 +21,6 @@ class ChunkLoad:
     """The load of one chunk, queued or running.
 
     Args:
-        key: key of the chunk.
         group: ascending number of the request that the chunk is loaded for.
         is_awaited: a request is blocked on the load, which therefore must not take longer than
             computing; False for a prefetch.
@@ -75,8 +74,6 @@ class Loader:
     """Two loading threads, so that a long load does not block a request that waits for a short one.
 
     Args:
-        disk: the directory of the files.
-        device: device of the loaded tensors.
         speeds: records every load, and decides whether one is worthwhile.
         done: called in a loader thread for every finished load with its chunk, None if it failed.
     """

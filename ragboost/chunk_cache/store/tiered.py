@@ -32,14 +32,12 @@ class TieredStore:
     share the disk tier.
 
     Args:
-        host_bytes: capacity in host memory.
         disk: tier that all KV is written to in the background; None: KV evicted from memory is
             dropped.
         accelerator_bytes: capacity on `device`; 0: use host memory only.
         device: device of the KV returned by `get`.
         speeds: initial estimates of the speeds of loading and computing.
         make_policy: returns the eviction policy of a memory tier.
-        clock: returns seconds.
 
     Attributes:
         num_hits, num_misses: outcomes of `get`.

@@ -37,7 +37,6 @@ def make_app(*, has_docs: bool = True, **options: Any) -> EngineApp:
 
     Args:
         has_docs: whether to serve `/openapi.json` and `/docs`.
-        options: for FastAPI.
     """
     app = EngineApp(
         title="RAGBoost engine",

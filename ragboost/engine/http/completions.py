@@ -37,14 +37,11 @@ class CompletionService:
     """Answers completion requests with one engine.
 
     Args:
-        engine, loaded: the engine and its model.
         reuse, keep_tokens: defaults of chunk reuse, see `Prompts`.
         default_max_tokens: for chat requests without `max_tokens`.
-        max_body_bytes: larger bodies are rejected.
 
     Attributes:
         prompts: builds prompts; call it through `in_thread`.
-        metrics: of the engine.
     """
 
     def __init__(

@@ -23,8 +23,6 @@ class Prompts:
     """Builds the prompts of one model.
 
     Args:
-        loaded: the model.
-        reuse: defaults of chunk reuse.
         keep_tokens: tokens that remain of a prompt with chunk reuse, unless a request says; None:
             all.
     """

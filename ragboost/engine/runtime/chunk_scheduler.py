@@ -31,12 +31,8 @@ class PlannedFilling(NamedTuple):
 class ChunkScheduler(PromptFiller[PlannedFilling | None]):
     """Runs chunk reuse between the steps of one engine.
 
-    Args:
-        reuse: the model's chunks.
-
     Attributes:
         totals: prompt tokens of requests with chunk reuse by origin, since the start.
-        num_stored: chunks stored since then.
         num_evicted: prompt tokens evicted before decoding since then.
     """
 

@@ -23,7 +23,6 @@ class Engine:
         publish: called in the engine thread with the cache events of each step.
 
     Attributes:
-        runner, store, chunk_scheduler: those of the scheduler.
         max_pending: requests that may run or wait.
     """
 

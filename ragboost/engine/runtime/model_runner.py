@@ -34,8 +34,6 @@ class ModelRunner:
 
     Attributes:
         layout: shapes of the model's KV cache.
-        max_length: as above, resolved.
-        vocab_size: width of the logits.
 
     Raises:
         ConfigError: the model's attention cannot be computed over packed segments.
@@ -77,7 +75,6 @@ class ModelRunner:
         """Return rows of a request whose other positions, up to the last row, are in `kv`.
 
         Args:
-            token_ids: of the rows.
             kv: of the request; grows as needed.
             start: position of the first row, if they are consecutive.
             positions: of the rows, (rows,), ascending; None: consecutive from `start` on.

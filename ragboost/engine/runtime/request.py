@@ -29,12 +29,8 @@ class EngineRequest:
     """A generation request inside the engine.
 
     Args:
-        prompt: at least one token.
-        params: sampling parameters.
         emit: called with each output, in the engine thread.
-        stop_ids: tokens that end the generation.
         salt: namespace in the prefix cache and the chunk store (`cache_salt`).
-        session_id: copied to the cache events.
 
     Attributes:
         num_computed: leading tokens whose KV is in `kv`, always below `len(token_ids)`.
@@ -119,7 +115,6 @@ class EngineRequest:
         Args:
             start: the position, at most that of the last token.
             origins: the tokens of the prompt by origin.
-            exact_until: see the attribute.
         """
         self.is_filling, self.num_computed, self._filled = False, start, origins
         self.cached_tokens, self.exact_until = origins.exact, exact_until

@@ -62,16 +62,9 @@ class Scheduler:
 
     Args:
         runner, store: the model and its prefix cache.
-        max_running: maximum requests in a batch.
         max_running_tokens: maximum tokens of KV that they may need, prompts and answers. A request
             that needs more runs by itself.
-        max_step_tokens: tokens computed in one step.
         chunk_scheduler, graph_runner: fill prompts; None: no request may ask for it.
-
-    Attributes:
-        runner, store, max_running, max_running_tokens, chunk_scheduler: as above.
-        waiting: requests not yet started.
-        running: started requests.
     """
 
     def __init__(

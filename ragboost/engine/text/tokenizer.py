@@ -52,7 +52,6 @@ class ChatTokenizer:
         """Render a conversation with the model's chat template.
 
         Args:
-            messages: with string contents.
             documents: objects with `title`, `text` and whatever else the template reads.
             template_kwargs: further variables of the template. `add_generation_prompt` defaults to
                 true unless the last message is continued.
@@ -85,10 +84,6 @@ class TextStream:
 
     Text is held back while it may belong to a stop string or an unfinished character, so that the
     pieces joined are exactly the text decoded at once.
-
-    Args:
-        tokenizer: of the model.
-        stop: strings that end the text.
 
     Attributes:
         is_stopped: whether a stop string was found; the text ends before it.

@@ -1,6 +1,5 @@
 """Chunks are reused between requests of one engine; nothing approximate reaches exact requests."""
 
-import threading
 from collections.abc import Iterator
 
 import pytest

@@ -27,20 +27,15 @@ Flash = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class RowTile(NamedTuple):
-    """Some rows and the keys they see.
+    """Some rows and the keys they see."""
 
-    Attributes:
-        rows: the rows of the tile.
-        keys: keys up to that of the last row.
-        first: keys before this one are visible to all rows and attended to separately; equal to
-            `keys.start` if there are none.
-        mask: over the keys from `first` on: (rows, keys) bool, or (rows of a KV head, keys) added
-            to the scores if the tile is split.
-    """
-
-    rows: slice
-    keys: slice
+    rows: slice  # the rows of the tile
+    keys: slice  # keys up to that of the last row
+    # keys before this one are visible to all rows and attended to separately; equal to `keys.start`
+    # if there are none
     first: int
+    # over the keys from `first` on: (rows, keys) bool, or (rows of a KV head, keys) added to the
+    # scores if the tile is split
     mask: torch.Tensor
 
 
