@@ -51,6 +51,17 @@ class ReuseDefaults(NamedTuple):
     refusal: str | None = None
     policies: Sequence[str] = tuple(POLICIES)
 
+    def describe(self) -> dict[str, Any]:
+        """Return the answer of `/chunk_reuse`."""
+        return {
+            "is_possible": self.refusal is None,
+            "refusal": self.refusal,
+            "default": "approx" if self.is_approx else "exact",
+            "policy": self.options.policy,
+            "ratio": self.options.ratio,
+            "policies": list(self.policies),
+        }
+
 
 class ChunkPosition(NamedTuple):
     """Position of a chunk in the text of a message.

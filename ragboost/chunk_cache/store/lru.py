@@ -24,6 +24,7 @@ class ChunkStore:
             raise ChunkCacheError(f"capacity_bytes must be at least 1, got {capacity_bytes}")
         self.capacity_bytes = capacity_bytes
         self.size_bytes = 0
+        self.version = 0
         self.num_hits = 0
         self.num_misses = 0
         self._chunks: OrderedDict[str, ChunkKV] = OrderedDict()
@@ -58,6 +59,7 @@ class ChunkStore:
                 self.size_bytes -= oldest.size_bytes
             self._chunks[key] = chunk
             self.size_bytes += chunk.size_bytes
+            self.version += 1
             return True
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
@@ -67,12 +69,14 @@ class ChunkStore:
             if old is not None and chunk.size_bytes <= old.size_bytes:
                 self._chunks[key] = chunk
                 self.size_bytes += chunk.size_bytes - old.size_bytes
+                self.version += 1
 
     def discard(self, key: str) -> None:
         with self._lock:
             chunk = self._chunks.pop(key, None)
             if chunk is not None:
                 self.size_bytes -= chunk.size_bytes
+                self.version += 1
 
     def prefetch(self, keys: Sequence[str]) -> None:
         """Do nothing: all KV is in memory."""
@@ -81,6 +85,7 @@ class ChunkStore:
         with self._lock:
             self._chunks.clear()
             self.size_bytes = 0
+            self.version += 1
 
     def close(self) -> None:
         """Do nothing: the KV is not persistent."""

@@ -48,6 +48,7 @@ class MemoryTier:
         self.capacity_bytes = capacity_bytes
         self.device = device
         self.size_bytes = 0
+        self.version = 0  # number of changes
         self._policy, self._clock = policy, clock
         self._chunks: dict[str, ChunkKV] = {}
         self._pinned_until: dict[str, float] = {}
@@ -86,6 +87,7 @@ class MemoryTier:
         if key not in self._chunks:
             self._policy.used(key, self._use(chunk, is_hit=False))
         self._chunks[key] = chunk.to(self.device)
+        self.version += 1
         self.size_bytes += chunk.size_bytes - old_size
         if is_pinned:
             self._pinned_until[key] = self._clock() + PIN_S
@@ -95,6 +97,7 @@ class MemoryTier:
         """Remove KV. Removing an absent key does nothing."""
         chunk = self._chunks.pop(key, None)
         if chunk is not None:
+            self.version += 1
             self.size_bytes -= chunk.size_bytes
             self._pinned_until.pop(key, None)
             self._policy.evicted(key)

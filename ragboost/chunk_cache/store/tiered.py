@@ -74,7 +74,7 @@ class TieredStore:
         ]
         self._lock = threading.RLock()
         self._loads: dict[str, ChunkLoad] = {}
-        self._num_groups = 0
+        self._num_groups = self._num_queued = 0
         self._unwritten: dict[str, ChunkKV] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ragboost-write")
         self._loader = None
@@ -87,6 +87,11 @@ class TieredStore:
             if self._is_in_memory(key):
                 return True
         return self.disk is not None and key in self.disk
+
+    @property
+    def version(self) -> int:
+        with self._lock:
+            return self._num_queued + sum(tier.version for tier in self.memory)
 
     def get(self, key: str) -> ChunkKV | None:
         """Return KV, loading it from disk unless computing it is expected to be faster."""
@@ -233,6 +238,7 @@ class TieredStore:
         if queued_bytes and queued_bytes + chunk.size_bytes > WRITE_BEHIND_BYTES:
             return
         self._unwritten[key] = chunk
+        self._num_queued += 1
         self._writer.submit(self._write, key, chunk).add_done_callback(_log_failure)
 
     def _write(self, key: str, chunk: ChunkKV) -> None:
