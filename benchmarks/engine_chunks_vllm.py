@@ -189,7 +189,7 @@ def sustained(args: argparse.Namespace) -> dict[str, Any]:
             begin = time.process_time()
             engine.run(other)
             full.append(time.process_time() - begin)
-    store = engine.llm.llm_engine.engine_core.engine_core.scheduler.connector.planner
+    store = engine.llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler
     return {
         **summarise_sustained(reused, full, counts),
         "store_bytes": sum(tier.size_bytes for tier in store._library.store.memory),

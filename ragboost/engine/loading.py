@@ -19,7 +19,7 @@ from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin
-from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
+from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.graph import GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner, has_window
@@ -128,7 +128,7 @@ def make_engine(
         max_running=settings.max_running,
         max_running_tokens=settings.max_running_tokens,
         max_step_tokens=settings.max_step_tokens,
-        chunk_scheduler=_chunk_scheduler(loaded.adapter, settings),
+        chunk_filler=_chunk_filler(loaded.adapter, settings),
         graph_runner=GraphRunner(loaded.depcache) if loaded.depcache is not None else None,
     )
     return Engine(scheduler, max_waiting=settings.max_waiting, publish=publish)
@@ -181,9 +181,7 @@ def _graph_attention(
     return mode, reason, depcache
 
 
-def _chunk_scheduler(
-    adapter: ModelAdapter | None, settings: EngineSettings
-) -> ChunkScheduler | None:
+def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> ChunkFiller | None:
     if adapter is None:
         return None
     directory = settings.reuse_directory
@@ -200,7 +198,7 @@ def _chunk_scheduler(
             f"engine.reuse_policy {settings.reuse_policy!r} needs chunks that "
             "`ragboost precompute` has prepared in engine.reuse_directory"
         )
-    return ChunkScheduler(reuse)
+    return ChunkFiller(reuse)
 
 
 def served_policies(reuse: ChunkReuse) -> list[str]:

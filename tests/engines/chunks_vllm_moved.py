@@ -10,7 +10,7 @@ from vllm.v1.core import kv_cache_utils
 
 from benchmarks.reuse_models import SMALL, Prompts
 from benchmarks.reuse_vllm import ReuseLLM
-from ragboost.chunk_cache.http.status import read_status
+from ragboost.chunk_cache.http.reports import read_status
 from tests.engines.chunks_vllm import report
 
 

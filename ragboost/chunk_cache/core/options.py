@@ -38,6 +38,17 @@ class ReuseDefaults(NamedTuple):
     refusal: str | None = None  # why this engine cannot reuse chunks; None: it can
     policies: Sequence[str] = tuple(POLICIES)  # names that requests may give
 
+    def describe(self) -> dict[str, Any]:
+        """Return the answer of `/chunk_reuse`."""
+        return {
+            "is_possible": self.refusal is None,
+            "refusal": self.refusal,
+            "default": "approx" if self.is_approx else "exact",
+            "policy": self.options.policy,
+            "ratio": self.options.ratio,
+            "policies": list(self.policies),
+        }
+
 
 class ChunkPosition(NamedTuple):
     """Position of a chunk in the text of a message."""

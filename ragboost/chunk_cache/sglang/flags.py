@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.http.status import remove_status, write_status
+from ragboost.chunk_cache.http.reports import remove_status, write_status
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -59,11 +59,11 @@ def read_settings(server_args: Any) -> EngineChunkSettings:
     """
     text = server_args.hicache_storage_backend_extra_config or "{}"
     try:
-        told = json.loads(text)
+        fields = json.loads(text)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise ConfigError(
             f"--hicache-storage-backend-extra-config must be a JSON object, got {text!r}"
         )
-    return EngineChunkSettings.read(told)
+    return EngineChunkSettings.read(fields)

@@ -76,9 +76,7 @@ def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
             is_approx=settings.reuse == "approx",
             options=ReuseOptions(settings.reuse_policy, settings.reuse_ratio),
             refusal=loaded.reuse_refusal,
-            policies=served_policies(engine.chunk_scheduler.reuse)
-            if engine.chunk_scheduler
-            else (),
+            policies=served_policies(engine.chunk_filler.reuse) if engine.chunk_filler else (),
         ),
         keep_tokens=settings.reuse_keep_tokens,
         default_max_tokens=settings.default_max_tokens,

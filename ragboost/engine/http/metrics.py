@@ -37,9 +37,9 @@ class _EngineState(Collector):
         )
         info.add_metric(list(shape.values()), 1)
         yield info
-        if engine.chunk_scheduler is None:
+        if engine.chunk_filler is None:
             return
-        chunks = engine.chunk_scheduler
+        chunks = engine.chunk_filler
         tokens = CounterMetricFamily(
             f"{_PREFIX}reuse_prompt_tokens",
             "Prompt tokens of requests with chunk reuse, by source of their KV: exact, reused, "

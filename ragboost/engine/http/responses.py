@@ -5,6 +5,7 @@ import uuid
 from typing import Any, Literal, NamedTuple
 
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.http.usage import with_origins
 from ragboost.errors import RequestError
 
 Kind = Literal["chat", "text"]
@@ -79,14 +80,7 @@ class ResponseBuilder:
             "total_tokens": num_prompt + last.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-        if origins is not None:
-            usage["ragboost"] = {
-                "exact_cached_tokens": origins.exact,
-                "approx_cached_tokens": origins.reused,
-                "recomputed_tokens": origins.recomputed,
-                "computed_tokens": origins.computed,
-            }
-        return usage
+        return usage if origins is None else with_origins(usage, origins)
 
 
 def _choice(content: dict[str, Any], piece: TextPiece) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self.runner, self.store = scheduler.runner, scheduler.store
-        self.chunk_scheduler = scheduler.chunk_scheduler
+        self.chunk_filler = scheduler.chunk_filler
         self.max_pending = scheduler.max_running + max_waiting
         self._publish = publish
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

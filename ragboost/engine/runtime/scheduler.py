@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ragboost.engine.runtime.attention import Segment
-from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
+from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.filling import COMPUTE_ERRORS, PromptFiller
 from ragboost.engine.runtime.graph import GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner
@@ -64,7 +64,7 @@ class Scheduler:
         runner, store: the model and its prefix cache.
         max_running_tokens: maximum tokens of KV that they may need, prompts and answers. A request
             that needs more runs by itself.
-        chunk_scheduler, graph_runner: fill prompts; None: no request may ask for it.
+        chunk_filler, graph_runner: fill prompts; None: no request may ask for it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Scheduler:
         max_running: int,
         max_running_tokens: int,
         max_step_tokens: int,
-        chunk_scheduler: ChunkScheduler | None = None,
+        chunk_filler: ChunkFiller | None = None,
         graph_runner: GraphRunner | None = None,
     ) -> None:
         self.waiting: deque[EngineRequest] = deque()
@@ -86,9 +86,9 @@ class Scheduler:
         self.max_running = max_running
         self.max_running_tokens = max_running_tokens
         self._max_step_tokens = max_step_tokens
-        self.chunk_scheduler = chunk_scheduler
+        self.chunk_filler = chunk_filler
         self._graphs = graph_runner
-        fillers: tuple[PromptFiller[Any] | None, ...] = (chunk_scheduler, graph_runner)
+        fillers: tuple[PromptFiller[Any] | None, ...] = (chunk_filler, graph_runner)
         self._fillers = [filler for filler in fillers if filler is not None]
         if graph_runner is not None:
             graph_runner.look_ahead(self.waiting)
@@ -102,8 +102,8 @@ class Scheduler:
         """Queue a request."""
         self.waiting.append(request)
         self._has_queue_changed = True
-        if self.chunk_scheduler is not None:
-            self.chunk_scheduler.add(request)
+        if self.chunk_filler is not None:
+            self.chunk_filler.add(request)
 
     def close(self) -> None:
         """End all fillings and close the chunk store."""
@@ -135,8 +135,8 @@ class Scheduler:
                     if logits is not None:
                         is_first = len(request.token_ids) == request.num_prompt_tokens
                         request.append(logits)
-                        if is_first and self.chunk_scheduler is not None:
-                            self.chunk_scheduler.finish_prompt(request)
+                        if is_first and self.chunk_filler is not None:
+                            self.chunk_filler.finish_prompt(request)
             self._fill(plan)
         ended = [request for request in self.running if request.finish_reason is not None]
         for request in ended:
@@ -147,7 +147,7 @@ class Scheduler:
         request = plan.filling
         if request is None:
             return
-        filler = self.chunk_scheduler if request.prompt.graph is None else self._graphs
+        filler = self.chunk_filler if request.prompt.graph is None else self._graphs
         assert filler is not None, "a prompt to fill without a filler"
         with _failing_alone(request):
             filler.fill(request, rows=plan.budget)

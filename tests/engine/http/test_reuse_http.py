@@ -26,8 +26,8 @@ TEXTS = [f"Document {i}: " + f"fact {i * 7} holds for part {i}. " * 8 for i in r
 @pytest.fixture
 def empty(fresh: Served) -> Served:
     """The shared server with nothing cached at all."""
-    assert fresh.engine.chunk_scheduler is not None
-    fresh.engine.chunk_scheduler.reuse.store.clear()
+    assert fresh.engine.chunk_filler is not None
+    fresh.engine.chunk_filler.reuse.store.clear()
     return fresh
 
 
@@ -84,7 +84,7 @@ def test_a_request_that_does_not_ask_is_exact_and_says_nothing(empty: Served) ->
 
 
 def test_a_stream_carries_the_same_usage(empty: Served) -> None:
-    assert empty.engine.chunk_scheduler is not None
+    assert empty.engine.chunk_filler is not None
     ask(empty, [0, 1, 2], ragboost=APPROX)
     prompt = "S. " + TEXTS[2] + TEXTS[0]
     spans = [[3, 3 + len(TEXTS[2])], [3 + len(TEXTS[2]), len(prompt)]]
@@ -260,7 +260,7 @@ def test_a_failed_self_test_turns_reuse_off(
 def test_settings_of_reuse() -> None:
     off = load_model(SETTINGS.model_copy(update={"reuse": "off"}))
     assert off.reuse_refusal == "engine.reuse is off"
-    assert make_engine(off, SETTINGS).chunk_scheduler is None
+    assert make_engine(off, SETTINGS).chunk_filler is None
     with pytest.raises(ConfigError, match=r"engine\.reuse_policy must be one of full, reuse"):
         make_engine(off, SETTINGS.model_copy(update={"reuse_policy": "best"}))
     with pytest.raises(ConfigError, match=r"'cachecraft' needs chunks that `ragboost precompute`"):

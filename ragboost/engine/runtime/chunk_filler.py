@@ -28,7 +28,7 @@ class PlannedFilling(NamedTuple):
     filled: FilledPrompt
 
 
-class ChunkScheduler(PromptFiller[PlannedFilling | None]):
+class ChunkFiller(PromptFiller[PlannedFilling | None]):
     """Runs chunk reuse between the steps of one engine.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The scheduler's view of workers in other processes: which chunks all of them hold.
+"""List the chunks that several workers in other processes hold, for the scheduler.
 
 The scheduler alone decides what is evicted, so that the ranks' stores stay equal. Knows reports.
 Does not touch KV.
@@ -16,7 +16,7 @@ from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.memory import MemoryTier
-from ragboost.chunk_cache.vllm.ranks.report import RankHello, RankReport
+from ragboost.chunk_cache.vllm.data import RankHello, RankReport
 
 
 class ListStore:
@@ -46,6 +46,10 @@ class ListStore:
     def __contains__(self, key: str) -> bool:
         return key in self._tier
 
+    @property
+    def version(self) -> int:
+        return self._tier.version
+
     def get(self, key: str) -> ChunkKV | None:
         return self._tier.get(key)
 
@@ -56,8 +60,8 @@ class ListStore:
         if evicted is None:
             self.dropped.append(key)
             return False
-        self.dropped = [each for each in self.dropped if each != key]
-        self.dropped.extend(each.key for each in evicted)
+        self.dropped = [other for other in self.dropped if other != key]
+        self.dropped.extend(entry.key for entry in evicted)
         return True
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
