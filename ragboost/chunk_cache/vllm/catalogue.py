@@ -39,10 +39,6 @@ class ListStore:
             clock=time.monotonic,
         )
 
-    @property
-    def version(self) -> int:
-        return self._tier.version
-
     def __contains__(self, key: str) -> bool:
         return key in self._tier
 
