@@ -52,11 +52,7 @@ class TrainingTurn(NamedTuple):
 def draw_world(
     rng: np.random.Generator, *, documents: int, animals: int, labels: Sequence[int]
 ) -> OrderWorld:
-    """Draw documents about a few animals.
-
-    Args:
-        animals: number of animals that they are about.
-    """
+    """Draw documents about a few animals."""
     about = rng.choice(len(ANIMALS), animals, replace=False)
     ids = rng.choice(labels, documents, replace=False)
     facts = tuple(
@@ -88,7 +84,6 @@ def draw_questions(
     Booster reorders them. Single questions come first, then the turns of conversations.
 
     Args:
-        questions: number of single questions, six documents each.
         conversations: number of conversations; a turn has five documents of its eight.
     """
     topics = [

@@ -90,8 +90,6 @@ class FocusObserver:
     Attributes:
         focused: indices of the focused chunks; None if not settled.
         layer: layer after which rows were dropped, from 1; None if none were.
-        dropped: indices of the chunks whose rows were dropped.
-        num_saved: rows that were not computed, summed over layers.
     """
 
     def __init__(

@@ -58,7 +58,6 @@ class CraftReuse:
     """Reuse of the chunk variants that earlier requests stored. Safe to use from several threads.
 
     Args:
-        reuse: the model and its KV store.
         variants: the variants; None: N x M as in the paper, whose KV is evicted with them.
         alpha: scale of the recomputation (eq. 12); see `eval.alpha.tune`.
         literal: use CCI and algorithm 1 as printed.

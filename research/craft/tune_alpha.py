@@ -36,8 +36,6 @@ def run(
 
     Raises:
         ChunkCacheError: no case is left to tune on, or an alpha is negative.
-        RequestError: an invalid line of the data.
-        UnsupportedModelError: KV of the model cannot be reused.
     """
     check_paths(model=model, data=data)
     if plot_path is not None:

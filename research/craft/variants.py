@@ -87,12 +87,10 @@ class Variants:
         Costs are compared before clipping: alpha scales all of them equally.
 
         Args:
-            prefix: names of the chunks before it.
             alpha, literal: see `fix_overhead` and `context_impact`.
             cautious: use impact and order of the variant most dependent on its context for one that
                 was computed with no chunk before it, and an impact of 1 if there is none. By the
                 formulas such a variant costs nothing in any context.
-            order: order of the tokens to fix.
         """
         variants, by_change = self.of(chunk), self.by_change(chunk)
         informed = [variant.influence for variant in variants if variant.influence.context]

@@ -67,7 +67,9 @@ def fill_steps(
     missing = torch.nonzero(assembly.source == TokenSource.MISSING).flatten()
     # First the tokens before any approximate one: they are exact then, and the question sees them.
     border = plan.stop if plan.approximate is None else plan.approximate
-    lead = missing[missing < (border if observe is None else 0)]
+    if observe is not None or model.regime(border) != model.regime(len(plan.tokens)):
+        border = 0  # all in one pass: with dynamic RoPE its last position decides the frequencies
+    lead = missing[missing < border]
     logits = yield from recompute(model, assembly, lead, backend=backend, pace=pace)
     assembly.source[lead] = TokenSource.EXACT
     policy, request, measure = policy or make_policy(plan.request.policy), plan.request, None

@@ -20,8 +20,6 @@ class ChunkLibrary:
     """Chunk KV of one model, by content.
 
     Args:
-        identity: everything besides the tokens that determines the KV.
-        regime: identity of the model's RoPE frequencies.
         model: checks what is found; None where it is in other processes.
         recipes: recipes of prepared chunks by the key of their plain KV; prepared KV is preferred.
     """
@@ -169,7 +167,6 @@ def is_exact(kv: ChunkKV, tokens: Sequence[int], start: int, *, regime: str) -> 
 
     Args:
         kv: KV of the tokens from `start` on.
-        regime: identity of the RoPE frequencies in the prompt.
     """
     if kv.exact_after is None or kv.base != start or kv.regime != regime:
         return False

@@ -53,11 +53,7 @@ def load_tokenizer(model: Path) -> Any | None:
 
 
 def load(model: Path, *, device: str) -> Loaded:
-    """Load a causal LM and run the self-test of chunk reuse.
-
-    Raises:
-        UnsupportedModelError: KV of the model cannot be reused.
-    """
+    """Load a causal LM and run the self-test of chunk reuse."""
     check_device(device, option="--device")
     transformers = import_extra("transformers", extra="engine")
     causal_lm = transformers.AutoModelForCausalLM.from_pretrained(

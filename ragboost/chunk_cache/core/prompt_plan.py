@@ -104,7 +104,6 @@ def plan_prompt(
     `held` and the library's `version` are.
 
     Args:
-        held: leading tokens whose KV the engine holds.
         keys: see `find_chunks`.
     """
     if max((end for _, end in request.chunks), default=0) <= held:
@@ -147,9 +146,7 @@ def plan_stored(
     """Return the plan of a prompt that reuses this KV, whether that is worth it or not.
 
     Args:
-        held: leading tokens whose KV the engine holds.
         stored: KV of each chunk; None: it is computed.
-        regime: identity of the RoPE frequencies in the prompt.
         is_whole: fill to the end of the prompt, not to that of the last stored chunk.
     """
     stop, approximate = held, None

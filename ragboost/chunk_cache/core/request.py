@@ -49,7 +49,6 @@ def read_request(
 
     Args:
         params: the request's `kv_transfer_params`.
-        defaults: options for fields that it leaves out.
     """
     told = (params or {}).get(PARAMS_KEY)
     if told is None:

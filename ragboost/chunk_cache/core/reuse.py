@@ -117,10 +117,6 @@ class ChunkReuse:
     ) -> tuple[FilledPrompt, ChunkKV]:
         """Compute a chunk after the stored KV of its neighbours, and measure it there.
 
-        Args:
-            system: token ids of the system prompt.
-            neighbours: KV of the chunks before it, in order.
-
         Returns:
             The prompt, and the KV of the chunk in it.
         """
@@ -221,19 +217,16 @@ class ChunkReuse:
 
         Args:
             cache: KV of the prompt, with slot and position equal.
-            chunks: positions of those that are not stored.
-            num_system: leading tokens that are the system prompt.
             num_exact: leading tokens whose KV is that of an ordinary forward pass.
 
         Returns:
             The number of stored chunks.
         """
         library, num_stored = self.library, 0
-        is_known = library.find_beginning(tokens, num_system, tenant=tenant) is not None
-        spans = [] if is_known or not 0 < num_system <= num_exact else [(0, num_system)]
+        spans = [(0, num_system)] if 0 < num_system <= num_exact else []
         for start, stop in [*spans, *chunks]:
             key = library.key(tokens[start:stop], tenant=tenant)
-            is_first = start in (0, num_system)
+            is_first = start == num_system
             if is_first or key not in library:
                 is_exact = stop <= num_exact
                 kv = self.extract(cache, tokens, start, stop, is_exact=is_exact)

@@ -32,13 +32,7 @@ def run(
     plot_path: Path | None,
     as_json: bool,
 ) -> str:
-    """Evaluate, and return a table or JSON.
-
-    Raises:
-        ChunkCacheError: an unknown policy or an invalid ratio.
-        RequestError: an invalid line of the data.
-        UnsupportedModelError: KV of the model cannot be reused.
-    """
+    """Evaluate, and return a table or JSON."""
     check_paths(model=model, data=data)
     if plot_path is not None:
         check_plot(plot_path)

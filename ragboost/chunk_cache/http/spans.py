@@ -15,7 +15,8 @@ from ragboost.bounded_map import BoundedMap
 Tokenize = Callable[[str], Awaitable[Sequence[int] | None]]
 MIN_TOKENS = 16
 _MAX_TEXTS = 100_000
-_TRIMS = (0, 1, 2, 4)
+# Tokens that are left out at the beginning and at the end.
+_TRIMS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 2), (4, 4))
 _ITEM = np.dtype(np.int32).itemsize
 
 
@@ -75,8 +76,8 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def _find(hay: bytes, ids: bytes, *, start: int) -> tuple[int, int] | None:
-    for trim in _TRIMS:
-        needle = ids[trim * _ITEM : len(ids) - trim * _ITEM]
+    for first, last in _TRIMS:
+        needle = ids[first * _ITEM : len(ids) - last * _ITEM]
         if len(needle) < MIN_TOKENS * _ITEM:
             return None
         at = hay.find(needle, start * _ITEM)

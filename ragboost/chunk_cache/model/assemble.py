@@ -142,7 +142,6 @@ def extract(
 
     Args:
         cache: KV of the prompt, with slot and position equal.
-        tokens: token ids of the whole prompt.
         is_exact: the KV equals that of an ordinary forward pass over the prompt.
     """
     return ChunkKV(

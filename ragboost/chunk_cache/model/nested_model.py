@@ -35,14 +35,7 @@ class NestedLayer(NamedTuple):
 
 
 class NestedModel(ReusableModel):
-    """An engine's model as one that can compute selected tokens.
-
-    Args:
-        ranks: the processes that hold the model together.
-
-    Raises:
-        UnsupportedModelError: the keys of this model cannot be moved.
-    """
+    """An engine's model as one that can compute selected tokens."""
 
     def __init__(
         self,

@@ -58,7 +58,6 @@ def advance(steps: Steps[T], pace: Pace, *, rows: int | None) -> T | None:
     """Continue a computation for about this many rows; return its result once it has ended.
 
     Args:
-        pace: the one that it was begun with.
         rows: None: to its end.
     """
     left = rows

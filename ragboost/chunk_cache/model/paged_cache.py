@@ -20,7 +20,6 @@ class PagedLayer:
     """The blocks of one layer.
 
     Args:
-        cache: the layer's part of the paged cache.
         block_size: tokens of the engine's blocks; its kernels may divide them further.
         shapes: (kv heads, head_dim) of the keys, and of the values.
 

@@ -29,9 +29,7 @@ class ReusableModel(ABC):
 
     Attributes:
         kv_shapes: KV heads, dimension of keys and dimension of values of each layer.
-        layouts: RoPE layout of each layer's keys.
         can_resume: a pass may begin with the hidden states of an earlier one.
-        ranks: the processes that hold the model together.
     """
 
     kv_shapes: Sequence[tuple[int, int, int]]
@@ -129,11 +127,7 @@ class ReusableModel(ABC):
                 return None
 
     def measure(self) -> None:
-        """Determine `layouts` and `can_resume`.
-
-        Raises:
-            UnsupportedModelError: the keys of this model cannot be moved.
-        """
+        """Determine `layouts` and `can_resume`."""
         # Attention depends on distances only, so in every layer the keys of a moved text must be
         # its original keys, rotated.
         keys = self._probe_keys(0), self._probe_keys(_PROBE_SHIFT)

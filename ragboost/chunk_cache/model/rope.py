@@ -87,8 +87,6 @@ class KeyRotation:
         stored: positions that the keys were computed at, (tokens,).
         wanted: positions to rotate them to, (tokens,).
         old: for each run of keys, the frequencies by layer it was computed with and its length.
-        new: frequencies by layer of the prompt.
-        layouts: pairing of the dimensions by layer.
     """
 
     def __init__(
@@ -136,10 +134,6 @@ def find_layouts(
 
     Args:
         before, after: by layer, keys of the same text from position 0 and from `shift` on.
-        shift: positions that the text was moved by.
-
-    Raises:
-        UnsupportedModelError: no layout moves the keys of a layer.
     """
     near = torch.arange(before[0].shape[-2], device=before[0].device)
     layouts = []

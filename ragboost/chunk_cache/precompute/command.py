@@ -41,8 +41,6 @@ def run(
     Raises:
         ConfigError: a path does not exist, or there are several sources of neighbours.
         ChunkCacheError: the capacity is too small, or the model has no tokenizer.
-        RequestError: an invalid line of a file.
-        UnsupportedModelError: KV of the model cannot be reused.
     """
     check_paths(model=model, corpus=corpus, system=system, **asdict(sources))
     documents = Corpus.read(corpus)

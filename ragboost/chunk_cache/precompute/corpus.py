@@ -55,7 +55,6 @@ def precompute(
         neighbours: for each chunk, indices in the corpus, the closest last.
         max_tokens: context length of the model; neighbours that do not fit are left out, the least
             close first.
-        on_progress: called with the number of processed chunks.
 
     Raises:
         ChunkCacheError: the number of neighbour lists differs from that of chunks, or a chunk

@@ -85,11 +85,7 @@ def by_edges(
 def by_cooccurrence(
     requests: Iterable[Sequence[int]], *, num_documents: int, top_n: int
 ) -> Neighbours:
-    """Count the requests that two documents were retrieved for together.
-
-    Args:
-        requests: the documents of each earlier request.
-    """
+    """Count the requests that two documents were retrieved for together."""
     counts: list[Counter[int]] = [Counter() for _ in range(num_documents)]
     for documents in requests:
         for one, other in combinations(sorted(set(documents)), 2):

@@ -40,7 +40,6 @@ def find_neighbours(corpus: Corpus, sources: Sources, *, top_n: int) -> Neighbou
 
     Raises:
         ConfigError: several sources, or vectors that do not match the corpus.
-        RequestError: a line names an unknown document.
     """
     given = [name for name, path in asdict(sources).items() if path is not None]
     if len(given) > 1:

@@ -19,7 +19,6 @@ class CacheCraft(SelectionPolicy):
     exceeds k, counted from 0.
 
     Args:
-        order: order of the tokens within a chunk.
         literal: use eq. 11 as printed, see `context_impact`.
     """
 

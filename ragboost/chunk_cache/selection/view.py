@@ -42,7 +42,6 @@ class SelectionView:
     """One request before its recomputation.
 
     Args:
-        assembly: the prompt with its reused KV.
         pace: length of the pieces; None: everything in one.
 
     Attributes:
@@ -119,9 +118,6 @@ class SelectionView:
         ordinary forward pass, and replaces the reused KV (A3 eq. 4): the tokens that are not
         selected keep it. The layer's input is stored in the assembly, so that later passes begin
         there.
-
-        Raises:
-            ChunkCacheError: the model has too few layers.
         """
         if self._fresh is None:
             rows = torch.nonzero(self.assembly.source != TokenSource.EXACT).flatten()
@@ -134,9 +130,6 @@ class SelectionView:
         the question over the reused KV of the others, whose change is 0. Behind `fresh_layer` its
         input is that of an ordinary forward pass; so is the KV of these tokens, which replaces the
         reused KV.
-
-        Raises:
-            ChunkCacheError: the model has too few layers.
         """
         yield from self.fresh_layer()
         rows = self.assembly.rows_to_compute(positions)

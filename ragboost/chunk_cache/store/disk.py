@@ -45,7 +45,6 @@ class DiskTier:
         codec: encoding of new files, see `CODECS`; files of any codec are readable.
 
     Attributes:
-        num_refused: corrupt or foreign files that were removed.
         num_failed: writes that failed, such as on a full disk.
 
     Raises:

@@ -31,7 +31,6 @@ def prefix_overlap(inter: Mapping[str, float], prefix: Sequence[str]) -> float:
 
     Args:
         inter: attention to each chunk of the old context, by chunk name.
-        prefix: names of the chunks that precede it now.
     """
     if not inter:
         return 0.0

@@ -45,11 +45,7 @@ def chunk_key(
 
 
 def check_key(key: str) -> str:
-    """Return a key that can be the name of a file in a directory.
-
-    Raises:
-        ChunkCacheError: it could name a file elsewhere.
-    """
+    """Return a key that can be the name of a file in a directory."""
     if not _KEY.fullmatch(key):
         raise ChunkCacheError(f"{key!r} is not the key of a chunk")
     return key

@@ -37,7 +37,6 @@ class TieredStore:
         accelerator_bytes: capacity on `device`; 0: use host memory only.
         device: device of the KV returned by `get`.
         speeds: initial estimates of the speeds of loading and computing.
-        make_policy: returns the eviction policy of a memory tier.
 
     Attributes:
         num_hits, num_misses: outcomes of `get`.

@@ -33,7 +33,6 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
 
     Attributes:
         totals: prompt tokens of requests with chunk reuse by origin, since the start.
-        num_evicted: prompt tokens evicted before decoding since then.
     """
 
     def __init__(self, reuse: ChunkReuse) -> None:

@@ -21,9 +21,6 @@ class Engine:
         scheduler: computes the steps, from the start on in this thread.
         max_waiting: requests that may wait; further ones are rejected.
         publish: called in the engine thread with the cache events of each step.
-
-    Attributes:
-        max_pending: requests that may run or wait.
     """
 
     def __init__(

@@ -32,9 +32,6 @@ class ModelRunner:
         model: a causal LM; its attention implementation is replaced.
         max_length: longest prompt and answer together, in tokens; None: the model's.
 
-    Attributes:
-        layout: shapes of the model's KV cache.
-
     Raises:
         ConfigError: the model's attention cannot be computed over packed segments.
     """
@@ -78,7 +75,6 @@ class ModelRunner:
             kv: of the request; grows as needed.
             start: position of the first row, if they are consecutive.
             positions: of the rows, (rows,), ascending; None: consecutive from `start` on.
-            wants_logits: whether the last row's logits are needed.
             observe: see `Segment`.
         """
         if positions is None:

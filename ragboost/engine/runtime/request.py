@@ -29,13 +29,10 @@ class EngineRequest:
     """A generation request inside the engine.
 
     Args:
-        emit: called with each output, in the engine thread.
         salt: namespace in the prefix cache and the chunk store (`cache_salt`).
 
     Attributes:
         num_computed: leading tokens whose KV is in `kv`, always below `len(token_ids)`.
-        cached_tokens: prompt tokens served from exact cached KV.
-        held: prefix-cache blocks of the leading tokens, root first.
         kv: private KV; None before the first step and after the request has ended.
         is_filling: a part of the prompt is still to be filled (chunk reuse, or a graph).
         chunks: how chunks are reused; None: the prompt is computed exactly.
@@ -44,7 +41,6 @@ class EngineRequest:
             it is not.
         exact_until: first position whose KV differs from that of a plain prefill. KV from here on
             never enters the prefix cache. None: all KV is exact.
-        finish_reason: set when the request has ended.
     """
 
     def __init__(
@@ -114,7 +110,6 @@ class EngineRequest:
 
         Args:
             start: the position, at most that of the last token.
-            origins: the tokens of the prompt by origin.
         """
         self.is_filling, self.num_computed, self._filled = False, start, origins
         self.cached_tokens, self.exact_until = origins.exact, exact_until

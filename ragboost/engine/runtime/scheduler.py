@@ -61,7 +61,6 @@ class Scheduler:
     each of its requests is computed by itself, and those that fail again are failed.
 
     Args:
-        runner, store: the model and its prefix cache.
         max_running_tokens: maximum tokens of KV that they may need, prompts and answers. A request
             that needs more runs by itself.
         chunk_filler, graph_runner: fill prompts; None: no request may ask for it.

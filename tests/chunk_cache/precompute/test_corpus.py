@@ -93,7 +93,7 @@ def test_prepared_kv_is_found_by_requests_of_another_process(
 def test_a_second_run_computes_nothing(adapter: ModelAdapter, tmp_path: Path) -> None:
     prepare(adapter, tmp_path)
     again = prepare(adapter, tmp_path)
-    assert (again.counts.computed, again.num_current) == (0, 4)
+    assert (again.num_computed, again.num_current) == (0, 4)
 
 
 def test_a_stopped_run_goes_on_where_it_was(adapter: ModelAdapter, tmp_path: Path) -> None:

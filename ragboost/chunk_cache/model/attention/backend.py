@@ -61,7 +61,6 @@ def exact_mask(
         num_keys: number of keys from `first_key` on.
         window: as in `AttentionInputs`.
         visible: as in `AttentionInputs`, over all keys.
-        first_key: position of the first key of the mask.
     """
     keys = torch.arange(first_key, first_key + num_keys, device=positions.device)
     mask = keys[None, :] <= positions[:, None]
