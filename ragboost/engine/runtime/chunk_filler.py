@@ -95,12 +95,11 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         if request.chunks is None or request.origins is None:
             return
         self.totals = TokenOrigins(*map(sum, zip(self.totals, request.origins, strict=True)))
-        try:
-            self._keep(request)
-            if request.finish_reason is None:
-                self._shorten(request)
-        except COMPUTE_ERRORS as error:  # such as no memory for the copies
-            logger.warning("a prompt's chunks were not stored, or it was not shortened: %s", error)
+        for work in (self._keep, self._shorten):
+            try:
+                work(request)
+            except COMPUTE_ERRORS as error:  # such as no memory for the copies
+                logger.warning("chunks not stored, or prompt not shortened: %s", error)
 
     def close(self) -> None:
         """End all work and close the chunk store."""
@@ -123,7 +122,7 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         """Evict the prompt tokens that the question pays little attention to."""
         window, request.window = request.window, None
         keep, kv, options = request.prompt.keep_tokens, request.kv, request.chunks
-        if window is None or keep is None or options is None:
+        if window is None or keep is None or options is None or request.finish_reason is not None:
             return
         assert kv is not None, "a request without KV"
         documents = (options.beginning, options.chunks[-1][1])
