@@ -4,8 +4,8 @@ Knows messages and paths. Does not know how a tokenizer or a chat template works
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property, lru_cache
 from typing import Any, Literal, Protocol
 
 from ragboost.errors import RequestError
@@ -39,31 +39,20 @@ class GraphPrompt:
     recompute_ratio: float  # share of the paths' tokens to recompute with full attention
 
 
+@dataclass(frozen=True)
 class GraphPrompts:
-    """Lays out graph requests for one engine; call it in the tokenizer's thread.
+    """Lays out graph requests for one engine; call it in the tokenizer's thread."""
 
-    Args:
-        depcache: lays out token trees; None: this engine has no dependency attention.
-        attention: how graphs are attended to, unless a request asks for `self`.
-        reason: why that is not dependency attention; None: it is.
-        recompute_ratio: default of requests.
-    """
+    tokenizer: ChatEncoder
+    _: KW_ONLY
+    depcache: DepCache | None  # lays out token trees; None: there is no dependency attention
+    attention: GraphAttention  # of graphs, unless a request asks for `self`
+    reason: str | None  # why that is not dependency attention; None: it is
+    recompute_ratio: float = 0.0  # default of requests
 
-    def __init__(
-        self,
-        tokenizer: ChatEncoder,
-        *,
-        depcache: DepCache | None,
-        attention: GraphAttention,
-        reason: str | None,
-        recompute_ratio: float = 0.0,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._writer = PromptWriter(tokenizer)
-        self._depcache = depcache
-        self._attention = attention
-        self._reason = reason or "engine.graph_attention is dependency"
-        self._recompute_ratio = recompute_ratio
+    @cached_property
+    def _writer(self) -> "PromptWriter":
+        return PromptWriter(self.tokenizer)
 
     def prompt(
         self, request: GraphRequest, messages: Messages, *, template_kwargs: Mapping[str, Any]
@@ -74,26 +63,27 @@ class GraphPrompts:
             RequestError: the request asks for an attention that this engine does not have, there
                 is no user message, or the chat template omits the paths.
         """
-        if request.attention not in ("auto", "self", self._attention):
+        if request.attention not in ("auto", "self", self.attention):
+            reason = self.reason or "engine.graph_attention is dependency"
             raise RequestError(
-                f"{FIELD}.attention cannot be {request.attention} here: {self._reason}",
+                f"{FIELD}.attention cannot be {request.attention} here: {reason}",
                 param=f"{FIELD}.attention",
             )
-        if "self" in (request.attention, self._attention) or self._depcache is None:
-            text = self._tokenizer.render_chat(
+        if "self" in (request.attention, self.attention) or self.depcache is None:
+            text = self.tokenizer.render_chat(
                 with_facts(messages, path_text(request.paths)), template_kwargs=template_kwargs
             )
-            return self._tokenizer.encode(text, add_special_tokens=False)
+            return self.tokenizer.encode(text, add_special_tokens=False)
         prompt = self._writer.prompt(
             request.paths,
             messages,
-            is_tree=self._attention == "dependency",
+            is_tree=self.attention == "dependency",
             template_kwargs=template_kwargs,
         )
         ratio = request.recompute_ratio
         return GraphPrompt(
-            self._depcache.layout(prompt).with_last_in_place(),
-            self._recompute_ratio if ratio is None else ratio,
+            self.depcache.layout(prompt).with_last_in_place(),
+            self.recompute_ratio if ratio is None else ratio,
         )
 
 

@@ -5,7 +5,7 @@ Knows the store and texts. Does not know models or prompts.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 
 from ragboost.errors import RequestError
@@ -28,54 +28,34 @@ class Subgraph:
     paths: tuple[RelationPath, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class GraphRetriever:
-    """Retrieves subgraphs from a store.
+    """Retrieves subgraphs from a store; the defaults are the paper's."""
 
-    Args:
-        hops: most relations of a path (DepCache's L).
-        max_paths: paths kept per entity (30 in the paper).
-        max_entities: entities taken from a question, in text order (10 in the paper).
-        max_edges: edges followed from one entity, which bounds the cost of hubs.
-        has_inverse: also follow edges against their direction.
-    """
+    store: GraphStore
+    _: KW_ONLY
+    hops: int = 2  # most relations of a path (DepCache's L)
+    max_paths: int = 30  # kept per entity
+    max_entities: int = 10  # taken from a question, in text order
+    max_edges: int = 200  # followed from one entity, which bounds the cost of hubs
+    scorer: PathScorer | None = None  # ranks paths for pruning; None: `LexicalScorer`
+    has_inverse: bool = False  # also follow edges against their direction
 
-    def __init__(
-        self,
-        store: GraphStore,
-        *,
-        hops: int = 2,
-        max_paths: int = 30,
-        max_entities: int = 10,
-        max_edges: int = 200,
-        scorer: PathScorer | None = None,
-        has_inverse: bool = False,
-    ) -> None:
-        for name, value in (
-            ("hops", hops),
-            ("max_paths", max_paths),
-            ("max_entities", max_entities),
-            ("max_edges", max_edges),
-        ):
-            if value < 1:
+    def __post_init__(self) -> None:
+        for name in ("hops", "max_paths", "max_entities", "max_edges"):
+            if (value := getattr(self, name)) < 1:
                 raise RequestError(f"{name} must be at least 1, got {value}", param=name)
-        self._store = store
-        self._hops = hops
-        self._max_paths = max_paths
-        self._max_entities = max_entities
-        self._max_edges = max_edges
-        self._scorer = scorer
-        self._has_inverse = has_inverse
 
     def retrieve(self, question: str, *, entities: Sequence[str] | None = None) -> list[Subgraph]:
         """Return a subgraph for each entity that has paths: of the entities from an entity linker,
         say, or of those that the question names. The question ranks the paths."""
         roots = self.entities_in(question) if entities is None else entities
         subgraphs = []
-        for root in roots[: self._max_entities]:
-            name = self._store.find(root)
+        for root in roots[: self.max_entities]:
+            name = self.store.find(root)
             paths = [] if name is None else list(islice(self._paths(name), _MAX_CANDIDATES))
             if name is not None and paths:
-                best = best_paths(question, paths, k=self._max_paths, scorer=self._scorer)
+                best = best_paths(question, paths, k=self.max_paths, scorer=self.scorer)
                 subgraphs.append(Subgraph(name, tuple(best)))
         return subgraphs
 
@@ -99,7 +79,7 @@ class GraphRetriever:
     def _entity(self, text: str) -> str | None:
         trimmed = text.strip(_TRIM)
         names = (text, trimmed, trimmed.removesuffix("'s"), trimmed.removesuffix("\u2019s"))
-        stored = (self._store.find(name) for name in names if name)
+        stored = (self.store.find(name) for name in names if name)
         return next((name for name in stored if name is not None), None)
 
     def _paths(self, root: str) -> Iterator[RelationPath]:
@@ -108,7 +88,7 @@ class GraphRetriever:
         while todo:
             parts = todo.pop()
             longer = []
-            if len(parts) < 2 * self._hops + 1:
+            if len(parts) < 2 * self.hops + 1:
                 visited = set(parts[::2])
                 longer = [
                     (*parts, relation, tail)
@@ -121,13 +101,13 @@ class GraphRetriever:
                 yield RelationPath(parts)
 
     def _edges(self, entity: str) -> list[Triplet]:
-        edges = self._store.edges_from(entity, limit=self._max_edges)
-        if self._has_inverse:
+        edges = self.store.edges_from(entity, limit=self.max_edges)
+        if self.has_inverse:
             edges += [
                 Triplet(entity, _INVERSE.format(relation), head)
-                for head, relation, _ in self._store.edges_to(entity, limit=self._max_edges)
+                for head, relation, _ in self.store.edges_to(entity, limit=self.max_edges)
             ]
-        return edges[: self._max_edges]
+        return edges[: self.max_edges]
 
 
 def paths_of(

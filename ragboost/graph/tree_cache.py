@@ -92,10 +92,10 @@ class TreeCache:
         policy: ranks the nodes for eviction and demotion.
         num_host_rows: capacity of the tier below. Nodes that do not fit above are demoted to it
             (DepCache section 4.2.2), and promoted when they are used.
-        waiting: returns the waiting requests, the next first; called before an eviction if the
-            policy looks ahead.
 
     Attributes:
+        waiting: returns the waiting requests, the next first; called before an eviction if the
+            policy looks ahead.
         num_evicted, num_demoted: tokens, so far.
     """
 
@@ -105,14 +105,13 @@ class TreeCache:
         policy: EvictionPolicy,
         *,
         num_host_rows: int = 0,
-        waiting: Callable[[], Sequence[TreeRequest]] = tuple,
     ) -> None:
         if num_rows < 1:
             raise ChunkCacheError(f"the tree cache must hold at least 1 token, got {num_rows}")
         self.num_rows = num_rows
         self.num_host_rows = num_host_rows
         self.num_evicted = self.num_demoted = 0
-        self.waiting = waiting
+        self.waiting: Callable[[], Sequence[TreeRequest]] = tuple
         self._policy = policy
         self._trees: dict[Hashable, CachedRun] = {}
         self._clock = 0
