@@ -19,20 +19,6 @@ _BODY_HEADERS = (b"content-length", b"transfer-encoding", b"content-encoding", b
 _MAX_BODY_BYTES = 64 << 20
 
 
-class InnerResponse(NamedTuple):
-    """Response of a route of the same server."""
-
-    status: int
-    body: bytes
-
-    def json(self) -> Any:
-        """Return the decoded body, or None if the request failed or the body is not JSON."""
-        try:
-            return msgspec.json.decode(self.body) if self.status == 200 else None
-        except (msgspec.DecodeError, RecursionError):
-            return None
-
-
 class RequestBody(NamedTuple):
     """Body of a request, and a `receive` that gives it once more."""
 
@@ -89,15 +75,18 @@ async def respond(send: Send, status: int, fields: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def call_route(app: App, scope: Scope, path: str, fields: Any) -> InnerResponse:
-    """POST JSON to a route with the headers, and so the rights, of a request.
+def read_json(data: bytes) -> dict[str, Any] | None:
+    """Return a JSON object; None if it is none."""
+    try:
+        fields = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
 
-    Args:
-        app: the rest of the server, behind the middleware.
-        scope: of the request.
-        path: of the route.
-        fields: body, encoded as JSON.
-    """
+
+async def call_route(app: App, scope: Scope, path: str, fields: Any) -> dict[str, Any] | None:
+    """POST JSON to a route with the headers, and so the rights, of a request; return its answer, or
+    None if that is not JSON or no success."""
     body = msgspec.json.encode(fields)
     status, parts = 500, []
 
@@ -113,7 +102,7 @@ async def call_route(app: App, scope: Scope, path: str, fields: Any) -> InnerRes
     inner["raw_path"] = inner["path"].encode()
     inner["state"] = dict(scope.get("state") or {})
     await app(inner, replay(body), send)
-    return InnerResponse(status, b"".join(parts))
+    return read_json(b"".join(parts)) if status == 200 else None
 
 
 def with_body_length(scope: Scope, num_bytes: int) -> Scope:

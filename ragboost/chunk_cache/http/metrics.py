@@ -6,11 +6,8 @@ from ragboost.chunk_cache.core.token_origins import PromptReport
 
 
 class ReuseMetrics:
-    """Counts prompts with chunks, and the origins of their tokens.
-
-    Args:
-        registry: shown by the engine's `/metrics`.
-    """
+    """Counts prompts with chunks, and the origins of their tokens, in a registry that the engine's
+    `/metrics` shows."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._exact = Counter(

@@ -33,6 +33,7 @@ from ragboost.chunk_cache.http.asgi import (
     Send,
     call_route,
     read_body,
+    read_json,
     replay,
     respond,
     with_body_length,
@@ -131,7 +132,8 @@ class ReuseMiddleware(ABC):
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
-        fields = _decode(body.data) if body.is_whole and _MARK in body.data else None
+        # What is no JSON object, the server refuses.
+        fields = read_json(body.data) if body.is_whole and _MARK in body.data else None
         extension = fields.get(FIELD) if fields is not None else None
         if fields is None or not isinstance(extension, dict):
             await self._app(scope, body.receive, send)
@@ -224,18 +226,10 @@ class ReuseMiddleware(ABC):
 
     async def _tokenize(self, scope: Scope, body: Mapping[str, Any]) -> Sequence[int] | None:
         """Return the ids that the server's own route gives; None if it refuses."""
-        answer = (await call_route(self._app, scope, "/tokenize", body)).json()
-        ids = answer.get("tokens") if isinstance(answer, dict) else None
+        answer = await call_route(self._app, scope, "/tokenize", body)
+        ids = None if answer is None else answer.get("tokens")
         is_ids = isinstance(ids, list) and ids and isinstance(ids[0], int)
         return ids if is_ids else None
-
-
-def _decode(body: bytes) -> dict[str, Any] | None:
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None  # the server says what is wrong with it
-    return fields if isinstance(fields, dict) else None
 
 
 def _tenant(extension: Mapping[str, Any], fields: Mapping[str, Any]) -> str:

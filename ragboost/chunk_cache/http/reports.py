@@ -76,15 +76,11 @@ def _status_path(engine: str) -> Path:
 
 
 class ReportInbox:
-    """Receives reports of the engine on prompts. Belongs to one event loop.
-
-    Attributes:
-        name: tells the engine where to send reports to.
-    """
+    """Receives reports of the engine on prompts. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self.name = self._directory.name
+        self.name = self._directory.name  # tells the engine where to send reports to
         self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)

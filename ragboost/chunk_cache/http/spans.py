@@ -21,11 +21,7 @@ _ITEM = np.dtype(np.int32).itemsize
 
 
 class ChunkFinder:
-    """Finds chunks in prompts. Keeps the ids of the chunks that it saw last.
-
-    Args:
-        capacity_bytes: of the texts and ids that are kept.
-    """
+    """Finds chunks in prompts. Keeps the ids of the chunks that it saw last."""
 
     def __init__(self, *, capacity_bytes: int = 64 << 20) -> None:
         self._ids: BoundedMap[str, bytes] = BoundedMap(

@@ -11,7 +11,7 @@ import msgspec
 
 from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
-from ragboost.chunk_cache.http.asgi import Message, Send, with_body_length
+from ragboost.chunk_cache.http.asgi import Message, Send, read_json, with_body_length
 from ragboost.chunk_cache.http.reports import ReportInbox
 
 _MAX_EVENT_BYTES = 4 << 20
@@ -37,19 +37,10 @@ def with_origins(usage: Mapping[str, Any], origins: TokenOrigins) -> dict[str, A
 
 
 class UsageWriter:
-    """Sends a response with the origins in its usage; other bytes are sent as they come.
-
-    Args:
-        send: the server's.
-        inbox: receives the engine's reports.
-        ticket: of the request's report in it.
-
-    Attributes:
-        report: the engine's, once it has come.
-    """
+    """Sends a response with the origins in its usage; other bytes are sent as they come."""
 
     def __init__(self, send: Send, inbox: ReportInbox, ticket: int) -> None:
-        self.report: PromptReport | None = None
+        self.report: PromptReport | None = None  # the engine's, once it has come
         self._send, self._inbox, self._ticket = send, inbox, ticket
         self._start: Message | None = None  # of a JSON response, kept back for its length
         self._is_stream = False
@@ -81,7 +72,7 @@ class UsageWriter:
         if message.get("more_body"):
             return
         body = self._unsent
-        fields = _decode(body)
+        fields = read_json(body)
         if fields is not None:
             params = fields.get("kv_transfer_params")
             report = params.pop(PARAMS_KEY, None) if isinstance(params, dict) else None
@@ -110,7 +101,7 @@ class UsageWriter:
 
     def _write_event(self, event: bytes) -> bytes:
         head, separator, data = event.partition(b"data:")
-        fields = _decode(data.strip()) if separator and not head.strip() else None
+        fields = read_json(data.strip()) if separator and not head.strip() else None
         if fields is None or not self._write(fields):
             return event
         return b"data: " + msgspec.json.encode(fields) + event[len(event.rstrip()) :]
@@ -122,11 +113,3 @@ class UsageWriter:
             return False
         fields["usage"] = with_origins(usage, self.report.origins)
         return True
-
-
-def _decode(data: bytes) -> dict[str, Any] | None:
-    try:
-        fields = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return fields if isinstance(fields, dict) else None

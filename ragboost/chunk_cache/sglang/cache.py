@@ -46,15 +46,7 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
     _filler: PoolFiller
 
     def start(self, context: Any, settings: EngineChunkSettings) -> None:
-        """Switch reuse on, if the model passes the self-test.
-
-        Args:
-            context: SGLang's `TreeCacheBuildContext`.
-            settings: of chunk reuse.
-
-        Raises:
-            ChunkCacheError: it does not, or that of another rank.
-        """
+        """Switch reuse on, if the model passes the self-test, see `make_filler`."""
         limit = context.params.chunked_prefill_size
         rows = limit if limit and limit > 0 else _STEP_TOKENS
         self._filler = make_filler(context, self, settings=settings, rows=rows)
@@ -202,10 +194,8 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
 
 
 def make_cache(context: Any) -> Any:
-    """Return SGLang's radix cache, with chunk reuse where it is possible.
-
-    Args:
-        context: SGLang's `TreeCacheBuildContext`.
+    """Return SGLang's radix cache for a `TreeCacheBuildContext`, with chunk reuse where it is
+    possible.
 
     Raises:
         ConfigError: a malformed setting.

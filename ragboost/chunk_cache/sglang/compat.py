@@ -43,11 +43,8 @@ def _sglang() -> SimpleNamespace:
 
 
 def refusal(context: Any) -> str | None:
-    """Return why reuse is impossible with this server; None if it is possible.
-
-    Args:
-        context: SGLang's `TreeCacheBuildContext`.
-    """
+    """Return why reuse is impossible with a server's `TreeCacheBuildContext`; None if it is
+    possible."""
     runner, params, args = context.tp_worker.model_runner, context.params, context.server_args
     refused = {
         "untested_version": _sglang().version not in TESTED_VERSIONS,
@@ -128,11 +125,7 @@ def free_slots(tree: Any, slots: torch.Tensor | None) -> None:
 
 
 def find_ranks(context: Any) -> Ranks:
-    """Return the processes that hold the model together.
-
-    Args:
-        context: SGLang's `TreeCacheBuildContext`.
-    """
+    """Return the processes that hold the model together."""
     return ONE_RANK if context.tp_size == 1 else GroupRanks(_sglang().get_tp_group().cpu_group)
 
 
@@ -256,10 +249,9 @@ def extend_batch(
     """Return a batch that computes tokens of one prompt.
 
     Args:
-        ids: token ids, (rows,).
-        positions: their positions, (rows,).
+        ids, positions: of the tokens, (rows,).
         row: of the request in the table of slots.
-        slots: KV slots of the tokens; None: slot 0, which no request owns.
+        slots: of the tokens; None: slot 0, which no request owns.
     """
     sglang, count, device = _sglang(), len(ids), ids.device
     start = 0 if slots is None else int(positions[0])
@@ -302,9 +294,9 @@ def engine_forward(
 
     Args:
         runner: the model runner.
-        tokens: token ids of the whole prompt.
-        start: number of tokens whose KV is in the slots.
-        slots: KV slots of the prompt, (tokens,).
+        tokens: of the whole prompt.
+        start: tokens whose KV is in the slots.
+        slots: of the prompt, (tokens,).
     """
     table = runner.req_to_token_pool.req_to_token
     row = len(table) - 1

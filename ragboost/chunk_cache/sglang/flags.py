@@ -20,11 +20,7 @@ BACKEND = "ragboost"
 
 
 def sglang_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return the flags, each followed by its value.
-
-    Args:
-        settings: of chunk reuse in the engine, see `EngineChunkSettings`.
-    """
+    """Return the flags for these `EngineChunkSettings`, each followed by its value."""
     flags = ["--radix-cache-backend", BACKEND]
     if settings:
         flags += ["--hicache-storage-backend-extra-config", json.dumps(dict(settings))]
@@ -37,12 +33,7 @@ def instance(port: int) -> str:
 
 
 def publish(context: Any, refusal: str | None) -> None:
-    """Let the process that serves HTTP know whether chunks can be reused.
-
-    Args:
-        context: SGLang's `TreeCacheBuildContext`.
-        refusal: why they cannot; None: they can.
-    """
+    """Let the process that serves HTTP know why chunks cannot be reused; None: they can."""
     if refusal is not None:
         logger.warning("chunk reuse stays off: %s", refusal)
     if context.tp_rank == 0:

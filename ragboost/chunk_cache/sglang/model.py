@@ -27,10 +27,6 @@ from ragboost.errors import UnsupportedModelError
 class SGLangModel(NestedModel):
     """SGLang's model as one that can compute selected tokens.
 
-    Args:
-        runner: SGLang's model runner, with the model loaded and the KV pool allocated.
-        ranks: the processes that hold the model together.
-
     Raises:
         UnsupportedModelError: the keys of this model cannot be moved.
     """

@@ -48,17 +48,7 @@ class PoolRequest(ReusingRequest):
 
 
 class PoolScheduler:
-    """Chunk reuse in SGLang's scheduler.
-
-    Args:
-        filler: the KV pool's side.
-        settings: of chunk reuse.
-        page_size: tokens per page of the pool.
-        step_tokens: tokens that a step of the scheduler computes.
-
-    Attributes:
-        reasons: number of requests computed exactly, by reason.
-    """
+    """Chunk reuse in SGLang's scheduler, whose steps compute so many tokens."""
 
     def __init__(
         self,
@@ -68,7 +58,7 @@ class PoolScheduler:
         page_size: int,
         step_tokens: int,
     ) -> None:
-        self.reasons: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()  # of requests that were computed exactly
         self._filler, self._page_size = filler, page_size
         self._defaults = settings.defaults
         self._budget = StepBudget(settings.step_tokens or step_tokens)
@@ -95,8 +85,8 @@ class PoolScheduler:
         """Return the number of tokens that reuse fills behind the prefix.
 
         Args:
-            request: the request.
-            prefix_tokens: leading tokens whose KV the tree holds.
+            request: a waiting one.
+            prefix_tokens: whose KV the tree holds.
             limit: leading tokens that SGLang does not need to compute.
         """
         request.prefix_tokens = prefix_tokens

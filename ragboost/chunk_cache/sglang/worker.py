@@ -33,13 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class PoolFiller(SlotFiller):
-    """Chunk reuse over one KV pool.
-
-    Args:
-        runner: SGLang's model runner, with the model loaded and the pool allocated.
-        ranks: the processes that hold the model together; each stores the KV of its own heads.
-        settings: of chunk reuse.
-        rows: maximum rows of one nested pass.
+    """Chunk reuse over one KV pool. Each rank stores the KV of its own heads.
 
     Raises:
         UnsupportedModelError: reuse is impossible with this model.
@@ -77,7 +71,7 @@ def make_filler(context: Any, tree: Any, *, settings: EngineChunkSettings, rows:
         context: SGLang's `TreeCacheBuildContext`.
         tree: its radix cache.
         settings: of chunk reuse.
-        rows: tokens that a step of the scheduler computes.
+        rows: most rows of one nested pass.
 
     Raises:
         ChunkCacheError: it does not, or that of another rank.

@@ -20,18 +20,10 @@ from ragboost.chunk_cache.vllm.data import RankHello, RankReport
 
 
 class ListStore:
-    """A `KVStore` of listed chunks, bounded by the bytes that each rank holds.
-
-    Args:
-        capacity_bytes: maximum bytes of one rank.
-        eviction: eviction policy.
-
-    Attributes:
-        dropped: keys that the ranks must remove.
-    """
+    """A `KVStore` of listed chunks, bounded by the bytes that each rank holds."""
 
     def __init__(self, *, capacity_bytes: int, eviction: str) -> None:
-        self.dropped: list[str] = []
+        self.dropped: list[str] = []  # keys that the ranks must remove
         self._tier = MemoryTier(
             capacity_bytes=capacity_bytes,
             device=torch.device("cpu"),
@@ -79,14 +71,8 @@ class ListStore:
 
 
 class RankCatalogue:
-    """List of what the ranks of a model have stored and done, as they report it. See `WorkerView`.
-
-    Args:
-        hello: one of the ranks; all are alike.
-        size: number of ranks.
-        block_size: tokens of a block.
-        settings: of chunk reuse.
-    """
+    """List of what the ranks of a model, which are alike, report to have stored and done: the
+    `WorkerView` of several."""
 
     can_measure = False  # the measures compare heads of all ranks
 
@@ -117,12 +103,8 @@ class RankCatalogue:
         self.library = self._make_library()
 
     def take(self, report: RankReport, *, is_unfinished: Callable[[str], bool]) -> None:
-        """Note what the ranks did in a step.
-
-        Args:
-            report: of all ranks.
-            is_unfinished: returns True for requests that may still ask for their outcome.
-        """
+        """Note what all ranks did in a step; outcomes only of unfinished requests, which may still
+        ask for them."""
         for request_id, counts in report.outcomes.items():
             if is_unfinished(request_id):
                 self.outcomes[request_id] = counts

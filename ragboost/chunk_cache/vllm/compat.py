@@ -100,7 +100,7 @@ def awaits_blocks(request: Any, num_cached: int, *, block_size: int, others: Ite
     share them before they are computed. Attention within the pass may; a read before it may not.
 
     Args:
-        request: request about to be scheduled.
+        request: about to be scheduled.
         num_cached: tokens that the prefix cache is said to hold of it.
         block_size: tokens of a block.
         others: requests that may be running.
@@ -255,9 +255,9 @@ def engine_forward(
     Args:
         runner: the model runner.
         config: vLLM's configuration.
-        tokens: token ids of the whole prompt.
-        start: number of tokens whose KV is in the slots.
-        slots: of the prompt's tokens, which begin with a block.
+        tokens: of the whole prompt.
+        start: tokens whose KV is in the slots.
+        slots: of the prompt, whose first begins a block.
     """
     device, num_rows, total = runner.device, len(tokens) - start, len(tokens)
     size = config.cache_config.block_size

@@ -19,13 +19,7 @@ from ragboost.chunk_cache.vllm.compat import attention_layers, describe_layer, n
 
 
 class EngineModel(NestedModel):
-    """vLLM's model as one that can compute selected tokens.
-
-    Args:
-        model: the model of vLLM's runner.
-        config: vLLM's configuration.
-        device: of the model.
-        ranks: the processes that hold the model together.
+    """The model of vLLM's runner as one that can compute selected tokens.
 
     Raises:
         UnsupportedModelError: the keys of this model cannot be moved.

@@ -72,24 +72,14 @@ class _Tracked:
 
 
 class ChunkScheduler:
-    """Chunk reuse in the scheduler.
+    """Chunk reuse in the scheduler, beside a worker or what several of them report."""
 
-    Args:
-        worker: the worker, or what several of them report.
-        config: vLLM's configuration.
-        settings: of chunk reuse.
-
-    Attributes:
-        cache_manager: vLLM's, once it is bound.
-        reasons: number of requests computed exactly, by reason.
-        withdrawn: hashes of approximate blocks that followers of vLLM's cache events must not take
-            for exact ones, until they are announced.
-    """
-
-    cache_manager: Any = None
+    cache_manager: Any = None  # vLLM's, once it is bound
 
     def __init__(self, worker: WorkerView, config: Any, *, settings: EngineChunkSettings) -> None:
-        self.reasons: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()  # of requests that were computed exactly
+        # Hashes of approximate blocks that followers of vLLM's cache events must not take for exact
+        # ones, until they are told.
         self.withdrawn: list[Any] = []
         self._worker = worker
         self._block_size = worker.block_size
@@ -172,11 +162,8 @@ class ChunkScheduler:
         self._withdraw(tracked)
 
     def next_step(self, num_scheduled: dict[str, int]) -> StepWork:
-        """Return the work of the step that has just been scheduled.
-
-        Args:
-            num_scheduled: tokens that it computes of each request.
-        """
+        """Return the work of the step that has just been scheduled, which computes so many tokens
+        of each request."""
         self._note_failures()
         for request_id, count in num_scheduled.items():
             tracked = self._tracked.get(request_id)

@@ -68,13 +68,7 @@ class ChunkWorker(_PlatformWorker):  # type: ignore[misc]  # vLLM is untyped her
 
 
 class BlockFiller(SlotFiller):
-    """Chunk reuse over the paged cache of one worker.
-
-    Args:
-        runner: vLLM's model runner, with the model loaded and the cache allocated.
-        config: vLLM's configuration.
-        ranks: the workers that hold the model together.
-        settings: of chunk reuse.
+    """Chunk reuse over the paged cache of one worker, once it is allocated.
 
     Raises:
         UnsupportedModelError: reuse is impossible with this model or cache.
