@@ -87,19 +87,8 @@ class Prompts:
         """Return the prompt with the chunks of these texts, those that are found in its tokens."""
         if extension.reuse is None:
             return PromptTokens(tokens)
-        found = find_spans(tokens, [pack_ids(self._encode(text)) for text in texts])
-        ends = [*(start for start, _ in found), len(tokens) - 1][1:]
-        spans = [
-            (start, self._skip_space(tokens, stop, end))
-            for (start, stop), end in zip(found, ends, strict=False)
-        ]
-        return self._reusing(tokens, spans, extension)
-
-    def _skip_space(self, tokens: list[int], start: int, stop: int) -> int:
-        """Return the end of the white space behind a chunk, which is the same wherever it is."""
-        while start < stop and self._tokenizer.decode(tokens[start : start + 1]).isspace():
-            start += 1
-        return start
+        chunks = [pack_ids(self._encode(text)) for text in texts]
+        return self._reusing(tokens, find_spans(tokens, chunks), extension)
 
     def _reusing(
         self, tokens: list[int], spans: Sequence[tuple[int, int]], extension: Extension

@@ -20,6 +20,7 @@ from tests.engine.conftest import MODEL, SETTINGS, Served
 from tests.engine.leaving import leave_while_running
 
 APPROX = {"reuse": {"policy": "gradual", "ratio": 0.2}}
+BETWEEN = 3 * 2  # tokens of the empty lines behind three documents
 TEXTS = [f"Document {i}: " + f"fact {i * 7} holds for part {i}. " * 8 for i in range(4)]
 
 
@@ -69,7 +70,7 @@ def test_usage_says_where_every_prompt_token_came_from(empty: Served) -> None:
     assert exact < 20, "the system prompt"
     assert recomputed == round(0.2 * (approximate + recomputed))
     assert approximate > 120
-    assert computed < 20, "the question and what the template puts behind it"
+    assert computed - BETWEEN < 20, "the question and what the template puts behind it"
 
 
 def test_a_request_that_does_not_ask_is_exact_and_says_nothing(empty: Served) -> None:
@@ -116,7 +117,7 @@ def test_documents_of_the_chat_template_are_chunks(empty: Served) -> None:
     exact, approximate, recomputed, computed = sources(ask_about([2, 1, 0]))
     assert exact < 20, "the system prompt"
     assert approximate + recomputed > 150
-    assert computed < 20
+    assert computed - BETWEEN < 20
 
 
 def test_a_later_turn_finds_chunks_that_the_first_turns_system_prompt_precedes(
