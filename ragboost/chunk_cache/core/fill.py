@@ -57,7 +57,8 @@ def fill_steps(
     """Assemble the stored KV of a prompt and compute its missing and selected tokens.
 
     Args:
-        prefix: KV of the first `plan.held` tokens; None if there are none, or if `into` has them.
+        prefix: KV of the plan's first `prefix_tokens`; None if there are none, or if `into` has
+            them.
         pace: length of the pieces, one per step; None: few and long ones.
         policy: selects the tokens to recompute; None: that of the request.
         observe: observer of the pass that computes the prompt, whose rows are not split then.
@@ -112,19 +113,19 @@ def assemble_plan(
 ) -> Assembly:
     """Return a prompt with its stored KV, moved to its place; arguments are those of
     `fill_steps`."""
-    length, held = len(plan.tokens), plan.held
+    length, prefix_tokens = len(plan.tokens), plan.prefix_tokens
     # The store keeps KV in host memory; everything after this line is on the model's device.
     stored = [None if kv is None else kv.to(model.device) for kv in plan.stored]
     spans = []
-    if prefix is not None and held:
-        spans.append(ChunkSpan(0, held, TokenSource.EXACT, prefix.to(model.device)))
+    if prefix is not None and prefix_tokens:
+        spans.append(ChunkSpan(0, prefix_tokens, TokenSource.EXACT, prefix.to(model.device)))
     for (start, stop), kv, exact in zip(plan.request.chunks, stored, plan.exact, strict=True):
         if kv is not None:
-            first = max(start, held)
+            first = max(start, prefix_tokens)
             source = TokenSource.EXACT if exact else TokenSource.APPROXIMATE
             spans.append(ChunkSpan(first, stop, source, kv.without_first(first - start)))
     source_of = torch.zeros(length, dtype=torch.int8)
-    source_of[:held] = TokenSource.EXACT
+    source_of[:prefix_tokens] = TokenSource.EXACT
     sensitivity = torch.zeros(length)
     for span in spans:
         source_of[span.start : span.stop] = span.source
@@ -132,7 +133,7 @@ def assemble_plan(
             sensitivity[span.start : span.stop] = span.kv.sensitivity
     return Assembly(
         plan.tokens,
-        assemble(model, spans, length=length, into=into, num_held=0 if prefix else held),
+        assemble(model, spans, length=length, into=into, num_held=0 if prefix else prefix_tokens),
         source_of.to(model.device),
         list(plan.request.chunks),
         plan.question,
@@ -162,12 +163,12 @@ def filled_error(
     for policy in ("epic", "gradual"):  # one that looks at no token, and one that looks at all
         request = EngineChunkRequest(((start, stop),), policy=policy, ratio=0.5)
         keys = find_chunks(request, tokens, library)
-        plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+        plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
         if isinstance(plan, str):
             raise UnsupportedModelError(f"{model.name} reuses nothing of a stored chunk: {plan}")
         filled = at_once(fill_steps(model, plan, prefix=None, backend=backend))
         for layer, kv in zip(filled.cache.layers, computed.layers, strict=True):
-            for got, wanted in zip((layer.keys, layer.values), kv, strict=True):
-                difference = got[:, :, : plan.stop].float() - wanted[:, :, : plan.stop].float()
-                errors.append(difference.abs().max() / wanted.float().abs().max())
+            for got, expected in zip((layer.keys, layer.values), kv, strict=True):
+                difference = got[:, :, : plan.stop].float() - expected[:, :, : plan.stop].float()
+                errors.append(difference.abs().max() / expected.float().abs().max())
     return float(torch.stack(errors).max())  # not a number if one is

@@ -58,16 +58,16 @@ class ChunkPosition(NamedTuple):
     stop: int  # the one after the last
 
 
-def read_options(given: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOptions | None:
+def read_options(extension: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOptions | None:
     """Return the options of a request, or None if it is computed exactly.
 
     Args:
-        given: the `ragboost` object.
+        extension: the `ragboost` object.
 
     Raises:
         RequestError: `reuse` or `tenant` is malformed, or this engine cannot reuse chunks.
     """
-    where, value, tenant = f"{FIELD}.reuse", given.get("reuse"), read_tenant(given)
+    where, value, tenant = f"{FIELD}.reuse", extension.get("reuse"), read_tenant(extension)
     is_default = defaults.is_approx and defaults.refusal is None
     if value == _EXACT or (value is None and not is_default):
         return None
@@ -92,13 +92,13 @@ def read_options(given: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOpti
     return options._replace(tenant=tenant)
 
 
-def read_tenant(given: Mapping[str, Any]) -> str:
+def read_tenant(extension: Mapping[str, Any]) -> str:
     """Return whose stored chunks a request shares, or an empty text.
 
     Raises:
         RequestError: `tenant` is no text of at most 256 characters.
     """
-    tenant = given.get("tenant") or ""
+    tenant = extension.get("tenant") or ""
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
         raise RequestError(
             f"{FIELD}.tenant must be a text of at most {MAX_TENANT} characters",
@@ -107,13 +107,13 @@ def read_tenant(given: Mapping[str, Any]) -> str:
     return tenant
 
 
-def read_measure(given: Mapping[str, Any]) -> bool:
+def read_measure(extension: Mapping[str, Any]) -> bool:
     """Return True if the last chunk is to be measured behind the others, see `measure`.
 
     Raises:
         RequestError: `measure` is no truth value.
     """
-    measure = given.get("measure", False)
+    measure = extension.get("measure", False)
     if not isinstance(measure, bool):
         raise RequestError(
             f"{FIELD}.measure must be true or false, got {measure!r}", param=f"{FIELD}.measure"
@@ -121,11 +121,11 @@ def read_measure(given: Mapping[str, Any]) -> bool:
     return measure
 
 
-def read_positions(given: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosition]:
+def read_positions(extension: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosition]:
     """Return the positions of the chunks, ascending and without overlaps.
 
     Args:
-        given: the `ragboost` object.
+        extension: the `ragboost` object.
         is_chat: positions are `[message, start, stop]`, else `[start, stop]`.
 
     Raises:
@@ -133,7 +133,7 @@ def read_positions(given: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosi
     """
     where, width = f"{FIELD}.chunks", 3 if is_chat else 2
     try:
-        rows = msgspec.convert(given.get("chunks") or [], list[list[int]])
+        rows = msgspec.convert(extension.get("chunks") or [], list[list[int]])
     except msgspec.ValidationError as error:
         raise RequestError(f"{where}: {error}", param=where) from None
     if len(rows) > MAX_CHUNKS:

@@ -28,7 +28,7 @@ of the missing ones twice."""
 class PromptPlan:
     """The reuse of chunks in one prompt."""
 
-    # 0           held                approximate                 stop      question     len(tokens)
+    # 0       prefix_tokens         approximate                 stop      question     len(tokens)
     # |  engine's  |  exact chunks      |  reused and recomputed    |  the engine computes   |
     # |  prefix    |  copied, missing   |  chunks, missing tokens   |  as ever               |
     # |            |  tokens computed   |  computed                 |                        |
@@ -36,8 +36,8 @@ class PromptPlan:
 
     request: EngineChunkRequest
     tokens: list[int]  # of the whole prompt
-    held: int  # leading tokens whose KV the engine holds
-    stop: int  # reuse fills the tokens [held, stop)
+    prefix_tokens: int  # leading tokens whose KV the engine holds
+    stop: int  # reuse fills the tokens [prefix_tokens, stop)
     question: int  # first token after the last chunk, at most the last token
     stored: tuple[ChunkKV | None, ...]  # of each chunk of the request; None if it is missing
     exact: tuple[bool, ...]  # of each chunk: its stored KV is that of an ordinary prefill here
@@ -45,22 +45,22 @@ class PromptPlan:
 
     @property
     def num_missing(self) -> int:
-        """Tokens of [held, stop) without stored KV."""
+        """Tokens of [prefix_tokens, stop) without stored KV."""
         found = sum(
-            max(0, min(stop, self.stop) - max(start, self.held))
+            max(0, min(stop, self.stop) - max(start, self.prefix_tokens))
             for (start, stop), kv in zip(self.request.chunks, self.stored, strict=True)
             if kv is not None
         )
-        return self.stop - self.held - found
+        return self.stop - self.prefix_tokens - found
 
     @property
     def counts(self) -> TokenOrigins:
         """Expected report of a filling; without blocks of tokens, which are chosen as a whole."""
-        exact, approximate = self.held, 0
+        exact, approximate = self.prefix_tokens, 0
         for (start, stop), kv, is_copied in zip(
             self.request.chunks, self.stored, self.exact, strict=True
         ):
-            count = 0 if kv is None else stop - max(start, self.held)
+            count = 0 if kv is None else stop - max(start, self.prefix_tokens)
             exact += count if is_copied else 0
             approximate += 0 if is_copied else count
         chosen = budget(make_policy(self.request.policy).ratio(self.request.ratio), approximate)
@@ -73,11 +73,11 @@ class PromptPlan:
         if self.request.measure:
             start, stop = self.request.chunks[-1]
             return self.num_missing + stop - start
-        chosen = self.request.ratio * (self.stop - self.held - self.num_missing)
+        chosen = self.request.ratio * (self.stop - self.prefix_tokens - self.num_missing)
         looked_at = 0
         if self.request.ratio and make_policy(self.request.policy).looks_at_all:
             share = min(2, num_layers) / num_layers
-            looked_at = round(share * (len(self.tokens) - self.held))
+            looked_at = round(share * (len(self.tokens) - self.prefix_tokens))
         return self.num_missing + round(chosen) + looked_at
 
 
@@ -96,24 +96,24 @@ def plan_prompt(
     request: EngineChunkRequest,
     tokens: list[int],
     *,
-    held: int,
+    prefix_tokens: int,
     keys: dict[int, str],
     library: ChunkLibrary,
 ) -> PromptPlan | str:
     """Return the plan of a prompt, or the reason to compute it exactly. It is the same as long as
-    `held` and the library's `version` are.
+    `prefix_tokens` and the library's `version` are.
 
     Args:
         keys: see `find_chunks`.
     """
-    if max((end for _, end in request.chunks), default=0) <= held:
+    if max((end for _, end in request.chunks), default=0) <= prefix_tokens:
         return "prefix_hit"
     stored: list[ChunkKV | None] = [None] * len(request.chunks)
     regime = library.regime_at(len(tokens))
     is_unmeasured = False
     for number, key in keys.items():
         start, end = request.chunks[number]
-        if end <= held or end >= len(tokens):  # held already, or it has the last token
+        if end <= prefix_tokens or end >= len(tokens):  # in the prefix, or it has the last token
             continue
         kv = library.find(key, tokens[start:end], is_first=number == 0)
         if kv is None:
@@ -122,14 +122,14 @@ def plan_prompt(
             is_unmeasured = True
             continue
         stored[number] = kv
-    plan = plan_stored(request, tokens, held=held, stored=stored, regime=regime)
-    if plan.stop == held:
+    plan = plan_stored(request, tokens, prefix_tokens=prefix_tokens, stored=stored, regime=regime)
+    if plan.stop == prefix_tokens:
         return "not_measured" if is_unmeasured else "nothing_stored"
-    if request.measure and (
-        len(stored) < 2 or stored[-1] is None or plan.exact[-1] or request.chunks[-1][0] < held
-    ):
-        return "not_measurable"
-    if plan.num_missing > MAX_MISSING * (plan.stop - held):
+    if request.measure:
+        is_behind = len(stored) > 1 and request.chunks[-1][0] >= prefix_tokens
+        if not is_behind or stored[-1] is None or plan.exact[-1]:
+            return "not_measurable"
+    if plan.num_missing > MAX_MISSING * (plan.stop - prefix_tokens):
         return "mostly_missing"
     return plan
 
@@ -138,7 +138,7 @@ def plan_stored(
     request: EngineChunkRequest,
     tokens: list[int],
     *,
-    held: int,
+    prefix_tokens: int,
     stored: Sequence[ChunkKV | None],
     regime: str,
     is_whole: bool = False,
@@ -149,22 +149,22 @@ def plan_stored(
         stored: KV of each chunk; None: it is computed.
         is_whole: fill to the end of the prompt, not to that of the last stored chunk.
     """
-    stop, approximate = held, None
+    stop, approximate = prefix_tokens, None
     found: list[ChunkKV | None] = []
     exact = []
     for (start, end), kv in zip(request.chunks, stored, strict=True):
-        found.append(kv if end > held else None)
+        found.append(kv if end > prefix_tokens else None)
         exact.append(kv is not None and is_exact(kv, tokens, start, regime=regime))
         if found[-1] is None:
             continue
         stop = end
         if approximate is None and not exact[-1]:
-            approximate = max(start, held)
+            approximate = max(start, prefix_tokens)
     last = max((end for _, end in request.chunks), default=0)
     return PromptPlan(
         request,
         tokens,
-        held,
+        prefix_tokens,
         len(tokens) if is_whole else stop,
         min(last, len(tokens) - 1),
         tuple(found),
@@ -184,7 +184,7 @@ def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
     stop = plan.stop // page_size * page_size
     if stop == plan.stop:
         return plan
-    if stop <= plan.held:
+    if stop <= plan.prefix_tokens:
         return "below_one_page"
     approximate = plan.approximate
     if approximate is not None and approximate >= stop:

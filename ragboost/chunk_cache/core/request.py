@@ -50,33 +50,33 @@ def read_request(
     Args:
         params: the request's `kv_transfer_params`.
     """
-    told = (params or {}).get(PARAMS_KEY)
-    if told is None:
+    fields = (params or {}).get(PARAMS_KEY)
+    if fields is None:
         return None
-    if not isinstance(told, Mapping):
+    if not isinstance(fields, Mapping):
         return EngineChunkRequest(reason="bad_options")
-    if told.get("version", VERSION) != VERSION:
+    if fields.get("version", VERSION) != VERSION:
         return EngineChunkRequest(reason="unknown_version")
-    tenant = told.get("tenant") or ""
+    tenant = fields.get("tenant") or ""
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
         return EngineChunkRequest(reason="bad_options")
-    chunks = _read_chunks(told.get("chunks"), num_tokens)
+    chunks = _read_chunks(fields.get("chunks"), num_tokens)
     if chunks is None:
         return EngineChunkRequest(reason="bad_chunks")
-    policy = told.get("policy") or defaults.policy
-    ratio = _share(told.get("ratio"), defaults.ratio)
-    granularity = told.get("granularity") or defaults.granularity
+    policy = fields.get("policy") or defaults.policy
+    ratio = _share(fields.get("ratio"), defaults.ratio)
+    granularity = fields.get("granularity") or defaults.granularity
     is_valid = (
         isinstance(policy, str)
         and policy in SERVED_POLICIES
         and _is_integer(granularity)
         and 1 <= granularity <= num_tokens
-        and isinstance(told.get("measure", False), bool)
+        and isinstance(fields.get("measure", False), bool)
     )
     if not is_valid or ratio is None:
         return EngineChunkRequest(chunks, tenant=tenant, reason="bad_options")
-    reason = None if told.get("reuse", True) is True else "reuse_off"
-    measure = told.get("measure", False)
+    reason = None if fields.get("reuse", True) is True else "reuse_off"
+    measure = fields.get("measure", False)
     return EngineChunkRequest(chunks, policy, ratio, granularity, tenant, reason, measure)
 
 
@@ -88,14 +88,14 @@ def in_namespace(request: EngineChunkRequest, *names: str | None) -> EngineChunk
     return replace(request, tenant=hashlib.sha256(made_from).hexdigest())
 
 
-def _read_chunks(told: Any, num_tokens: int) -> tuple[tuple[int, int], ...] | None:
+def _read_chunks(pairs: Any, num_tokens: int) -> tuple[tuple[int, int], ...] | None:
     """Return ascending, disjoint, non-empty positions; None if they are not."""
-    if not isinstance(told, list | tuple) or len(told) > MAX_CHUNKS:
+    if not isinstance(pairs, list | tuple) or len(pairs) > MAX_CHUNKS:
         return None
-    for pair in told:
+    for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(_is_integer, pair)):
             return None
-    chunks = tuple((start, stop) for start, stop in told)
+    chunks = tuple((start, stop) for start, stop in pairs)
     if any(start >= stop for start, stop in chunks):
         return None
     if any(before[1] > after[0] for before, after in pairwise(chunks)):

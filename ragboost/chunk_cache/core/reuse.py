@@ -105,7 +105,7 @@ class ChunkReuse:
         """Return a chunk's KV behind the system prompt, computed now and not stored."""
         begin, prompt = time.perf_counter(), [*system, *tokens]
         before = self.library.find_beginning(prompt, len(system))
-        plan = self._plan(prompt, [], [], held=len(system) if before else 0)
+        plan = self._plan(prompt, [], [], prefix_tokens=len(system) if before else 0)
         filled = at_once(fill_steps(self.adapter, plan, prefix=before, backend=self.backend))
         kv = self.extract(filled.cache, prompt, len(system), len(prompt), is_exact=True)
         if self.adapter.device.type == "cuda":
@@ -123,7 +123,7 @@ class ChunkReuse:
         stored = [*neighbours, own]
         tokens, chunks = _join(system, [kv.tokens for kv in stored])
         before = self.library.find_beginning(tokens, len(system))
-        plan = self._plan(tokens, chunks, stored, held=len(system) if before else 0)
+        plan = self._plan(tokens, chunks, stored, prefix_tokens=len(system) if before else 0)
         plan = replace(plan, request=replace(plan.request, measure=True))
         filled = at_once(fill_steps(self.adapter, plan, prefix=before, backend=self.backend))
         start, stop = chunks[-1]
@@ -261,7 +261,7 @@ class ChunkReuse:
         prefix: ChunkKV | None,
         stored: Sequence[ChunkKV | None] | None,
     ) -> tuple[PromptPlan, ChunkKV | None]:
-        """Return the plan, and the KV of its first `held` tokens."""
+        """Return the plan, and the KV of its first `prefix_tokens` tokens."""
         if not question:
             raise ChunkCacheError("question must have at least one token")
         tokens, spans = _join(system, chunks)
@@ -274,20 +274,21 @@ class ChunkReuse:
                 for number, each in enumerate(chunks)
             ]
         regime = self.adapter.regime(len(tokens))
-        held = 0
+        prefix_tokens = 0
         if prefix is not None:
-            held = len(prefix.tokens)
-            if prefix.base != 0 or list(prefix.tokens) != tokens[:held]:
+            prefix_tokens = len(prefix.tokens)
+            if prefix.base != 0 or list(prefix.tokens) != tokens[:prefix_tokens]:
                 raise ChunkCacheError(
-                    f"the prefix of {held} tokens is not the beginning of the prompt"
+                    f"the prefix of {prefix_tokens} tokens is not the beginning of the prompt"
                 )
             # The last token is always computed, for its logits.
-            held = min(held, len(tokens) - 1) if prefix.regime == regime else 0
-        if held < len(system):
+            prefix_tokens = min(prefix_tokens, len(tokens) - 1) if prefix.regime == regime else 0
+        if prefix_tokens < len(system):
             before = self.library.find_beginning(tokens, len(system))
             if before is not None:
-                prefix, held = before, len(system)
-        return self._plan(tokens, spans, stored, held=held), prefix if held else None
+                prefix, prefix_tokens = before, len(system)
+        plan = self._plan(tokens, spans, stored, prefix_tokens=prefix_tokens)
+        return plan, prefix if prefix_tokens else None
 
     def _plan(
         self,
@@ -295,12 +296,12 @@ class ChunkReuse:
         chunks: Sequence[tuple[int, int]],
         stored: Sequence[ChunkKV | None],
         *,
-        held: int,
+        prefix_tokens: int,
     ) -> PromptPlan:
         return plan_stored(
             EngineChunkRequest(tuple(chunks)),
             tokens,
-            held=held,
+            prefix_tokens=prefix_tokens,
             stored=stored,
             regime=self.adapter.regime(len(tokens)),
             is_whole=True,

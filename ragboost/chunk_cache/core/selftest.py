@@ -77,5 +77,5 @@ def _moved_error(
     return max(errors)
 
 
-def _relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((got.float() - wanted.float()).abs().max() / wanted.float().abs().max())
+def _relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.float() - expected.float()).abs().max() / expected.float().abs().max())

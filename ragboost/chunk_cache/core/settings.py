@@ -38,20 +38,20 @@ class EngineChunkSettings:
     backend: str = "tiled"  # attention backend of the recomputation, see `BACKENDS`
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "EngineChunkSettings":
+    def read(cls, values: Mapping[str, Any]) -> "EngineChunkSettings":
         """Return the settings in a mapping of names to values.
 
         Raises:
             ConfigError: an unknown name, or a value of another type or out of range.
         """
         types = {field.name: type(field.default) for field in fields(cls)}
-        for name, value in told.items():
+        for name, value in values.items():
             if name not in types:
                 raise ConfigError(f"unknown setting {name!r}; known are {', '.join(types)}")
-            wanted = (int, float) if types[name] is float else types[name]
-            if isinstance(value, bool) or not isinstance(value, wanted):
+            allowed = (int, float) if types[name] is float else types[name]
+            if isinstance(value, bool) or not isinstance(value, allowed):
                 raise ConfigError(f"`{name}` must be of type {types[name].__name__}, got {value!r}")
-        settings = cls(**told)
+        settings = cls(**values)
         if settings.reuse not in ("exact", "approx"):
             raise ConfigError(f"`reuse` must be exact or approx, got {settings.reuse!r}")
         if settings.policy not in SERVED_POLICIES:

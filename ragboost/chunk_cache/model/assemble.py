@@ -112,7 +112,7 @@ def assemble(
         stored=torch.cat(
             [torch.arange(kv.base, kv.base + s.stop - s.start, device=device) for s, kv in stored]
         ),
-        wanted=torch.cat([torch.arange(s.start, s.stop, device=device) for s, _ in stored]),
+        target=torch.cat([torch.arange(s.start, s.stop, device=device) for s, _ in stored]),
         old=[(frequencies[kv.length], s.stop - s.start) for s, kv in stored],
         new=model.frequencies(length),
         layouts=model.layouts,

@@ -172,12 +172,12 @@ class BlockFiller(SlotFiller):
         try:
             steps = self._steps if fill.is_paced else None
             if steps is None:
-                steps = self.begin(plan, self.slots(fill.blocks, 0, plan.held))
+                steps = self.begin(plan, self.slots(fill.blocks, 0, plan.prefix_tokens))
             if fill.is_paced:
                 self._steps = steps
             filled = self.advance(steps, rows=rows)
             if filled is not None:
-                self.finish(plan, filled, self.slots(fill.blocks, plan.held, plan.stop))
+                self.finish(plan, filled, self.slots(fill.blocks, plan.prefix_tokens, plan.stop))
         except Exception:
             logger.exception("the KV of a prompt could not be filled")
             is_fine = False
@@ -190,7 +190,10 @@ class BlockFiller(SlotFiller):
 
     def _fail(self, fill: PromptFill) -> None:
         """Let vLLM compute the blocks of a filling that failed."""
-        first, last = fill.plan.held // self.block_size, (fill.plan.stop - 1) // self.block_size
+        first, last = (
+            fill.plan.prefix_tokens // self.block_size,
+            (fill.plan.stop - 1) // self.block_size,
+        )
         self.failed_blocks.update(fill.blocks[first : last + 1])
         self.failed_requests.add(fill.request_id)
         self.outcomes.pop(fill.request_id, None)

@@ -58,11 +58,13 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
     def begin(self, request: EngineRequest, pace: Pace) -> Steps[PlannedFilling | None]:
         options, tokens = request.chunks, request.prompt.token_ids
         assert options is not None, "a request without chunk reuse"
-        library, held, prefix = self.reuse.library, request.num_computed, None
-        if held < options.beginning:
+        library, prefix_tokens, prefix = self.reuse.library, request.num_computed, None
+        if prefix_tokens < options.beginning:
             prefix = library.find_beginning(tokens, options.beginning, tenant=options.tenant)
-            held = held if prefix is None else options.beginning
-        plan = plan_prompt(options, tokens, held=held, keys=request.chunk_keys, library=library)
+            prefix_tokens = prefix_tokens if prefix is None else options.beginning
+        plan = plan_prompt(
+            options, tokens, prefix_tokens=prefix_tokens, keys=request.chunk_keys, library=library
+        )
         if isinstance(plan, str):  # computed exactly
             return None
         filled = yield from fill_steps(

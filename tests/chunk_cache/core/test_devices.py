@@ -30,7 +30,7 @@ def planned(adapter: ModelAdapter) -> PromptPlan:
     learn(library, adapter, system, chunks)
     request, tokens = make_request(system, chunks, question)
     keys = find_chunks(request, tokens, library)
-    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
     assert isinstance(plan, PromptPlan)
     return plan
 

@@ -28,10 +28,10 @@ def library(adapter: ModelAdapter) -> ChunkLibrary:
 
 
 def plan(
-    library: ChunkLibrary, request: EngineChunkRequest, tokens: list[int], *, held: int = 0
+    library: ChunkLibrary, request: EngineChunkRequest, tokens: list[int], *, prefix_tokens: int = 0
 ) -> PromptPlan:
     keys = find_chunks(request, tokens, library)
-    found = plan_prompt(request, tokens, held=held, keys=keys, library=library)
+    found = plan_prompt(request, tokens, prefix_tokens=prefix_tokens, keys=keys, library=library)
     assert isinstance(found, PromptPlan), found
     return found
 
@@ -95,15 +95,15 @@ def test_an_exact_prefix_may_end_within_a_chunk(
     system, chunks, question = make_prompt()
     learn(library, adapter, system, chunks)
     request, tokens = make_request(system, chunks[::-1], question, ratio=1.0)
-    held = len(system) + len(chunks[-1]) + 5
+    prefix_tokens = len(system) + len(chunks[-1]) + 5
 
-    planned = plan(library, request, tokens, held=held)
-    filled = fill(adapter, planned, prefix=exact_prefix(adapter, tokens[:held]))
+    planned = plan(library, request, tokens, prefix_tokens=prefix_tokens)
+    filled = fill(adapter, planned, prefix=exact_prefix(adapter, tokens[:prefix_tokens]))
 
     cache = adapter.empty_cache(len(tokens))
     ordinary = adapter.forward(tokens, cache, plan=ForwardPlan(torch.arange(len(tokens))))
     assert ordinary is not None
-    assert filled.counts.exact == held
+    assert filled.counts.exact == prefix_tokens
     torch.testing.assert_close(
         logits_after(adapter, planned, filled), ordinary, atol=1e-4, rtol=1e-4
     )
@@ -130,7 +130,7 @@ def test_a_shifted_position_finds_nothing(adapter: ModelAdapter, library: ChunkL
     shifted = EngineChunkRequest(tuple((start + 1, stop) for start, stop in request.chunks))
     keys = find_chunks(shifted, tokens, library)
 
-    planned = plan_prompt(shifted, tokens, held=0, keys=keys, library=library)
+    planned = plan_prompt(shifted, tokens, prefix_tokens=0, keys=keys, library=library)
 
     assert planned == "nothing_stored"
 
@@ -143,7 +143,10 @@ def test_a_prompt_that_is_mostly_missing_is_left_to_the_engine(
     request, tokens = make_request(system, chunks, question)
     keys = find_chunks(request, tokens, library)
 
-    assert plan_prompt(request, tokens, held=0, keys=keys, library=library) == "mostly_missing"
+    assert (
+        plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
+        == "mostly_missing"
+    )
 
 
 def test_the_last_token_is_left_to_the_engine(adapter: ModelAdapter, library: ChunkLibrary) -> None:

@@ -30,7 +30,7 @@ def test_a_chunk_is_measured_behind_its_neighbours_as_offline(adapter: ModelAdap
 
     request, tokens = make_request(system, chunks, question, measure=True)
     keys = find_chunks(request, tokens, library)
-    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
     assert isinstance(plan, PromptPlan)
     filled = at_once(fill_steps(adapter, plan, prefix=None, backend=None))
     assert filled.measure is not None
@@ -62,10 +62,10 @@ def test_kv_that_saw_fewer_chunks_keeps_the_measurements_of_what_it_replaces(
     learn(library, adapter, system, chunks[1:2])
     request, tokens = make_request(system, chunks[1::-1], question, measure=True)
     keys = find_chunks(request, tokens, library)
-    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
     assert plan == "not_measurable"  # its KV is exact here
     request, tokens = make_request([*system, 7], chunks[1::-1], question, measure=True)
-    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
     assert isinstance(plan, PromptPlan)
     filled = at_once(fill_steps(adapter, plan, prefix=None, backend=None))
     assert filled.measure is not None
@@ -90,8 +90,8 @@ def test_chunks_without_measurements_are_computed_if_the_policy_needs_them(
     keys = find_chunks(request, tokens, library)
     last = len(chunks) - 1
 
-    exact_only = plan_prompt(request, tokens, held=0, keys={1: keys[1]}, library=library)
-    whole = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    exact_only = plan_prompt(request, tokens, prefix_tokens=0, keys={1: keys[1]}, library=library)
+    whole = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
 
     assert exact_only == "not_measured"
     assert whole in ("mostly_missing", "not_measured") or (
@@ -113,4 +113,7 @@ def test_the_first_chunk_of_a_prompt_cannot_be_measured(adapter: ModelAdapter) -
     request, tokens = make_request([*system, 7], chunks[:1], question, measure=True)
     keys = find_chunks(request, tokens, library)
 
-    assert plan_prompt(request, tokens, held=0, keys=keys, library=library) == "not_measurable"
+    assert (
+        plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
+        == "not_measurable"
+    )

@@ -26,7 +26,7 @@ def make_plan(adapter: ModelAdapter, *, is_measured: bool = False, **options: ob
         measure(library, adapter, system, chunks, question)
     request, tokens = make_request(system, chunks, question, **options)
     keys = find_chunks(request, tokens, library)
-    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
     assert isinstance(plan, PromptPlan)
     return plan
 
@@ -43,7 +43,7 @@ def measure(
         turned = [*chunks[number + 1 :], *chunks[: number + 1]]
         request, tokens = make_request(system, turned, question, measure=True)
         keys = find_chunks(request, tokens, library)
-        plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+        plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
         assert isinstance(plan, PromptPlan)
         aligned = align_plan(plan, 16)
         assert isinstance(aligned, PromptPlan)

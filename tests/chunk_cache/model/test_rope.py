@@ -20,7 +20,7 @@ def speeds(pairs: int = 4) -> Frequencies:
 
 def turn(keys: torch.Tensor, by: int, *, layout: str = "half") -> torch.Tensor:
     count = torch.arange(keys.shape[-2])
-    angle = rotation_angles(speeds(), speeds(), stored=count, wanted=count + by)
+    angle = rotation_angles(speeds(), speeds(), stored=count, target=count + by)
     return rotate(keys, angle.cos().float(), angle.sin().float(), layout=layout)  # type: ignore[arg-type]
 
 

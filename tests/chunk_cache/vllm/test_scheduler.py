@@ -89,7 +89,8 @@ class Bench:
         """Do the worker's part of a step."""
         for fill in work.fills:
             plan = fill.plan
-            prefix = exact_prefix(self.adapter, plan.tokens[: plan.held]) if plan.held else None
+            start = plan.prefix_tokens
+            prefix = exact_prefix(self.adapter, plan.tokens[:start]) if start else None
             filled = at_once(fill_steps(self.adapter, plan, prefix=prefix, backend=None))
             self.worker.outcomes[fill.request_id] = filled.counts
 
@@ -279,9 +280,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The cached tokens for which a prompt was planned, in order."""
     calls: list[int] = []
 
-    def plan(*args: Any, held: int, **options: Any) -> Any:
-        calls.append(held)
-        return plan_prompt(*args, held=held, **options)
+    def plan(*args: Any, prefix_tokens: int, **options: Any) -> Any:
+        calls.append(prefix_tokens)
+        return plan_prompt(*args, prefix_tokens=prefix_tokens, **options)
 
     monkeypatch.setattr(scheduler, "plan_prompt", plan)
     return calls

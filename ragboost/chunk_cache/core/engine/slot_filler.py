@@ -87,7 +87,11 @@ class SlotFiller(ABC):
             plan: what to reuse.
             prefix_slots: slots of the tokens that the engine holds.
         """
-        prefix = self.read(plan.tokens[: plan.held], prefix_slots) if plan.held else None
+        prefix = (
+            self.read(plan.tokens[: plan.prefix_tokens], prefix_slots)
+            if plan.prefix_tokens
+            else None
+        )
         filled = yield from fill_steps(
             self.model, plan, prefix=prefix, backend=self.backend, pace=self._pace
         )
