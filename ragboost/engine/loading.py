@@ -157,12 +157,12 @@ def _graph_attention(
     """Decide how graphs are attended to; return it, the reason why not by dependency attention,
     and what computes it."""
     config = model.config.get_text_config()
-    tuned, wanted = getattr(config, TUNED, None), settings.graph_attention
-    mode: GraphAttention = "dependency" if wanted == "auto" else wanted
+    tuned, requested = getattr(config, TUNED, None), settings.graph_attention
+    mode: GraphAttention = "dependency" if requested == "auto" else requested
     reason = None if mode == "dependency" else f"engine.graph_attention is {mode}"
     if mode != "self" and (refusal is not None or has_window(config)):
         mode, reason = "self", refusal or "the model has sliding windows"
-    elif wanted == "auto" and tuned is None:
+    elif requested == "auto" and tuned is None:
         mode = "self"
         reason = (
             "the model was not tuned for it; scripts/finetune_dependency.py does that, and "

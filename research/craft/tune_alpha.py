@@ -79,11 +79,11 @@ def table(curve: AlphaCurve, *, desired: float) -> str:
             f"{point.alpha:5.2f}  {point.overhead:6.3f}  {point.recompute_ratio:10.3f}  "
             f"{point.score:6.3f}  {error:5.3f}  {point.kl:6.4f}"
         )
-    wanted = f"{desired:.0%} of full attention's {curve.full:.3f}"
+    goal = f"{desired:.0%} of full attention's {curve.full:.3f}"
     if curve.best is None:
-        lines.append(f"no alpha reaches {wanted}; try higher values, or another policy")
+        lines.append(f"no alpha reaches {goal}; try higher values, or another policy")
     else:
-        lines.append(f"alpha = {curve.best.alpha:g} is the cheapest that reaches {wanted}")
+        lines.append(f"alpha = {curve.best.alpha:g} is the cheapest that reaches {goal}")
     return "\n".join(lines)
 
 

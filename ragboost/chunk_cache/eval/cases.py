@@ -60,8 +60,8 @@ def _case(row: dict[str, Any], where: str, tokenizer: Any | None) -> Case:
         )
     if tokenizer is None:
         raise RequestError(f"{where}: has texts, but the model has no tokenizer")
-    given = row.get("answers", row.get("answer")) or ()
-    answers = (given,) if isinstance(given, str) else tuple(str(answer) for answer in given)
+    correct = row.get("answers", row.get("answer")) or ()
+    answers = (correct,) if isinstance(correct, str) else tuple(str(answer) for answer in correct)
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))

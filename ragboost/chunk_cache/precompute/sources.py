@@ -36,14 +36,14 @@ class Sources:
 
 
 def find_neighbours(corpus: Corpus, sources: Sources, *, top_n: int) -> Neighbours:
-    """Return the neighbours of each document by the given source, or by BM25.
+    """Return the neighbours of each document by the named source, or by BM25.
 
     Raises:
         ConfigError: several sources, or vectors that do not match the corpus.
     """
-    given = [name for name, path in asdict(sources).items() if path is not None]
-    if len(given) > 1:
-        raise ConfigError(f"neighbours come from one source, got --{' and --'.join(given)}")
+    names = [name for name, path in asdict(sources).items() if path is not None]
+    if len(names) > 1:
+        raise ConfigError(f"neighbours come from one source, got --{' and --'.join(names)}")
     if top_n == 0:
         return [()] * len(corpus)
     if sources.vectors is not None:

@@ -50,5 +50,5 @@ class Oracle(SelectionPolicy):
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         yield from ()
-        wanted = torch.tensor(list(self.positions), device=view.candidates.device)
-        return torch.isin(view.candidates, wanted).float()
+        chosen = torch.tensor(list(self.positions), device=view.candidates.device)
+        return torch.isin(view.candidates, chosen).float()

@@ -56,9 +56,9 @@ class Extension(NamedTuple):
     keep_tokens: int | None = None  # per layer and head, for decoding; None: the engine's default
 
 
-def parse_extension(given: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Extension:
+def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Extension:
     """Read the `ragboost` object of a chat or text completion."""
-    fields = read_fields(RagboostFields, {} if given is None else given, name=FIELD)
+    fields = read_fields(RagboostFields, {} if value is None else value, name=FIELD)
     if fields.graph is not None:
         if not is_chat:
             raise RequestError(f"{FIELD}.graph needs messages", param=f"{FIELD}.graph")

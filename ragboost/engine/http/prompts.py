@@ -40,13 +40,13 @@ class Prompts:
         """Return the ids of a conversation, without chunk reuse."""
         return self._encode(self._render(chat))
 
-    def build(self, wanted: ChatCompletionRequest | CompletionRequest) -> PromptTokens:
+    def build(self, fields: ChatCompletionRequest | CompletionRequest) -> PromptTokens:
         """Return the prompt of a chat or text completion."""
-        is_chat = isinstance(wanted, ChatCompletionRequest)
-        extension = parse_extension(wanted.ragboost, self._reuse, is_chat=is_chat)
-        if isinstance(wanted, ChatCompletionRequest):
-            return self._chat(wanted, extension)
-        return self._text(wanted.prompt, extension)
+        is_chat = isinstance(fields, ChatCompletionRequest)
+        extension = parse_extension(fields.ragboost, self._reuse, is_chat=is_chat)
+        if isinstance(fields, ChatCompletionRequest):
+            return self._chat(fields, extension)
+        return self._text(fields.prompt, extension)
 
     def _chat(self, chat: ChatCompletionRequest, extension: Extension) -> PromptTokens:
         messages, positions = chat.messages, extension.positions

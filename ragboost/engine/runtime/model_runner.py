@@ -159,15 +159,17 @@ class ModelRunner:
         logger.info("self-test passed: logits differ by %.2g at most", difference)
 
 
-def _max_length(config: Any, wanted: int | None) -> int:
+def _max_length(config: Any, requested: int | None) -> int:
     limit = int(getattr(config, "max_position_embeddings", None) or 0)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         # Beyond this length these RoPE types rotate all keys differently, cached ones too.
         limit = int(rope.get("original_max_position_embeddings") or limit)
-    if wanted is not None and limit and wanted > limit:
-        raise ConfigError(f"engine.max_model_len must be at most {limit} (the model), got {wanted}")
-    return wanted or limit or 32_768
+    if requested is not None and limit and requested > limit:
+        raise ConfigError(
+            f"engine.max_model_len must be at most {limit} (the model), got {requested}"
+        )
+    return requested or limit or 32_768
 
 
 def has_window(config: Any) -> bool:

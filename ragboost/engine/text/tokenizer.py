@@ -109,14 +109,14 @@ class TextStream:
 
     def _decode(self, *, is_last: bool) -> str:
         # A token's text may depend on the previous one (spaces in SentencePiece), so both are
-        # decoded and the known part is removed.
-        known = self._tokenizer.decode(self._ids[self._first : self._read])
+        # decoded and the decoded part is removed.
+        decoded = self._tokenizer.decode(self._ids[self._first : self._read])
         text = self._tokenizer.decode(self._ids[self._first :])
         unfinished = text.endswith("�") and len(self._ids) - self._read < _MAX_PENDING_TOKENS
         if unfinished and not is_last:
             return ""
         self._first, self._read = self._read, len(self._ids)
-        return text[len(known) :]
+        return text[len(decoded) :]
 
     def _release(self, new: str, *, is_last: bool) -> str:
         if self.is_stopped:

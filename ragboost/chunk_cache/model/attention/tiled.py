@@ -98,8 +98,8 @@ def _tiles(inputs: AttentionInputs, *, is_split: bool) -> list[RowTile]:
     """Return the tiles, cached for all layers with the same window."""
     memo = ("tiled", inputs.window, is_split)
     if memo in inputs.memo:
-        known: list[RowTile] = inputs.memo[memo]
-        return known
+        cached: list[RowTile] = inputs.memo[memo]
+        return cached
     bounds, tiles = inputs.positions.tolist(), []
     plain = TILE if inputs.query.device.type == "cpu" else LAUNCHED_TILE
     size = SPLIT_TILE if is_split else plain
