@@ -65,6 +65,10 @@ def fill_steps(
         into: cache with a slot for each token to fill; None: a new one.
     """
     assembly = together(model.ranks, lambda: assemble_plan(model, plan, prefix=prefix, into=into))
+    # prefix_tokens            border                     stop              len(tokens)
+    # |  missing: first pass   |  missing and selected:   |  the engine's   |
+    # |  stored: exact         |  last pass               |                 |
+    #                          |  the selection looks here, in between      |
     missing = torch.nonzero(assembly.source == TokenSource.MISSING).flatten()
     # First the tokens before any approximate one: they are exact then, and the question sees them.
     border = plan.stop if plan.approximate is None else plan.approximate
