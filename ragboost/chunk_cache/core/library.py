@@ -67,11 +67,6 @@ class ChunkLibrary:
     def __contains__(self, key: str) -> bool:
         return key in self.store
 
-    @property
-    def version(self) -> int:
-        """A number that changes whenever something else may be found."""
-        return self.store.version
-
     def regime_at(self, length: int) -> str:
         """Return the identity of the RoPE frequencies in a prompt of `length` tokens."""
         return self.regime if self._model is None else self._model.regime(length)

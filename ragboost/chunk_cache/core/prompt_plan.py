@@ -101,7 +101,7 @@ def plan_prompt(
     library: ChunkLibrary,
 ) -> PromptPlan | str:
     """Return the plan of a prompt, or the reason to compute it exactly. It is the same as long as
-    `prefix_tokens` and the library's `version` are.
+    `prefix_tokens` and the store's `version` are.
 
     Args:
         keys: see `find_chunks`.

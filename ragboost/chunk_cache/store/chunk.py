@@ -1,12 +1,10 @@
 """The KV of one chunk, with the position and context it was computed in."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from ragboost.chunk_cache.store.influence import Influence
-from ragboost.errors import ChunkCacheError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +62,4 @@ class ChunkKV:
             ),
             sensitivity=None if self.sensitivity is None else self.sensitivity[:count],
             influence=None if self.influence is None else self.influence.only_first(count),
-        )
-
-
-def check_sizes(chunks: Iterable[ChunkKV], size_bytes: int, *, capacity_bytes: int) -> None:
-    """Check the recorded size of a store against its chunks and its capacity.
-
-    Raises:
-        ChunkCacheError: they do not match; the message has the numbers.
-    """
-    total = sum(chunk.size_bytes for chunk in chunks)
-    if total != size_bytes or total > capacity_bytes:
-        raise ChunkCacheError(
-            f"chunks hold {total} bytes, recorded are {size_bytes} of at most {capacity_bytes}"
         )

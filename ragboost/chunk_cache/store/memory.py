@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
-from ragboost.chunk_cache.store.chunk import ChunkKV, check_sizes
+from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.errors import ChunkCacheError
 
 PIN_S = 60.0
@@ -106,7 +106,12 @@ class MemoryTier:
         Raises:
             ChunkCacheError: it is wrong; the message has the numbers.
         """
-        check_sizes(self._chunks.values(), self.size_bytes, capacity_bytes=self.capacity_bytes)
+        total = sum(chunk.size_bytes for chunk in self._chunks.values())
+        if total != self.size_bytes or total > self.capacity_bytes:
+            raise ChunkCacheError(
+                f"chunks hold {total} bytes, recorded are {self.size_bytes} of at most "
+                f"{self.capacity_bytes}"
+            )
 
     def _victims(self, size: int, *, keep: str) -> list[str] | None:
         """Return the keys to evict to make room for `size` bytes; None if pinned KV prevents it."""
